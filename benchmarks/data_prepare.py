@@ -21,7 +21,7 @@ from pathlib import Path
 
 from tokenizers import __version__ as tokenizers_version
 
-from bertree.data.prepare import prepare
+from bertree.data.store_builder import build_store
 from bertree.engines.local import choose_engine
 from bertree.text import tokenizer_training
 from bertree.text.corpus import Corpus
@@ -59,7 +59,7 @@ def whole(tokenizer: Tokenizer, corpus: Path, out: Path, workers: int) -> tuple[
     """Tokens per second of `prepare`, from the file to the finished store, and bytes per token."""
     shutil.rmtree(out, ignore_errors=True)
     started = time.perf_counter()
-    store = prepare(Corpus([str(corpus)]), tokenizer, out, choose_engine("local", workers=workers))
+    store = build_store(Corpus([str(corpus)]), tokenizer, out, choose_engine("local", workers=workers))
     rate = store.tokens / (time.perf_counter() - started)
     return rate, sum(path.stat().st_size for path in out.rglob("*") if path.is_file()) / store.tokens
 
@@ -81,7 +81,7 @@ def tree_memory(root: int) -> int:
 def _job(folder: str, corpus: str, out: str, workers: int) -> None:
     tokenizer = Tokenizer.load(Path(folder))
     assert tokenizer is not None
-    prepare(Corpus([corpus]), tokenizer, Path(out), choose_engine("local", workers=workers))
+    build_store(Corpus([corpus]), tokenizer, Path(out), choose_engine("local", workers=workers))
 
 
 def peak(folder: Path, corpus: Path, out: Path, workers: int) -> tuple[int, float]:

@@ -20,10 +20,10 @@ for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
-from bertree.data.lanes.lane_stream import LaneStream  # noqa: E402
-from bertree.data.store import EncodedLengths, Shard, Store  # noqa: E402
+from bertree.data.lane_stream import LaneStream  # noqa: E402
+from bertree.data.store import DecodedShard, Store  # noqa: E402
 from bertree.data.stream import Stream  # noqa: E402
-from bertree.data.varint import encode  # noqa: E402
+from bertree.keyed_random import cumulative_offsets  # noqa: E402
 
 CASES = [  # format, masking, fixed, million tokens per second it must reach
     ("full-sentences", "token", False, 5.0),
@@ -64,10 +64,8 @@ def made_up(tokens: int, vocab_size: int = 30_000) -> Store:
         documents=documents.size,
         fingerprint="made up",
         shards=[
-            Shard(
-                ids.astype(np.uint16),
-                EncodedLengths(lengths.size, encode(lengths)),
-                EncodedLengths(documents.size, encode(documents)),
+            DecodedShard(
+                ids.astype(np.uint16), "store", cumulative_offsets(lengths), cumulative_offsets(documents), codes=None
             )
         ],
     )

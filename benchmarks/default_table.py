@@ -36,7 +36,7 @@ from benchmarks.common import environment, table
 from benchmarks.default import FOLDERS, attempted
 from benchmarks.standings import rows_in, summary
 from bertree.config.default_model import resolve_model_path
-from bertree.data.build import prepare
+from bertree.data.prepare import prepare
 from bertree.data.stream import Stream
 from bertree.embeddings import sts
 from bertree.embeddings.correlation import measures

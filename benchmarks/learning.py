@@ -19,7 +19,7 @@ import numpy as np
 
 from benchmarks.common import CORPUS, environment, table
 from bertree.batch import PretrainingLabels
-from bertree.data.build import prepare, train_tokenizer
+from bertree.data.prepare import prepare, train_tokenizer
 from bertree.data.store import Store
 from bertree.data.stream import Stream
 from bertree.pretraining import build, run

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.common import CORPUS, environment, table
-from bertree.data.prepare import prepare
+from bertree.data.store_builder import build_store
 from bertree.files.formats import file_hash
 from bertree.text import tokenizer_training
 from bertree.text.corpus import Corpus
@@ -115,7 +115,7 @@ def make_store(place: Path) -> Path:
     """A token store of the text in this repository."""
     documents = list(Corpus([str(CORPUS)]).documents())
     tokenizer = tokenizer_training.train(lambda: documents, "wordpiece", 4000)
-    prepare(Corpus([str(CORPUS)]), tokenizer, place / "store")
+    build_store(Corpus([str(CORPUS)]), tokenizer, place / "store")
     return place / "store"
 
 

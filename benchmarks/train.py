@@ -33,7 +33,7 @@ import torch
 from benchmarks.common import Clock, environment, table
 from benchmarks.train_peers import Theirs, TheirXLNet, masked_or_causal
 from bertree.config.sections import OptimSettings, Phase, RunSettings, ScheduleSettings
-from bertree.data.lanes.lane_stream import LaneStream
+from bertree.data.lane_stream import LaneStream
 from bertree.data.store import Store
 from bertree.data.stream import Stream
 from bertree.model import cost
@@ -48,6 +48,7 @@ from bertree.train.optim import build_optimizer
 from bertree.train.schedule import TrainingPlan
 from bertree.train.steps.cuda_graph import CudaGraphLaunch
 from bertree.train.steps.eager import EagerLaunch
+from tests.support.memory_store import memory_store
 
 SPECIAL = {"pad": 0, "unk": 100, "cls": 101, "sep": 102, "mask": 103}
 FILL = 0.47
@@ -120,7 +121,7 @@ def corpus(vocabulary: int, length: int, full: bool, seed: int = 0) -> Store:
     draw = np.random.default_rng(seed)
     sizes = np.full(600, 8 * length) if full else draw.integers(2, round(2 * FILL * length) - 4, 60000 * 64 // length)
     documents = [[draw.integers(1000, vocabulary, size).tolist()] for size in sizes.tolist()]
-    return Store.from_documents(documents, vocab_size=vocabulary, special=SPECIAL)
+    return memory_store(documents, vocab_size=vocabulary, special=SPECIAL)
 
 
 def stream_of(a: Architecture, case: Case, fixed: bool) -> Stream:

@@ -186,7 +186,7 @@ def token_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _make_store(folder: Path) -> None:
-    from bertree.data.prepare import prepare
+    from bertree.data.store_builder import build_store
     from bertree.text import tokenizer_training
     from bertree.text.corpus import Corpus
 
@@ -195,7 +195,7 @@ def _make_store(folder: Path) -> None:
     (folder / "text.txt").write_text("\n\n".join(text))
     tokenizer = tokenizer_training.train(lambda: text, "wordpiece", 500)
     tokenizer_training.save(tokenizer, folder / "tokenizer")
-    prepare(Corpus([str(folder / "text.txt")]), tokenizer, folder / "store", shard_tokens=20_000)
+    build_store(Corpus([str(folder / "text.txt")]), tokenizer, folder / "store", shard_tokens=20_000)
 
 
 @pytest.fixture(scope="session")

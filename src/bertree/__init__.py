@@ -14,7 +14,7 @@ if not {"ONEDNN_JIT_PROFILE", "DNNL_JIT_PROFILE"} & os.environ.keys():
 
 if TYPE_CHECKING:
     from bertree.comparison.run import compare
-    from bertree.data.build import prepare, train_tokenizer
+    from bertree.data.prepare import prepare, train_tokenizer
     from bertree.distillation.run import distill
     from bertree.embeddings.embed import embed_file
     from bertree.embeddings.evaluate import evaluate_embeddings
@@ -63,14 +63,14 @@ _HOMES = {
     "load": "inference.load",
     "map_index": "embeddings.index_map",
     "plan": "pretraining.plan",
-    "prepare": "data.build",
+    "prepare": "data.prepare",
     "pretrain": "pretraining.run",
     "register_loss": "objectives.embedding_losses",
     "register_preset": "model.presets",
     "register_task": "tasks.registry",
     "similar": "embeddings.mine_files",
     "train_embeddings": "embeddings.train",
-    "train_tokenizer": "data.build",
+    "train_tokenizer": "data.prepare",
     "verify": "verification.verify",
     "write_features": "finetuning.features",
 }

@@ -84,7 +84,7 @@ def test_help_teaches_by_example(verb: list[str]) -> None:
 
 
 def test_text_and_data_need_no_torch() -> None:
-    code = "import sys, bertree.data.build, bertree.data.tokenizing; sys.exit('torch' in sys.modules)"
+    code = "import sys, bertree.data.prepare, bertree.data.store_builder; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

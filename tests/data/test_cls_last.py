@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 
 from bertree.batch import IGNORED
-from bertree.data.build import prepare, train_tokenizer
 from bertree.data.masking import Masking
+from bertree.data.prepare import prepare, train_tokenizer
 from bertree.data.store import Store
 from bertree.data.stream import Stream
 from tests.support.corpora import CLS, PAIRED, SEP, corpus, shapes

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bertree.data import build
-from bertree.data import prepare as module
-from bertree.data.store import Store, verify
-from bertree.data.store_header import HEADER
+from bertree.data import store_builder
+from bertree.data.prepare import prepare
+from bertree.data.store import Store, verify_store
+from bertree.data.store_files import HEADER
 from bertree.errors import UserError
 from bertree.text import tokenizer_training
 from bertree.text.control import control_prefix
@@ -74,11 +74,11 @@ def test_the_code_of_a_record(tmp_path: Path, tokenizer: Path, control: str, exp
     else:
         arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
         parquet.write_table(arrow.Table.from_pylist([r | {"date": str(r["date"])} for r in RECORDS]), path)
-    store = build.prepare(path, tokenizer, tmp_path / "store", workers=1, control=control).store
+    store = prepare(path, tokenizer, tmp_path / "store", workers=1, control=control).store
     assert codes(store) == expected
-    assert [known.code for known in store.controls] == list(dict.fromkeys(expected))
+    assert [code.code for code in store.controls] == list(dict.fromkeys(expected))
     loaded = Tokenizer.load(tokenizer)
-    assert all(list(known.prefix) == control_prefix(loaded, known.code) for known in store.controls)
+    assert all(list(code.prefix) == control_prefix(loaded, code.code) for code in store.controls)
 
 
 def test_folders_are_codes_and_their_texts_are_counted(tmp_path: Path, tokenizer: Path) -> None:
@@ -90,19 +90,19 @@ def test_folders_are_codes_and_their_texts_are_counted(tmp_path: Path, tokenizer
     )
     for path in list(corpus.rglob("*_txt")):
         path.rename(path.with_name(path.name.replace("_txt", ".txt")))
-    store = build.prepare(corpus, tokenizer, tmp_path / "store", workers=1, control="folder").store
+    store = prepare(corpus, tokenizer, tmp_path / "store", workers=1, control="folder").store
     assert codes(store) == ["Books", "Books", "more", "Reviews", "Reviews"]
-    assert [known.documents for known in store.controls] == [2, 1, 2]
+    assert [code.documents for code in store.controls] == [2, 1, 2]
     lengths = np.concatenate([np.diff(shard.sentence_starts[shard.document_starts]) for shard in store.shards])
-    for number, known in enumerate(store.controls):
-        assert known.tokens == lengths[store.document_codes == number].sum()
-    assert verify(tmp_path / "store").fingerprint == store.fingerprint
+    for number, code in enumerate(store.controls):
+        assert code.tokens == lengths[store.document_codes == number].sum()
+    assert verify_store(tmp_path / "store").fingerprint == store.fingerprint
 
 
 def test_an_interrupted_preparation_ends_in_the_same_bytes(
     tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "CHUNK", 5000)
+    monkeypatch.setattr(store_builder, "CHUNK_CHARACTERS", 5000)
     texts = BOOKS.read_text().split("\n\n")[:60]
     corpus = write(tmp_path, books_jsonl=lines(*({"text": t, "kind": f"kind {n // 7}"} for n, t in enumerate(texts))))
     options, loaded = CorpusOptions(format="jsonl", control="kind"), Tokenizer.load(tokenizer)
@@ -117,7 +117,7 @@ def test_an_interrupted_preparation_ends_in_the_same_bytes(
                 raise KeyboardInterrupt
 
         source = Corpus([str(corpus / "books_jsonl")], options)
-        module.prepare(source, loaded, tmp_path / name, shard_tokens=6000, advance=advance)
+        store_builder.build_store(source, loaded, tmp_path / name, shard_tokens=6000, advance=advance)
 
     run("whole")
     expected = {path.name: path.read_bytes() for path in (tmp_path / "whole").iterdir() if path.is_file()}
@@ -133,7 +133,7 @@ def test_an_interrupted_preparation_ends_in_the_same_bytes(
 
 def test_a_store_without_codes_has_no_trace_of_them(tmp_path: Path, tokenizer: Path) -> None:
     corpus = write(tmp_path, books_jsonl=lines(*RECORDS))
-    store = build.prepare(corpus / "books_jsonl", tokenizer, tmp_path / "store", workers=1, format="jsonl").store
+    store = prepare(corpus / "books_jsonl", tokenizer, tmp_path / "store", workers=1, format="jsonl").store
     assert store.controls == ()
     assert not list((tmp_path / "store").glob("controls*"))
     header = json.loads((tmp_path / "store" / HEADER).read_text())
@@ -159,19 +159,19 @@ def test_a_document_without_a_code_is_refused(
 ) -> None:
     (tmp_path / "x.jsonl").write_text(lines(*records))
     with pytest.raises(UserError) as refused:
-        build.prepare(tmp_path / "x.jsonl", tokenizer, tmp_path / "store", workers=1, control=control)
+        prepare(tmp_path / "x.jsonl", tokenizer, tmp_path / "store", workers=1, control=control)
     assert message in str(refused.value)
     assert not (tmp_path / "store").exists()
 
 
 def test_a_default_code_is_for_documents_without_one(tmp_path: Path, tokenizer: Path) -> None:
     (tmp_path / "x.jsonl").write_text(lines({"text": "a", "kind": "k"}, {"text": "b"}, {"text": "c", "kind": ""}))
-    made = build.prepare(
+    made = prepare(
         tmp_path / "x.jsonl", tokenizer, tmp_path / "store", workers=1, control="kind", control_default="other"
     )
     assert codes(made.store) == ["k", "other", "other"]
     with pytest.raises(UserError, match="control_default: needs control"):
-        build.prepare(tmp_path / "x.jsonl", tokenizer, tmp_path / "other", control_default="other")
+        prepare(tmp_path / "x.jsonl", tokenizer, tmp_path / "other", control_default="other")
 
 
 def test_codes_that_cannot_be_told_apart_are_refused(tmp_path: Path) -> None:
@@ -179,16 +179,16 @@ def test_codes_that_cannot_be_told_apart_are_refused(tmp_path: Path) -> None:
     tokenizer_training.save(tokenizer_training.train(lambda: documents, "wordpiece", 500), tmp_path / "lower")
     (tmp_path / "x.jsonl").write_text(lines({"text": "a", "kind": "Books"}, {"text": "b", "kind": "books"}))
     with pytest.raises(UserError, match="control codes 'Books' and 'books': have the same tokens; rename one"):
-        build.prepare(tmp_path / "x.jsonl", tmp_path / "lower", tmp_path / "store", workers=1, control="kind")
+        prepare(tmp_path / "x.jsonl", tmp_path / "lower", tmp_path / "store", workers=1, control="kind")
 
 
 def test_places_without_codes_are_refused(tmp_path: Path, tokenizer: Path) -> None:
     (tmp_path / "x.txt").write_text("A text.")
     (tmp_path / "x.csv").write_text("text,kind\na,b\n")
     with pytest.raises(UserError, match=r"x.txt: a text file has no column 'kind'; use `control=folder` \(or file\)"):
-        build.prepare(tmp_path / "x.txt", tokenizer, tmp_path / "store", workers=1, control="kind")
+        prepare(tmp_path / "x.txt", tokenizer, tmp_path / "store", workers=1, control="kind")
     with pytest.raises(UserError, match=r"has no field 'sort'; there are: text, kind \(choose one with `control`\)"):
-        build.prepare(tmp_path / "x.csv", tokenizer, tmp_path / "store", workers=1, control="sort")
+        prepare(tmp_path / "x.csv", tokenizer, tmp_path / "store", workers=1, control="sort")
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_places_without_codes_are_refused(tmp_path: Path, tokenizer: Path) -> No
 )
 def test_a_damaged_header_is_refused(tmp_path: Path, tokenizer: Path, change: dict[str, object], message: str) -> None:
     (tmp_path / "x.jsonl").write_text(lines({"text": "a", "kind": "k"}))
-    build.prepare(tmp_path / "x.jsonl", tokenizer, tmp_path / "store", workers=1, control="kind")
+    prepare(tmp_path / "x.jsonl", tokenizer, tmp_path / "store", workers=1, control="kind")
     path = tmp_path / "store" / HEADER
     header = json.loads(path.read_text())
     header["controls"][0] |= change

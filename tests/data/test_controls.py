@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from bertree.batch import Batch, PretrainingLabels
 from bertree.data import example_index
-from bertree.data.lanes.lane_stream import LaneStream
+from bertree.data.lane_stream import LaneStream
 from bertree.data.split import split_held_out
 from bertree.data.stream import Stream
 from bertree.errors import UserError
@@ -35,7 +35,7 @@ def coded(shape: list[list[int]], shards: int = 1) -> Corpus:
 
 def stream(made: Corpus, budget: int, **options: object) -> Stream:
     """A stream over many small windows."""
-    with mock.patch.object(example_index, "CHUNK_TOKENS", 64), mock.patch("bertree.data.stream.WINDOW_CHUNKS", 2):
+    with mock.patch.object(example_index, "CHUNK_TOKENS", 64), mock.patch("bertree.data.stream.GROUP_CHUNKS", 2):
         return Stream(made.store, batch_tokens=budget * options["max_length"], **options)
 
 
@@ -149,16 +149,18 @@ def test_held_out_documents_keep_their_codes() -> None:
     made = coded([[4, 4]] * 40, shards=2)
     train, held = split_held_out(made.store, 0.1)
     for part in (train, held):
-        assert [known.code for known in part.controls] == ["code 0", "code 1"]
-        assert sum(known.documents for known in part.controls) == part.documents
-        assert sum(known.tokens for known in part.controls) == part.tokens
+        assert [code.code for code in part.controls] == ["code 0", "code 1"]
+        assert sum(code.documents for code in part.controls) == part.documents
+        assert sum(code.tokens for code in part.controls) == part.tokens
         for batch in Stream(part, format="stream", masking="next", batch_tokens=64, max_length=16).one_epoch():
             check(made, batch, "next")
 
 
 @pytest.mark.parametrize("name", ["full-sentences", "segment-pair", "segment-pair+nsp", "sentence-pair+sop"])
 def test_formats_across_documents_are_refused(name: str) -> None:
-    with pytest.raises(UserError, match=f"has control codes, and {name.replace('+', '.')} is not for them; use format"):
+    with pytest.raises(
+        UserError, match=f"has control codes, which {name.replace('+', '.')} does not support; use format"
+    ):
         Stream(coded([[4, 4]] * 4).store, format=name, batch_tokens=64, max_length=16)
 
 

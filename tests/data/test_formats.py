@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from bertree.data import example_index
 from bertree.data.formats import Format
-from bertree.data.store import Store
 from bertree.data.stream import Stream
 from tests.support.corpora import CLS, FIRST, FORMATS, PAIRED, SEP, SPECIAL, Corpus, corpus, sequences, shapes
+from tests.support.memory_store import memory_store
 
 TINY = [
     [[10, 11, 12], [13, 14], [15]],
@@ -23,7 +23,7 @@ TINY = [
 
 def examples(documents: list[list[list[int]]], format: str | Format, max_length: int, epoch: int = 0) -> list:
     """(ids, segments, label) of every example in the order of the corpus."""
-    store = Store.from_documents(documents, vocab_size=100, special=SPECIAL)
+    store = memory_store(documents, vocab_size=100, special=SPECIAL)
     stream = Stream(store, format=format, masking=None, batch_tokens=1000, max_length=max_length)
     found = [stream.example(number, epoch) for number in range(stream.examples)]
     labels = [None if e.labels.pairs is None else int(e.labels.pairs[0]) for e in found]
@@ -134,7 +134,7 @@ def test_nsp_exchanges_second_segments() -> None:
 
 def whole(corpus: Corpus, format: Format, max_length: int, seed: int, epoch: int = 0) -> list[tuple]:
     """(ids, segments, label) of all sequences of an epoch, none of them torn."""
-    with mock.patch.object(example_index, "CHUNK_TOKENS", 64), mock.patch("bertree.data.stream.WINDOW_CHUNKS", 3):
+    with mock.patch.object(example_index, "CHUNK_TOKENS", 64), mock.patch("bertree.data.stream.GROUP_CHUNKS", 3):
         stream = Stream(
             corpus.store,
             format=format,

@@ -14,6 +14,7 @@ from bertree.data.store import Store
 from bertree.data.stream import Stream
 from bertree.errors import UserError
 from tests.support.corpora import FIRST, FORMATS, MASK, SPECIAL, corpus, long_store, same, shapes
+from tests.support.memory_store import memory_store
 
 # Words of the tiny store: 10 11+12+ 13 14+ 15 16 (a + goes on with the word before it).
 PARTS = [11, 12, 14]
@@ -24,7 +25,7 @@ def tiny(masking: Masking, epoch: int = 0) -> tuple[list[int], dict[int, int]]:
     """The tiny store's one example: what the model sees, and what it must say where."""
     starts = np.ones(20, np.bool_)
     starts[PARTS] = False
-    store = Store.from_documents([[[10, 11, 12, 13, 14], [15, 16]]], vocab_size=20, special=SPECIAL, word_start=starts)
+    store = memory_store([[[10, 11, 12, 13, 14], [15, 16]]], vocab_size=20, special=SPECIAL, word_start=starts)
     batch = Stream(store, masking=masking, batch_tokens=64, max_length=16).example(0, epoch)
     return batch.ids.tolist(), dict(zip(batch.labels.masked.tolist(), batch.labels.targets.tolist(), strict=True))
 
@@ -67,7 +68,7 @@ def test_golden_masks() -> None:
 def test_words_and_ngrams_end_with_their_sequence() -> None:
     starts = np.ones(20, np.bool_)
     starts[PARTS] = False
-    store = Store.from_documents([[[10]]], vocab_size=20, special=SPECIAL, word_start=starts)
+    store = memory_store([[[10]]], vocab_size=20, special=SPECIAL, word_start=starts)
     ids, bounds = np.array([10, 11, 12, 14, 2, 14, 15]), np.array([0, 2, 7])  # 10+11 | 12+14 [CLS] 14 15
     places = np.array([0, 1, 2, 3, 5, 6])
     for unit, wanted in (("word", [0, 2, 4, 5]), ("ngram", [0, 2, 4])):
@@ -243,7 +244,7 @@ def masks(stream: Stream, epoch: int) -> list[tuple]:
 @pytest.mark.parametrize("name", ["full-sentences", "segment-pair+nsp", "sentence-pair+sop"])
 def test_static_masks_repeat_and_dynamic_ones_do_not(name: str, chunk: int, monkeypatch) -> None:
     monkeypatch.setattr("bertree.data.example_index.CHUNK_TOKENS", chunk)
-    monkeypatch.setattr("bertree.data.stream.WINDOW_CHUNKS", 3)
+    monkeypatch.setattr("bertree.data.stream.GROUP_CHUNKS", 3)
     made = corpus([[7, 9, 5] * 6] * 20)
     common = {"format": name, "batch_tokens": 6400, "max_length": 64}  # large enough that nothing is torn
     static = Stream(made.store, masking="token+static3", **common)
@@ -277,7 +278,7 @@ def test_next_tokens() -> None:
 
 def test_special_tokens_but_the_separator_are_not_predicted() -> None:
     unknown, mask = SPECIAL["unk"], SPECIAL["mask"]
-    store = Store.from_documents([[[10, unknown, 11, mask]]], vocab_size=20, special=SPECIAL)
+    store = memory_store([[[10, unknown, 11, mask]]], vocab_size=20, special=SPECIAL)
     batch = Stream(store, masking="next", batch_tokens=64, max_length=16).example(0)
     assert batch.ids.tolist() == [2, 10, unknown, 11, mask, 3]
     assert dict(zip(batch.labels.masked.tolist(), batch.labels.targets.tolist(), strict=True)) == {0: 10, 2: 11, 4: 3}

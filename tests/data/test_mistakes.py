@@ -5,10 +5,10 @@ import re
 import pytest
 
 from bertree.data.formats import Format
-from bertree.data.store import Store
 from bertree.data.stream import Stream
 from bertree.errors import UserError
 from tests.support.corpora import SPECIAL
+from tests.support.memory_store import memory_store
 
 TINY = [[[10, 11, 12], [13, 14], [15]], [[20, 21], [22, 23, 24, 25]], [[30]]]
 
@@ -28,7 +28,7 @@ TINY = [[[10, 11, 12], [13, 14], [15]], [[20, 21], [22, 23, 24, 25]], [[30]]]
     ],
 )
 def test_mistakes_are_one_line(settings: dict, line: str) -> None:
-    store = Store.from_documents(TINY, vocab_size=100, special=SPECIAL)
+    store = memory_store(TINY, vocab_size=100, special=SPECIAL)
     with pytest.raises(UserError, match=re.escape(line)) as error:
         Stream(store, **{"batch_tokens": 64, "max_length": 16} | settings)
     assert "\n" not in str(error.value)
@@ -38,14 +38,14 @@ def test_what_a_store_must_have() -> None:
     with pytest.raises(UserError, match="give 1 or 2"):
         Format("segment-pair", separators=3)
     with pytest.raises(UserError, match="has no tokens"):
-        Stream(Store.from_documents([], vocab_size=9, special=SPECIAL), batch_tokens=64, max_length=16)
-    one = Store.from_documents(TINY[:1], vocab_size=100, special=SPECIAL)
+        Stream(memory_store([], vocab_size=9, special=SPECIAL), batch_tokens=64, max_length=16)
+    one = memory_store(TINY[:1], vocab_size=100, special=SPECIAL)
     with pytest.raises(UserError, match="NSP needs two documents"):
         Stream(one, format="segment-pair+nsp", batch_tokens=64, max_length=16)
-    lines = Store.from_documents([[[10]], [[11, 12]]], vocab_size=100, special=SPECIAL)
+    lines = memory_store([[[10]], [[11, 12]]], vocab_size=100, special=SPECIAL)
     with pytest.raises(UserError, match="no document has two sentences"):
         Stream(lines, format="segment-pair+sop", batch_tokens=64, max_length=16)
-    bare = Store.from_documents(TINY, vocab_size=100, special={"sep": 3})
+    bare = memory_store(TINY, vocab_size=100, special={"sep": 3})
     with pytest.raises(UserError, match="no cls token"):
         Stream(bare, masking=None, batch_tokens=64, max_length=16)
     with pytest.raises(UserError, match="no mask token"):

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from bertree import keyed_random
 from bertree.batch import IGNORED
 from bertree.data.masking import Masking
-from bertree.data.permutation import Parts, PermutationTargets, Targets, choose_targets
+from bertree.data.permutation import OrderedParts, PermutationTargets, Targets, choose_targets
 from bertree.data.store import Store
 from bertree.errors import UserError
+from tests.support.memory_store import memory_store
 
 Flags = NDArray[np.bool_]
 TEXT = ["the", "cat", "sat", "on", "the", "mat", "[SEP]", "it", "was", "warm", "[SEP]", "[CLS]"]
@@ -24,7 +25,7 @@ def store(words: list[str] = WORDS, starts: list[bool] | None = None) -> Store:
     """A store with this vocabulary; the first three are special."""
     flags = None if starts is None else np.array(starts)
     special = {"sep": 0, "cls": 1, "unk": 2}
-    return Store.from_documents([[[3]]], vocab_size=len(words), special=special, word_start=flags)
+    return memory_store([[[3]]], vocab_size=len(words), special=special, word_start=flags)
 
 
 def random_bits(count: int, seed: int = 0) -> keyed_random.Bits:
@@ -35,12 +36,12 @@ def permute(ids: list[int], seed: int, partial: int = 3, spans: int = 5, among: 
     """The targets of one sequence."""
     maker = PermutationTargets(Masking("permutation", partial=partial, spans=spans), among or store())
     bounds = np.array([0, len(ids)])
-    return maker.choose(np.array(ids), Parts(bounds, maker.counts(bounds), random_bits(1, seed)))
+    return maker.choose(np.array(ids), OrderedParts(bounds, maker.counts(bounds), random_bits(1, seed)))
 
 
 def visible(found: Targets) -> Flags:
     """What each target may see (m x t)."""
-    return found.ranks[None, :] < found.ranks[found.places][:, None]
+    return found.ranks[None, :] < found.ranks[found.positions][:, None]
 
 
 def authors_mask(places: Flags, functional: Flags, order: NDArray[np.int64]) -> Flags:
@@ -82,7 +83,7 @@ def test_golden_examples(seed: int) -> None:
     places, ranks, grid = GOLDEN[seed]
     ids = [WORDS.index(word) for word in TEXT]
     found = permute(ids, seed)
-    assert found.places.tolist() == places
+    assert found.positions.tolist() == places
     assert found.ids.tolist() == [ids[place] for place in places]
     assert found.ranks.tolist() == ranks
     assert visible(found).tolist() == [[cell == "x" for cell in row.split(" ")] for row in grid]
@@ -94,18 +95,18 @@ sequences = st.lists(st.sampled_from(range(len(WORDS))), min_size=1, max_size=60
 @given(sequences, st.integers(0, 50), st.integers(1, 9), st.integers(1, 6))
 def test_no_target_sees_itself_or_a_later_one(ids: list[int], seed: int, partial: int, spans: int) -> None:
     found = permute(ids, seed, partial, spans)
-    assert found.places.size == max(1, len(ids) // partial)
-    assert (np.diff(found.places) > 0).all()
+    assert found.positions.size == max(1, len(ids) // partial)
+    assert (np.diff(found.positions) > 0).all()
     ordinary = np.array(ids) > 2
-    real = ordinary[found.places]
-    assert real.sum() == min(ordinary.sum(), found.places.size), "special tokens stand in only for missing ones"
-    assert (found.ids == np.where(real, np.array(ids)[found.places], IGNORED)).all()
+    real = ordinary[found.positions]
+    assert real.sum() == min(ordinary.sum(), found.positions.size), "special tokens stand in only for missing ones"
+    assert (found.ids == np.where(real, np.array(ids)[found.positions], IGNORED)).all()
     ordered = found.ranks > 0
     assert sorted(found.ranks[ordered]) == list(range(1, ordered.sum() + 1))
-    assert ordered[found.places].all()
+    assert ordered[found.positions].all()
     sees = visible(found)
     assert sees[:, ~ordered].all(), "context is seen by all"
-    for row, place in enumerate(found.places):
+    for row, place in enumerate(found.positions):
         assert not sees[row, place]
         assert not sees[row, found.ranks >= found.ranks[place]].any()
 
@@ -115,7 +116,7 @@ def test_ranks_say_what_the_authors_mask_says(ids: list[int], seed: int) -> None
     found = permute(ids, seed)
     functional = np.isin(ids, (0, 1))
     predicted = np.zeros(len(ids), np.bool_)
-    predicted[found.places] = True
+    predicted[found.positions] = True
     predicted &= ~functional
     hidden = authors_mask(predicted, functional, np.where(found.ranks > 0, found.ranks, 99).astype(np.int64))
     content = found.ranks[None, :] > found.ranks[:, None]
@@ -211,7 +212,7 @@ def test_a_part_that_sees_another_stands_above_it() -> None:
     maker = PermutationTargets(Masking("permutation", partial=2), store())
     ids = np.array([3, 4, 5, 6, 7, 8, 0, 3, 4, 1])
     for before, first, last in ([-1, 0], slice(0, 6), slice(6, 10)), ([1, -1], slice(6, 10), slice(0, 6)):
-        parts = Parts(np.array([0, 6, 10]), np.array([3, 1]), random_bits(2), np.array(before))
+        parts = OrderedParts(np.array([0, 6, 10]), np.array([3, 1]), random_bits(2), np.array(before))
         ranks = maker.choose(ids, parts).ranks
         assert ranks[first].min() == 0
         assert ranks[first].max() < ranks[last].min()

@@ -19,11 +19,11 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers
 
 from bertree.batch import PretrainingLabels
-from bertree.data import prepare as module
-from bertree.data.prepare import prepare
-from bertree.data.store import Store, verify
+from bertree.data import store_builder
+from bertree.data.store import Store, verify_store
+from bertree.data.store_builder import build_store
+from bertree.data.store_writer import ShardWriter
 from bertree.data.stream import Stream
-from bertree.data.writer import ShardWriter
 from bertree.engines.local import choose_engine
 from bertree.errors import UserError
 from bertree.text import tokenizer_training
@@ -61,7 +61,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "CHUNK", CHUNK)
+    monkeypatch.setattr(store_builder, "CHUNK_CHARACTERS", CHUNK)
 
 
 def load(folder: Path) -> Tokenizer:
@@ -76,14 +76,16 @@ def files(folder: Path) -> dict[str, bytes]:
 
 def run(corpus: Path, tokenizer: Path, out: Path, workers: int = 1, **more: Any) -> Store:
     source = Corpus([str(corpus)], CorpusOptions(deduplicate=True))
-    return prepare(source, load(tokenizer), out, choose_engine("local", workers=workers), shard_tokens=SHARD, **more)
+    return build_store(
+        source, load(tokenizer), out, choose_engine("local", workers=workers), shard_tokens=SHARD, **more
+    )
 
 
 @pytest.fixture(scope="module")
 def whole(corpus: Path, tokenizers: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """The files of a store made in one go."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "CHUNK", CHUNK)
+        patch.setattr(store_builder, "CHUNK_CHARACTERS", CHUNK)
         out = tmp_path_factory.mktemp("whole") / "store"
         run(corpus, tokenizers["wordpiece"], out)
     return files(out)
@@ -92,7 +94,7 @@ def whole(corpus: Path, tokenizers: dict[str, Path], tmp_path_factory: pytest.Te
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram"])
 def test_content_is_that_of_the_text(corpus: Path, tokenizers: dict[str, Path], tmp_path: Path, kind: str) -> None:
     store = run(corpus, tokenizers[kind], tmp_path / "store")
-    assert verify(tmp_path / "store").fingerprint == store.fingerprint
+    assert verify_store(tmp_path / "store").fingerprint == store.fingerprint
     tokenizer = load(tokenizers[kind])
     documents = list(Corpus([str(corpus)], CorpusOptions(deduplicate=True)).documents())
     expected = []
@@ -180,16 +182,16 @@ def test_killed_at_any_moment_it_goes_on(
     code = (
         "import signal, sys\n"
         "from pathlib import Path\n"
-        "from bertree.data import prepare as module\n"
+        "from bertree.data import store_builder\n"
         "from bertree.engines.local import Processes\n"
         "from bertree.text.corpus import Corpus, CorpusOptions\n"
         "from bertree.text.tokenizer import Tokenizer\n"
         "if __name__ == '__main__':\n"
-        f"    module.CHUNK = {CHUNK}\n"
-        "    module.write_header = lambda *given, **named: signal.pause()\n"  # it ends only when it is killed
+        f"    store_builder.CHUNK_CHARACTERS = {CHUNK}\n"
+        "    store_builder.write_header = lambda *given, **named: signal.pause()\n"  # it ends only when it is killed
         "    corpus = Corpus([sys.argv[1]], CorpusOptions(deduplicate=True))\n"
         "    tokenizer = Tokenizer.load(Path(sys.argv[2]))\n"
-        f"    module.prepare(corpus, tokenizer, Path(sys.argv[3]), Processes(2), shard_tokens={SHARD})\n"
+        f"    store_builder.build_store(corpus, tokenizer, Path(sys.argv[3]), Processes(2), shard_tokens={SHARD})\n"
     )
     script = tmp_path / "run.py"
     script.write_text(code)
@@ -360,7 +362,7 @@ def test_standard_input_goes_on_too(
 
     def attempt(out: Path, data: bytes, advance: Any = lambda c, t: None) -> None:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
-        prepare(Corpus(["-"]), load(tokenizers["bpe"]), out, shard_tokens=SHARD, advance=advance)
+        build_store(Corpus(["-"]), load(tokenizers["bpe"]), out, shard_tokens=SHARD, advance=advance)
 
     def stop(consumed: int, tokens: int) -> None:
         if tokens > 2 * SHARD:
@@ -393,7 +395,7 @@ def test_a_token_that_ends_a_text_separates_documents(tmp_path: Path) -> None:
     backend = Backend(models.WordLevel(vocabulary, unk_token="<|endoftext|>"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
     (tmp_path / "x.txt").write_text("a ship\n\na film\n\na ship a film")
-    made = prepare(Corpus([str(tmp_path / "x.txt")]), Tokenizer(backend), tmp_path / "store")
+    made = build_store(Corpus([str(tmp_path / "x.txt")]), Tokenizer(backend), tmp_path / "store")
     assert made.special["sep"] == 0
     (batch,) = Stream(made, format="stream", masking="next", batch_tokens=64, max_length=64).one_epoch()
     assert batch.ids.tolist() == [1, 2, 0, 1, 3, 0, 1, 2, 1, 3, 0]

@@ -12,10 +12,10 @@ from bertree.cli import data
 from bertree.cli.render.example import print_example
 from bertree.data.masking import Masking
 from bertree.data.preview import preview_example, preview_masking
-from bertree.data.store import Store
 from bertree.data.stream import Stream
 from bertree.errors import UserError
 from tests.support.corpora import corpus
+from tests.support.memory_store import memory_store
 
 app = typer.Typer()
 data.register(app)
@@ -122,6 +122,6 @@ def test_objectives_by_name() -> None:
 
 
 def test_lanes_have_no_examples() -> None:
-    store = Store.from_documents([[[5, 6, 7, 8]]], vocab_size=20, special={"cls": 1, "sep": 2, "mask": 3})
-    with pytest.raises(UserError, match="lanes are continuous text, which has no examples; give 'stream' instead"):
+    store = memory_store([[[5, 6, 7, 8]]], vocab_size=20, special={"cls": 1, "sep": 2, "mask": 3})
+    with pytest.raises(UserError, match="lanes are continuous text without examples; give 'stream' instead"):
         preview_example(store, 0, format="lanes+pairs")

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertree.data import varint
-from bertree.data.store import Store, verify
-from bertree.data.store_header import HEADER, shard_file_name
+from bertree.data.store import Store, verify_store
+from bertree.data.store_files import HEADER, decode_lengths, encode_lengths, shard_file_name
+from bertree.data.store_writer import ShardWriter, write_header
 from bertree.data.stream import Stream
-from bertree.data.writer import ShardWriter, write_header
 from bertree.errors import UserError
+from tests.support.memory_store import memory_store
 
 SPECIAL = {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
 Documents = list[list[list[int]]]
@@ -52,17 +52,17 @@ def read(store: Store) -> Documents:
 
 @given(st.lists(st.integers(0, 2**62)))
 def test_lengths_come_back(values: list[int]) -> None:
-    assert varint.decode(varint.encode(np.array(values, dtype=np.int64))).tolist() == values
+    assert decode_lengths(encode_lengths(np.array(values, dtype=np.int64))).tolist() == values
 
 
 def test_lengths_cost_one_byte_below_128() -> None:
-    assert len(varint.encode(np.array([1, 127, 128, 16_383, 16_384]))) == 1 + 1 + 2 + 2 + 3
+    assert len(encode_lengths(np.array([1, 127, 128, 16_383, 16_384]))) == 1 + 1 + 2 + 2 + 3
 
 
 @pytest.mark.parametrize("data", [b"\x80", b"\x01\xff", b"\x80" * 12 + b"\x01"])
 def test_broken_lengths_are_refused(data: bytes) -> None:
     with pytest.raises(ValueError):
-        varint.decode(data)
+        decode_lengths(data)
 
 
 def test_disk_and_memory_hold_the_same(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_disk_and_memory_hold_the_same(tmp_path: Path) -> None:
     assert store.shards[0].tokens.dtype == np.uint16
     assert store.special == SPECIAL
     assert store.word_start[:3].tolist() == [True, False, True]
-    memory = Store.from_documents([*shards[0], [], [[]]], vocab_size=1000, special=SPECIAL)
+    memory = memory_store([*shards[0], [], [[]]], vocab_size=1000, special=SPECIAL)
     assert read(memory) == shards[0]
     (tmp_path / "one").mkdir()
     write(tmp_path / "one", [shards[0]])
@@ -85,13 +85,13 @@ def test_disk_and_memory_hold_the_same(tmp_path: Path) -> None:
 def test_ids_are_as_wide_as_the_vocabulary_asks(tmp_path: Path, size: int, width: int) -> None:
     write(tmp_path, [[[[size - 1, 0]]]], size)
     assert (tmp_path / shard_file_name("tokens", 0)).stat().st_size == 2 * width
-    assert read(verify(tmp_path)) == [[[size - 1, 0]]]
+    assert read(verify_store(tmp_path)) == [[[size - 1, 0]]]
 
 
 @pytest.mark.parametrize("name", [shard_file_name(p, 1) for p in ("tokens", "sentences", "documents")] + ["words.bin"])
 def test_damage_is_named(tmp_path: Path, name: str) -> None:
     write(tmp_path, [[[[5, 6], [7]]], [[[8, 9]], [[9]]]])
-    verify(tmp_path)
+    verify_store(tmp_path)
     path = tmp_path / name
     whole = path.read_bytes()
     path.write_bytes(whole[:-1])
@@ -102,7 +102,7 @@ def test_damage_is_named(tmp_path: Path, name: str) -> None:
         Store.open(tmp_path)
     path.write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
     with pytest.raises(UserError, match=f"{name}: is altered"):
-        verify(tmp_path)
+        verify_store(tmp_path)
     path.unlink()
     with pytest.raises(UserError, match=name):
         Store.open(tmp_path)
@@ -198,7 +198,7 @@ def test_any_altered_byte_is_one_line(data: st.DataObject) -> None:
 
 def problem(folder: Path) -> str | None:
     try:
-        verify(folder)
+        verify_store(folder)
     except UserError as error:
         return str(error)
     return None

@@ -36,7 +36,7 @@ any_setting = st.fixed_dictionaries(
 
 def stream(made, budget: int = 4, **settings) -> Stream:
     """A stream over many small windows, with batches of some full examples."""
-    with mock.patch.object(example_index, "CHUNK_TOKENS", 64), mock.patch("bertree.data.stream.WINDOW_CHUNKS", 2):
+    with mock.patch.object(example_index, "CHUNK_TOKENS", 64), mock.patch("bertree.data.stream.GROUP_CHUNKS", 2):
         return Stream(made.store, batch_tokens=budget * settings["max_length"], **settings)
 
 

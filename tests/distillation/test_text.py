@@ -12,8 +12,8 @@ from safetensors.numpy import load_file, save_file
 
 import bertree
 from bertree.batch import IGNORED, Batch, PretrainingLabels
-from bertree.data.prepare import prepare
 from bertree.data.store import Store
+from bertree.data.store_builder import build_store
 from bertree.distillation import teacher_cache
 from bertree.distillation import text_student as students
 from bertree.distillation.run import distill
@@ -84,7 +84,7 @@ def _write_stories(folder: Path) -> None:
     (folder / "text.txt").write_text("\n\n".join(texts))
     tokenizer = tokenizer_training.train(lambda: texts, "wordpiece", VOCABULARY)
     tokenizer_training.save(tokenizer, folder / "tokenizer")
-    prepare(Corpus([str(folder / "text.txt")]), tokenizer, folder / "store")
+    build_store(Corpus([str(folder / "text.txt")]), tokenizer, folder / "store")
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ import torch
 
 import bertree
 from bertree.batch import IGNORED, Batch, PretrainingLabels
-from bertree.data.prepare import prepare
+from bertree.data.store_builder import build_store
 from bertree.distillation.run import distill
 from bertree.errors import UserError
 from bertree.inference.load import random_model
@@ -62,7 +62,7 @@ def store(texts: list[str], encoder: Path, tmp_path_factory: pytest.TempPathFact
     folder = tmp_path_factory.mktemp("store")
     (folder / "text.txt").write_text("\n\n".join(texts))
     tokenizer = bertree.load(encoder).required_tokenizer
-    prepare(Corpus([str(folder / "text.txt")]), tokenizer, folder / "store")
+    build_store(Corpus([str(folder / "text.txt")]), tokenizer, folder / "store")
     return folder / "store"
 
 

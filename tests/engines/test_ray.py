@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 import bertree
-from bertree.data import build
-from bertree.data import prepare as preparing
+from bertree.data import store_builder
+from bertree.data.prepare import prepare
 from bertree.engines.engine import map_in_order
 from bertree.engines.ray_cluster import RayCluster, compute_block
 from bertree.errors import UserError
@@ -98,11 +98,11 @@ class Killer(threading.Thread):
 def test_prepare_gives_the_same_bytes_though_a_worker_is_killed(
     texts: Path, tmp_path: Path, tokenizers: dict[str, bertree.Tokenizer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(preparing, "CHUNK", 500)
+    monkeypatch.setattr(store_builder, "CHUNK_CHARACTERS", 500)
     tokenizer_training.save(tokenizers["wordpiece"], tmp_path / "tokenizer")
-    build.prepare(texts, tmp_path / "tokenizer", tmp_path / "here", workers=1)
+    prepare(texts, tmp_path / "tokenizer", tmp_path / "here", workers=1)
     with Killer() as killer:
-        build.prepare(texts, tmp_path / "tokenizer", tmp_path / "there", engine="ray")
+        prepare(texts, tmp_path / "tokenizer", tmp_path / "there", engine="ray")
     assert killer.killed
     assert contents(tmp_path / "there") == contents(tmp_path / "here")
 

@@ -182,10 +182,9 @@ def _leave_temporary() -> None:
 
 
 def _trust_stores() -> None:
-    from bertree.data import build
-    from bertree.data.store import Store
+    from bertree.data import store
 
-    build.verify_store = Store.open
+    store.verify_store = store.Store.open
 
 
 FAULTS: dict[str, Callable[[], None]] = {

@@ -122,14 +122,14 @@ def _run(place: Place, words: tuple[str, ...], case: Case | None, fatal: int) ->
 
 def small_pieces() -> None:
     """Let small inputs make many shards, commits and checkpoints."""
-    from bertree.data import prepare
+    from bertree.data import store_builder
     from bertree.distillation import teacher_cache
     from bertree.inference import embedding
     from bertree.search import writer
     from bertree.train.keep import best_weights, newest_and_best
 
-    prepare.CHUNK = 2000
-    prepare.prepare.__kwdefaults__["shard_tokens"] = 3000
+    store_builder.CHUNK_CHARACTERS = 2000
+    store_builder.build_store.__kwdefaults__["shard_tokens"] = 3000
     teacher_cache.CHUNK = 2
     embedding.FIRST_WINDOW = 32
     writer.COMMIT_ROWS, writer.EMBED_BATCH, writer.MERGE = 12, 6, 3

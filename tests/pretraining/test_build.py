@@ -73,14 +73,14 @@ def test_a_new_head_is_fresh_and_the_rest_is_kept(started: tuple[Path, Path], to
 
 
 def test_what_does_not_fit_is_refused(started: tuple[Path, Path], token_store: Path, tmp_path: Path) -> None:
-    from bertree.data.prepare import prepare
+    from bertree.data.store_builder import build_store
     from bertree.text import tokenizer_training
     from bertree.text.corpus import Corpus
 
     path, model = started
     texts = ["One text. And another sentence of it.", "A second document. It is short."] * 5
     (tmp_path / "text.txt").write_text("\n\n".join(texts))
-    prepare(
+    build_store(
         Corpus([str(tmp_path / "text.txt")]),
         tokenizer_training.train(lambda: texts, "wordpiece", 60),
         tmp_path / "other",

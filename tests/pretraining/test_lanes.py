@@ -8,8 +8,8 @@ import torch
 
 from bertree.batch import PretrainingLabels
 from bertree.config.sections import Phase
-from bertree.data import build as texts
-from bertree.data.lanes.lane_stream import LaneStream
+from bertree.data.lane_stream import LaneStream
+from bertree.data.prepare import prepare, train_tokenizer
 from bertree.data.store import Store
 from bertree.errors import BertreeWarning, UserError
 from bertree.inference.load import load
@@ -26,6 +26,7 @@ from bertree.train.held_out import evaluate_held_out
 from bertree.train.loop import Loop
 from bertree.train.optim import build_optimizer
 from bertree.train.schedule import TrainingPlan
+from tests.support.memory_store import memory_store
 
 pytestmark = pytest.mark.train
 
@@ -37,7 +38,7 @@ def periodic(count: int, seed: int) -> Store:
     """Documents of twelve words that repeat: what came twelve words ago tells the next, and a segment has eight."""
     draw = np.random.default_rng(seed)
     documents = [[np.tile(draw.integers(5, 5 + WORDS, PERIOD), 20).tolist()] for _ in range(count)]
-    return Store.from_documents(documents, vocab_size=5 + WORDS, special=SPECIAL)
+    return memory_store(documents, vocab_size=5 + WORDS, special=SPECIAL)
 
 
 def learn(memory: int, steps: int = 120) -> float:
@@ -120,7 +121,7 @@ def test_batches_of_a_compiled_run_have_one_shape(masking: str) -> None:
     given = recipe.load("transformer-xl-tiny", small("transformer-xl-tiny"))
     draw = np.random.default_rng(0)
     documents = [[draw.choice([SPECIAL["unk"], 5, 6, 7], 100).tolist()] for _ in range(600)]
-    store = Store.from_documents(documents, vocab_size=8, special=SPECIAL)
+    store = memory_store(documents, vocab_size=8, special=SPECIAL)
     assert assembly.can_be_compiled(given.data, store)
     phases = [Phase(400, 16, 96 * 16)]
     stream = LaneStream(store, lanes=96, length=16, fixed=True, masking=masking, backward=masking != "next")
@@ -140,8 +141,8 @@ def test_a_model_knows_the_control_codes_of_its_store(tmp_path: Path) -> None:
     for name, word in (("Books", "captain"), ("Reviews", "film")):
         (tmp_path / "sources" / name).mkdir(parents=True)
         (tmp_path / "sources" / name / "a.txt").write_text("\n\n".join([f"{name} of the {word}. " * 9] * 30))
-    texts.train_tokenizer(tmp_path / "sources", tmp_path / "tokenizer", vocab_size=60, cased=True)
-    texts.prepare(tmp_path / "sources", tmp_path / "tokenizer", tmp_path / "store", workers=1, control="folder")
+    train_tokenizer(tmp_path / "sources", tmp_path / "tokenizer", vocab_size=60, cased=True)
+    prepare(tmp_path / "sources", tmp_path / "tokenizer", tmp_path / "store", workers=1, control="folder")
     for name in ("ctrl-tiny", "transformer-xl-tiny"):
         out = tmp_path / name
         run = pretrain(name, store=tmp_path / "store", out=out, overrides=small(name))

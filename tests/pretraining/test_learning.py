@@ -26,6 +26,7 @@ from bertree.train.held_out import evaluate_held_out
 from bertree.train.loop import Loop
 from bertree.train.optim import build_optimizer
 from bertree.train.schedule import TrainingPlan
+from tests.support.memory_store import memory_store
 
 pytestmark = pytest.mark.train
 
@@ -60,7 +61,7 @@ def books(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def golden_losses(folder: Path) -> dict[str, list[float]]:
-    from bertree.data.build import prepare, train_tokenizer
+    from bertree.data.prepare import prepare, train_tokenizer
 
     train_tokenizer(folder / "part.txt", folder / "tokenizer", vocab_size=1000)
     prepare(folder / "part.txt", folder / "tokenizer", folder / "store", workers=1)
@@ -98,8 +99,7 @@ def repeated(count: int, seed: int) -> list[list[list[int]]]:
 def tried(family: str, documents: Callable[[int, int], list[list[list[int]]]], *changes: str) -> dict[str, float]:
     """Held-out figures of a tiny recipe after 80 steps on made-up documents, and what counting would give."""
     train, held = (
-        Store.from_documents(documents(count, seed), vocab_size=40, special=SPECIAL)
-        for count, seed in ((1500, 0), (200, 1))
+        memory_store(documents(count, seed), vocab_size=40, special=SPECIAL) for count, seed in ((1500, 0), (200, 1))
     )
     always = (
         "run.device=cpu",

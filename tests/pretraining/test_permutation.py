@@ -22,6 +22,7 @@ from bertree.train.optim import build_optimizer
 from bertree.train.schedule import TrainingPlan
 from tests.support.corpora import FIRST, SPECIAL
 from tests.support.learnable import one_thread
+from tests.support.memory_store import memory_store
 
 pytestmark = pytest.mark.train
 
@@ -89,7 +90,7 @@ def between(count: int, seed: int) -> Store:
         left, right = draw.integers(0, KINDS, (2, 40))
         triples = np.stack([FIRST + left, MIDDLE + KINDS * left + right, FIRST + KINDS + right], 1)
         documents.append([triples.ravel().tolist()])
-    return Store.from_documents(documents, vocab_size=MIDDLE + KINDS**2, special=SPECIAL)
+    return memory_store(documents, vocab_size=MIDDLE + KINDS**2, special=SPECIAL)
 
 
 def test_learns_what_only_both_sides_can_tell() -> None:

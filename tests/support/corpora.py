@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from bertree.batch import Batch
-from bertree.data.controls import ControlCode
 from bertree.data.store import Store
+from bertree.data.store_files import ControlCode
+from tests.support.memory_store import memory_store
 
 SPECIAL = {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
 CLS, SEP, MASK, FIRST = 2, 3, 4, 5
@@ -59,7 +60,7 @@ def corpus(
     codes = [number % len(controls) for number in range(len(documents))] if controls else []
     bounds = [len(documents) * i // shards for i in range(shards + 1)]
     parts = [
-        Store.from_documents(
+        memory_store(
             documents[low:high],
             vocab_size=FIRST + size,
             special=SPECIAL,
@@ -89,7 +90,7 @@ def long_store(tokens: int, vocab_size: int = 1000, words: float = 0.7, document
     cuts = np.linspace(0, len(ids), documents + 1).astype(int)
     texts = [[s.tolist() for s in ids[a:b]] for a, b in pairwise(cuts)]
     starts = random.random(vocab_size) < words
-    return Store.from_documents(texts, vocab_size=vocab_size, special=SPECIAL, word_start=starts)
+    return memory_store(texts, vocab_size=vocab_size, special=SPECIAL, word_start=starts)
 
 
 def sequences(batch: Batch) -> Iterator[list[int]]:

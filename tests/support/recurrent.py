@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from bertree.batch import Batch
 from bertree.config.sections import OptimSettings, Phase, RunSettings, ScheduleSettings
 from bertree.config.settings import as_toml
-from bertree.data.lanes.lane_stream import LaneStream
+from bertree.data.lane_stream import LaneStream
 from bertree.data.store import Store
 from bertree.model.embeddings import Embeddings, TokenEmbeddings
 from bertree.model.encoder import Encoder
@@ -29,6 +29,7 @@ from bertree.train.loop import Loop, StepResult
 from bertree.train.optim import build_optimizer
 from bertree.train.schedule import TrainingPlan
 from bertree.train.session import Session
+from tests.support.memory_store import memory_store
 
 VOCAB, WIDTH, FIRST, STEPS = 40, 16, 12, 20
 SPECIAL = {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
@@ -87,7 +88,7 @@ def make_store(seed: int = 0, documents: int = 40) -> Store:
         topic = int(draw.integers(5, 9))
         words = 9 + (topic - 5) * 7 + draw.integers(0, 7, int(draw.integers(20, 60)))
         texts.append([[topic, *words.tolist()]])
-    return Store.from_documents(texts, vocab_size=VOCAB, special=SPECIAL)
+    return memory_store(texts, vocab_size=VOCAB, special=SPECIAL)
 
 
 def make_feed(store: Store, micro: int = 2, lanes: int = 4, length: int = 16, documents: bool = False) -> StreamFeed:

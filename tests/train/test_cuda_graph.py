@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from bertree.config.sections import OptimSettings, Phase, ScheduleSettings
-from bertree.data.store import Store
 from bertree.data.stream import Stream
 from bertree.finetuning.feed import ShapeBuckets, UnitFeed
 from bertree.model.network import Network, build
@@ -24,6 +23,7 @@ from bertree.train.optim import build_optimizer
 from bertree.train.schedule import TrainingPlan
 from bertree.train.steps.cuda_graph import CudaGraphLaunch
 from bertree.train.steps.eager import EagerLaunch, StepLaunch
+from tests.support.memory_store import memory_store
 from tests.support.units import CLASSES, HEADS, OPTIONS, network, regression_network, units
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
@@ -118,7 +118,7 @@ def test_replayed_steps_of_pretraining_give_the_same_bytes(optimizer: str) -> No
     set_deterministic(True)
     draw = np.random.default_rng(0)
     documents = [[draw.integers(10, 400, size).tolist()] for size in draw.integers(20, 90, 300)]
-    store = Store.from_documents(documents, vocab_size=400, special={"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4})
+    store = memory_store(documents, vocab_size=400, special={"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4})
     phases = [Phase(6, 32, 1024), Phase(6, 64, 1024)]
     plan = TrainingPlan(phases, ScheduleSettings("constant"), 2.0**-10)
     streams = [

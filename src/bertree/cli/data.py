@@ -75,9 +75,9 @@ def train_tokenizer(
     from rich.console import Console
     from rich.table import Table
 
-    from bertree.data import build
+    from bertree.data import prepare as preparation
 
-    found = build.train_tokenizer(
+    found = preparation.train_tokenizer(
         corpus,
         out,
         kind=kind,
@@ -102,7 +102,7 @@ def train_tokenizer(
         print(f"the corpus gives only {size:,} of the {vocab_size:,} tokens asked for")
     _print_lines(found.dropped)
     if report is None:
-        print(f"fewer than {build.HELD_OUT_EVERY} documents: none held out, so there is nothing to evaluate on")
+        print(f"fewer than {preparation.HELD_OUT_EVERY} documents: none held out, so there is nothing to evaluate on")
         return
     table = Table("on held-out text", "", box=None)
     table.add_row("documents", f"{report.documents:,}")
@@ -151,9 +151,9 @@ def prepare(
     [dim]bertree prepare corpus/books.txt --tokenizer my-tokenizer --out my-store
     bertree prepare sources/ --control folder --tokenizer my-tokenizer --out my-store[/dim]
     """
-    from bertree.data import build
+    from bertree.data import prepare as preparation
 
-    found = build.prepare(
+    found = preparation.prepare(
         corpus,
         tokenizer,
         out,
@@ -204,9 +204,9 @@ def verify_store(folder: StoreArgument, as_json: JsonOption = False) -> None:
 
     [dim]bertree store verify my-store[/dim]
     """
-    from bertree.data import build
+    from bertree.data import store as token_store
 
-    store = build.verify_store(folder)
+    store = token_store.verify_store(folder)
     if as_json:
         print_json({"folder": str(folder)} | _counts(store) | {"fingerprint": store.fingerprint})
     else:

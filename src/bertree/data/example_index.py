@@ -1,8 +1,8 @@
-"""The example index of a store: built once per format and length limit, and cached beside the store.
+"""The example index of a store: built once per format and length limit, and cached in the store's folder.
 
-It takes at most ten bytes per example and two bytes per border, is read through the page cache, and is divided into
-chunks of contiguous examples, the unit in which an epoch is shuffled. A cached index that is truncated, altered or of
-another store is built again; a store that is read-only is used without a cache.
+It takes at most ten bytes per example and two bytes per mark, is memory-mapped, and is divided into chunks of
+contiguous examples, the unit in which an epoch is shuffled. A cached index that is truncated, altered or of another
+store is built again; a read-only store is used without a cache.
 """
 
 import contextlib
@@ -29,24 +29,24 @@ FOLDER = "index"
 TYPES = {"I64": np.int64, "U32": np.uint32, "U16": np.uint16}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ExampleIndex:
-    """Examples, and the chunks they are shuffled in."""
+    """Examples, and the chunks in which they are shuffled."""
 
     examples: Examples
-    chunks: Ints  # c + 1: first example of each chunk
-    totals: Ints  # c: tokens of each chunk in batches, including special tokens
-    shard_of: Ints  # c: shard of each chunk
-    tokens: Ints  # c + 1: tokens of the corpus before each chunk
-    marks: Ints  # c + 1: marks before each chunk
+    chunks: Ints  # chunks + 1: first example of each chunk
+    totals: Ints  # tokens of each chunk in batches, including special tokens
+    shard_of: Ints  # shard of each chunk
+    tokens: Ints  # chunks + 1: tokens of the corpus before each chunk
+    marks: Ints  # chunks + 1: marks before each chunk
     shard_tokens: Ints  # shards + 1: tokens of the corpus before each shard
 
     @classmethod
     def load_or_build(cls, store: Store, format: Format, max_length: int, seed: int) -> "ExampleIndex":
-        """Load the index from the cache beside the store, or build and cache it."""
+        """Load the index from the store's folder, or build it and save it there."""
         format.room(max_length, store.prefixes.longest)
         if store.tokens == 0:
-            raise UserError(f"{store.folder or 'store'}: has no tokens; prepare it from a corpus with text")
+            raise UserError(f"{store.name}: has no tokens; prepare it from a corpus with text")
         if store.folder is None:
             return cls._from_examples(_build(store, format, max_length, seed), format, store)
         path = store.folder / FOLDER / _cache_name(store, format, max_length, seed)
@@ -69,10 +69,10 @@ class ExampleIndex:
         for shard, (first, last) in enumerate(zip(examples.shards[:-1], examples.shards[1:], strict=True)):
             ends = np.cumsum(examples.contents[first:last], dtype=np.int64)
             count = max(1, round(int(ends[-1]) / CHUNK_TOKENS))
-            wanted = np.arange(count) * int(ends[-1]) // count
-            found = np.unique(np.searchsorted(ends, wanted, "right"))
-            chunks.append(first + found)
-            shard_of += [shard] * found.size
+            borders = np.arange(count) * int(ends[-1]) // count
+            firsts = np.unique(np.searchsorted(ends, borders, "right"))
+            chunks.append(first + firsts)
+            shard_of += [shard] * firsts.size
         starts = np.concatenate(chunks)
         sizes = np.diff(np.append(starts, examples.contents.size))
         contents = np.add.reduceat(examples.contents, starts, dtype=np.int64)
@@ -86,13 +86,13 @@ class ExampleIndex:
                 format.full_overhead - format.single_overhead
             )
         return cls(
-            examples,
-            np.append(starts, examples.contents.size),
-            totals,
-            np.array(shard_of, dtype=np.int64),
-            cumulative_offsets(contents if format.paired else contents - marks),
-            cumulative_offsets(marks),
-            cumulative_offsets(np.array([shard.tokens.size for shard in store.shards])),
+            examples=examples,
+            chunks=np.append(starts, examples.contents.size),
+            totals=totals,
+            shard_of=np.array(shard_of, dtype=np.int64),
+            tokens=cumulative_offsets(contents if format.paired else contents - marks),
+            marks=cumulative_offsets(marks),
+            shard_tokens=cumulative_offsets(np.array([shard.tokens.size for shard in store.shards])),
         )
 
 
@@ -103,18 +103,17 @@ def _build(store: Store, format: Format, max_length: int, seed: int) -> Examples
     longest, separated = store.prefixes.longest, "sep" in store.special
     with bar("indexing examples", len(store.shards)) as progress:
         for shard in store.shards:
-            held = "sentence_starts" in vars(shard)
-            pieces.append(cut_shard(format, max_length, seed, shard, tokens, longest, separated))
+            pieces.append(
+                cut_shard(shard, format, max_length, seed=seed, first_token=tokens, prefix=longest, separated=separated)
+            )
             tokens += shard.tokens.size
             documents.append(len(shard.document_starts) - 1)
-            if not held:  # decoded only for this; released, so that memory does not grow with the corpus
-                vars(shard).pop("sentence_starts", None)
             progress.advance()
     return Examples.join(pieces, documents, max_length)
 
 
 def _cache_name(store: Store, format: Format, max_length: int, seed: int) -> str:
-    """Return the name of the cache file: everything that moves an example's border, but not the pair objective."""
+    """Return the name of the cache file: all settings that change the examples' borders, so not the pair objective."""
     settings = [store.fingerprint[:16], f"v{VERSION}", format.kind, str(max_length)]
     if format.paired:
         settings += [f"{format.separators}sep"]

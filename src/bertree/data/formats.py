@@ -1,9 +1,9 @@
 """Input formats: what one example is made of, and where in the corpus each example starts.
 
-    segment-pair    two segments of whole sentences of one document, filled to the limit; one example in
-                    ten aims at a shorter, random length (BERT)
+    segment-pair    two segments of complete sentences of one document, filled to the limit; one example in ten
+                    has a shorter, random target length (BERT)
     sentence-pair   two single sentences of one document
-    full-sentences  whole sentences filled to the limit, across documents with a separator between (RoBERTa)
+    full-sentences  complete sentences filled to the limit, across documents with a separator between (RoBERTa)
     doc-sentences   the same, never across documents
     stream          contiguous tokens with a separator after each document, if the vocabulary has one, for language
                     models
@@ -13,10 +13,10 @@ A pair format may have a sentence objective: "nsp" (is B the true next segment o
 
 Examples tile the corpus: every token belongs to exactly one, and where BERT drops the tokens that do not fit into a
 pair, here the next example continues with them. So a sentence is split only if it is longer than the limit, or if it
-and its neighbour do not fit into one pair together.
+does not fit into one pair with the next one.
 
 In a store with control codes an example begins with the code of its document, and ends where the document does. Formats
-whose examples cross documents or have two segments are not for such stores.
+whose examples cross documents or have two segments do not support such stores.
 """
 
 from bisect import bisect_right
@@ -103,16 +103,16 @@ class Format:
 
 @dataclass(frozen=True)
 class Examples:
-    """Where examples lie: they tile the corpus, so their lengths are enough.
+    """Where examples are: they tile the corpus, so their lengths are enough.
 
-    Marks are offsets from an example's first token: in a pair format the places where A may end and B start, in other
-    formats the separators between documents, which are counted in the lengths.
+    Marks are offsets from an example's first token: in a pair format the positions where A may end and B start, in
+    other formats the separators between documents, which are counted in the lengths.
     """
 
-    contents: NDArray[Any]  # e: length of each example without its special tokens
-    counts: NDArray[Any]  # e: number of marks
+    contents: NDArray[Any]  # length of each example without its special tokens
+    counts: NDArray[Any]  # number of marks of each example
     marks: NDArray[Any]
-    documents: NDArray[Any]  # e in a pair format and with control codes, else empty: document of each example
+    documents: NDArray[Any]  # document of each example in a pair format and with control codes, else empty
     shards: Ints = field(default_factory=lambda: np.zeros(1, np.int64))  # shards + 1: first example of each
 
     @classmethod
@@ -134,21 +134,15 @@ class Examples:
 
 
 def cut_shard(
-    format: Format,
-    max_length: int,
-    seed: int,
-    shard: Shard,
-    first_token: int,
-    prefix: int = 0,
-    separated: bool = True,
+    shard: Shard, format: Format, max_length: int, *, seed: int, first_token: int, prefix: int, separated: bool
 ) -> Examples:
-    """Return the examples of one shard; tokens and documents are counted from the shard's own first.
+    """Return the examples of one shard; tokens and documents are counted from the start of the shard.
 
     `prefix`: tokens of the longest control code; 0: documents have no codes. `separated`: the vocabulary has a
-    separator, which a stream has after each document.
+    separator, which a stream contains after each document.
     """
-    sentences = np.asarray(shard.sentence_starts)
-    documents = sentences[np.asarray(shard.document_starts)]
+    sentences = shard.load_sentence_starts()
+    documents = sentences[shard.document_starts]
     room = format.room(max_length, prefix)
     if format.kind == "stream":
         if prefix:
@@ -220,7 +214,7 @@ def _cut_pairs(format: Format, room: int, units: Ints, documents: Ints, key: np.
         # Avoid a single sentence at the end of a document if the example before can spare one.
         spare = (last - after == 1) & (after - number >= 3) & (units[last] - units[after - 1] <= room)
         after -= spare
-    shortest = max(1, room // 4)  # a shorter rest is no segment: such a sentence stays single
+    shortest = max(1, room // 4)  # a shorter rest is not used as a segment: such a sentence stays single
     split = ~fits & (after < last) & (ends - begins <= room - shortest)
     after[split] = -1
     most = 2 if format.kind == "sentence-pair" else units.size
@@ -252,32 +246,32 @@ def _cut_long_sentences(bounds: Ints, limit: int, piece: int, even: bool) -> Int
 def _follow_chain(after: Ints) -> Ints:
     """Return 0, after[0], after[after[0]], ...: the one step that no array operation does."""
     assert (after > np.arange(after.size)).all(), "an example has at least one unit"
-    steps, size, place = np.ascontiguousarray(after).data, after.size, 0
-    places = []
-    while place < size:
-        places.append(place)
-        place = steps[place]
-    return np.array(places, dtype=np.int64)
+    steps, size, unit = np.ascontiguousarray(after).data, after.size, 0
+    chain = []
+    while unit < size:
+        chain.append(unit)
+        unit = steps[unit]
+    return np.array(chain, dtype=np.int64)
 
 
 def _follow_split_chain(units: Ints, after: Ints, last: Ints, room: int, enough: int, most: int) -> Ints:
-    """Like `_follow_chain`, where some sentence and its neighbour do not fit into one pair (after < 0).
+    """Return the starts of the examples where some sentence and the next do not fit into one pair (after < 0).
 
-    The pair is filled to the limit, and the next example continues inside the sentence.
+    Such a pair is filled to the limit, and the next example continues inside the sentence.
     """
     bounds, steps, ends = np.ascontiguousarray(units).data, after.data, last.data
-    places, unit, size = [], 0, after.size
+    starts, unit, size = [], 0, after.size
     while unit < size:
-        places.append(bounds[unit])
+        starts.append(bounds[unit])
         if steps[unit] >= 0:
             unit = steps[unit]
             continue
-        place, unit = bounds[unit] + room, unit + 1
+        start, unit = bounds[unit] + room, unit + 1
         while True:
-            places.append(place)
-            stop = min(bisect_right(bounds, place + room, unit + 1) - 1, ends[unit], unit + most)
-            if stop - unit >= 2 or stop == ends[unit] or bounds[stop] - place > enough:
+            starts.append(start)
+            stop = min(bisect_right(bounds, start + room, unit + 1) - 1, ends[unit], unit + most)
+            if stop - unit >= 2 or stop == ends[unit] or bounds[stop] - start > enough:
                 unit = stop
                 break
-            place, unit = place + room, stop
-    return np.array(places, dtype=np.int64)
+            start, unit = start + room, stop
+    return np.array(starts, dtype=np.int64)

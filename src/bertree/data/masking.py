@@ -1,24 +1,20 @@
-"""Which tokens the model must predict, and what it sees in their place.
+"""Which tokens the model must predict, and what it sees instead of them.
 
-A token, a whole word or an n-gram of whole words is masked by a draw of its own, so the rate and the n-gram lengths are
-exactly as configured for any sequence; if no draw of a sequence succeeds, the one closest to it does. (BERT fixes the
-number of masks instead: less variance, but long words and n-grams are then masked less often than short ones, and it
-takes a sort.) A draw is a hash of the token's place in the corpus and of the epoch: masks do not depend on how the
-corpus is divided into batches.
+Each token, word or n-gram of words is masked by its own random draw, so the rate and the n-gram lengths are as
+configured for any sequence; if no draw of a sequence succeeds, the closest one is masked. (BERT fixes the number of
+masks instead: less variance, but long words and n-grams are then masked less often than short ones, and it needs a
+sort.) A draw is a hash of the token's position in the corpus and the epoch: masks do not depend on the batches.
 
-N-grams are laid out beforehand: the words between two special tokens are divided into runs of 1 to `ngram` words with
-p(n) = (1/n) / sum 1/k, and runs are masked. The last run may be shortened by the end of the text.
+N-grams are fixed before the draws: the words between two special tokens are divided into runs of 1 to `ngram` words
+with p(n) = (1/n) / sum 1/k. The end of the text may shorten the last run.
 
-"next" masks nothing: every token predicts the next one, for a causal model. [SEP] is predicted like any other token,
-since texts end; [CLS], [PAD] and [UNK] never are.
-
-"permutation" masks nothing either: some tokens are predicted in a random order (`permutation.py`).
-
-Shape letters: t tokens of the packed stream, m tokens that can be masked, w words, s sequences.
+"next" masks nothing: every token predicts the next one, for causal models. [SEP] is predicted like any other token,
+since texts end; [CLS], [PAD] and [UNK] never are. "permutation" masks nothing either: some tokens are predicted in a
+random order (`permutation.py`).
 """
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -38,13 +34,14 @@ DUPLICATES = 10  # BERT's
 class Masking:
     """What is masked, how much of it, and how."""
 
-    unit: str = "token"
+    unit: str = "token"  # one of UNITS
+    _: KW_ONLY
     rate: float = 0.15
     mask: float = 0.8  # share of the chosen tokens that become [MASK]
     random: float = 0.1  # share that becomes a random token; the rest is unchanged
     duplicates: int = 0  # 0: new masks in every epoch; n: epoch e repeats epoch e mod n
     ngram: int = 3  # longest n-gram, in words
-    partial: int = 6  # permutation: one token in so many is predicted
+    partial: int = 6  # permutation: one token in this many is predicted
     spans: int = 5  # permutation: longest span of targets, in words; 1: single tokens
 
     def __post_init__(self) -> None:
@@ -57,7 +54,7 @@ class Masking:
         if self.duplicates < 0 or self.ngram < 1:
             raise UserError("masking: duplicates must be 0 or more and ngram 1 or more")
         if self.partial < 1:
-            raise UserError(f"masking: partial {self.partial}: one token in so many is predicted; give 1 or more")
+            raise UserError(f"masking: partial {self.partial}: one token in this many is predicted; give 1 or more")
         if self.spans < 1:
             raise UserError(f"masking: spans {self.spans}: the longest span of targets; give 1 or more")
         if self.unit == "next" and self.duplicates:
@@ -79,11 +76,11 @@ class Masking:
             return None
         if not plus:
             return cls(unit)
-        if not (found := re.fullmatch(r"static(\d{0,6})", rest)):
+        if not (match := re.fullmatch(r"static(\d{0,6})", rest)):
             raise UserError(
                 f"masking '{text}': expected 'static' or a number such as 'static4' after the '+', not '{rest}'"
             )
-        return replace(cls(unit), duplicates=int(found[1] or DUPLICATES))
+        return cls(unit, duplicates=int(match[1] or DUPLICATES))
 
     def ngram_chances(self) -> NDArray[np.float64]:
         """Return p(1), p(2), ..."""
@@ -93,15 +90,15 @@ class Masking:
 
 
 class TargetMaker(Protocol):
-    """Chooses the prediction targets of a packed stream."""
+    """Chooses the prediction targets of a packed batch."""
 
     def apply(
-        self, ids: Ints, bounds: Ints, counters: Ints, key: np.uint64, given: NDArray[np.bool_] | None = None
+        self, ids: Ints, bounds: Ints, counters: Ints, key: np.uint64, is_code: NDArray[np.bool_] | None = None
     ) -> tuple[Ints, Ints]:
-        """Change a packed stream in place; return the positions that predict, and the target of each.
+        """Change packed ids in place; return the positions that predict, and the target of each.
 
-        ids, counters, given: t; bounds: s + 1. `counters` numbers the tokens for their random draws with `key`; `given`
-        tokens (control codes) are never predicted.
+        `bounds` are those of the sequences. `counters` numbers the tokens for their random draws with `key`. Tokens of
+        control codes (`is_code`) are never predicted.
         """
 
 
@@ -120,14 +117,14 @@ class NextTokenTargets:
             self.predicted[store.special["sep"]] = True
 
     def apply(
-        self, ids: Ints, bounds: Ints, counters: Ints, key: np.uint64, given: NDArray[np.bool_] | None = None
+        self, ids: Ints, bounds: Ints, counters: Ints, key: np.uint64, is_code: NDArray[np.bool_] | None = None
     ) -> tuple[Ints, Ints]:
         """Return the targets; nothing is changed, and the last token of a sequence predicts nothing."""
         follows = self.predicted.take(ids)
         first = bounds[:-1]
         follows[first[first < ids.size]] = False
-        if given is not None:
-            follows &= ~given
+        if is_code is not None:
+            follows &= ~is_code
         predicted = np.flatnonzero(follows)
         return predicted - 1, ids[predicted]
 
@@ -137,7 +134,7 @@ class Masker:
 
     def __init__(self, masking: Masking, store: Store) -> None:
         if "mask" not in store.special:
-            raise UserError(f"{store.folder or 'store'}: the vocabulary has no mask token; use masking 'none'")
+            raise UserError(f"{store.name}: the vocabulary has no mask token; use masking 'none'")
         self.masking = masking
         self.mask_id = store.special["mask"]
         self.maskable = np.ones(store.vocab_size, np.bool_)
@@ -149,41 +146,38 @@ class Masker:
         self.ngram_limits: Bits = np.array([keyed_random.threshold(chance) for chance in chances], dtype=np.uint64)
 
     def apply(
-        self, ids: Ints, bounds: Ints, counters: Ints, key: np.uint64, given: NDArray[np.bool_] | None = None
+        self, ids: Ints, bounds: Ints, counters: Ints, key: np.uint64, is_code: NDArray[np.bool_] | None = None
     ) -> tuple[Ints, Ints]:
-        """Mask a packed stream in place; return the masked positions and their original ids.
-
-        ids, counters: t; bounds: s + 1. `counters` numbers the tokens for their random draws with `key`.
-        """
+        """Mask packed ids in place; return the masked positions and their original ids."""
         maskable = self.maskable.take(ids)
-        places = np.flatnonzero(maskable if given is None else maskable & ~given)
+        candidates = np.flatnonzero(maskable if is_code is None else maskable & ~is_code)
         if self.masking.unit == "token":
-            chosen = self._choose(places, bounds, counters.take(places), key)
-            masked = places[chosen]
+            chosen = self._choose(candidates, bounds, counters.take(candidates), key)
+            masked = candidates[chosen]
         else:
-            starts = self.span_starts(ids, places, bounds, counters, key)
-            first = places[starts]
+            starts = self.span_starts(ids, candidates, bounds, counters, key)
+            first = candidates[starts]
             chosen = self._choose(first, bounds, counters.take(first), key)
-            lengths = np.diff(np.append(starts, places.size))[chosen]
-            masked = places[keyed_random.concatenate_ranges(starts[chosen], lengths)]
+            lengths = np.diff(np.append(starts, candidates.size))[chosen]
+            masked = candidates[keyed_random.concatenate_ranges(starts[chosen], lengths)]
         targets = ids[masked]
         ids[masked] = self._replace(targets, counters[masked], key)
         return masked, targets
 
-    def span_starts(self, ids: Ints, places: Ints, bounds: Ints, counters: Ints, key: np.uint64) -> Ints:
-        """Return the first token (an index into `places`) of each word or n-gram."""
-        if not places.size:
-            return places
-        breaks = np.empty(places.size, np.bool_)  # the token does not directly follow the one before
+    def span_starts(self, ids: Ints, candidates: Ints, bounds: Ints, counters: Ints, key: np.uint64) -> Ints:
+        """Return the first token (an index into `candidates`) of each word or n-gram."""
+        if not candidates.size:
+            return candidates
+        breaks = np.empty(candidates.size, np.bool_)  # the token does not directly follow the one before
         breaks[0] = True
-        np.not_equal(np.diff(places), 1, out=breaks[1:])
-        heads = np.searchsorted(places, bounds[:-1])
-        breaks[heads[heads < places.size]] = True
-        words = np.flatnonzero(breaks | self.word_start.take(ids.take(places)))
+        np.not_equal(np.diff(candidates), 1, out=breaks[1:])
+        heads = np.searchsorted(candidates, bounds[:-1])
+        breaks[heads[heads < candidates.size]] = True
+        words = np.flatnonzero(breaks | self.word_start.take(ids.take(candidates)))
         if self.masking.unit == "word":
             return words
         texts = np.flatnonzero(breaks.take(words))  # first word of each text between special tokens
-        random = keyed_random.bits(keyed_random.key(int(key), "ngram"), counters.take(places.take(words)))
+        random = keyed_random.bits(keyed_random.key(int(key), "ngram"), counters.take(candidates.take(words)))
         drawn = np.ones(words.size, np.int64)
         for limit in self.ngram_limits:
             drawn += random >= limit
@@ -208,11 +202,11 @@ class Masker:
         return np.flatnonzero(chosen)
 
     def _replace(self, targets: Ints, counters: Ints, key: np.uint64) -> NDArray[Any]:
-        """Return what the model sees: 80 % [MASK], 10 % a random ordinary token, 10 % unchanged (or as configured)."""
+        """Return what the model sees: by default 80 % [MASK], 10 % a random ordinary token, 10 % unchanged."""
         action = keyed_random.bits(keyed_random.key(int(key), "action"), counters)
         seen = targets.copy()
-        others = np.flatnonzero(action >= keyed_random.threshold(self.masking.mask))
-        to_random = others[action[others] < keyed_random.threshold(self.masking.mask + self.masking.random)]
+        unmasked = np.flatnonzero(action >= keyed_random.threshold(self.masking.mask))
+        to_random = unmasked[action[unmasked] < keyed_random.threshold(self.masking.mask + self.masking.random)]
         seen[action < keyed_random.threshold(self.masking.mask)] = self.mask_id
         random = keyed_random.bits(keyed_random.key(int(key), "random"), counters[to_random])
         seen[to_random] = self.ordinary[keyed_random.uniform_below(random, self.ordinary.size)]

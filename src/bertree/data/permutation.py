@@ -1,21 +1,19 @@
 """Permutation language modelling (XLNet): which tokens are predicted, and in which order.
 
-Of a sequence of n tokens, n // K are targets: spans of 1 to 5 words, each with a context K times as long around it. All
-other tokens are context and seen by every token. Targets are ordered at random, and each is predicted from the context
-and the targets before it. The order is one number a token, its rank: context has the lowest, targets have distinct
-higher ones. Separators and [CLS] stand in the order like targets, but are not predicted.
+In a sequence of n tokens, n // K are targets: spans of 1 to 5 words, each with a context K times as long around it. All
+other tokens are context, which every token sees. Targets are ordered at random, and each is predicted from the context
+and the targets before it. The order is one rank per token: context has the lowest, targets have distinct higher ones.
+Separators and [CLS] have a rank like targets, but are not predicted. A part is a sequence, or a piece of one, with an
+order of its own.
 
-Every token is a target equally often, and each part has exactly as many targets as asked for:
+Every token is a target equally often, and each part has exactly the requested number of targets:
 
 - Span lengths are drawn, p(n) = (1/n) / sum 1/k, until they add up to the number of targets; the last is shortened.
-  The text is divided into blocks in proportion to them, and a span stands at a random place of its block. The text is
-  a ring that starts anywhere, so no place is special; a span over the end of the text continues at its start.
-- Spans then begin and end inside words. Of two words that are covered in part, one gives as many of its targets to the
-  other as that can take, in a direction that leaves the expectation of both unchanged; and so on, until at most one
-  word of a part is covered in part.
-
-Shape letters: t tokens, p parts (sequences, or pieces of them with an order of their own), c tokens that can be
-targets, n spans, w words that are covered in part.
+  The text is divided into blocks in proportion to them, and each span has a random position in its block. The text is
+  treated as a ring, so no position is special; a span over the end of the text continues at its start.
+- Spans then begin and end inside words. Two words that are covered in part exchange targets until one of them is
+  covered completely or not at all, in a direction that leaves the expectation of both unchanged. This is repeated until
+  at most one word of a part is covered in part.
 """
 
 from typing import NamedTuple
@@ -33,28 +31,28 @@ from bertree.keyed_random import Bits, Ints
 Flags = NDArray[np.bool_]
 
 
-class Parts(NamedTuple):
-    """The parts of a packed stream, and how each is predicted."""
+class OrderedParts(NamedTuple):
+    """The parts of a packed batch, and how each is predicted."""
 
-    bounds: Ints  # p + 1: places in the stream
-    counts: Ints  # p: how many targets each has
-    random: Bits  # p: from which all its draws follow
-    before: Ints | None = None  # p: number of the part that is before it in the order and seen whole by it, or -1
+    bounds: Ints  # parts + 1
+    counts: Ints  # targets of each part
+    random: Bits  # random bits of each part, from which all its draws follow
+    before: Ints | None = None  # number of the part that precedes it in the order and is visible to it, or -1
 
 
 class Targets(NamedTuple):
-    """What is predicted of a packed stream, and in which order."""
+    """What is predicted in a packed batch, and in which order."""
 
-    places: Ints  # m: tokens of the stream
-    ids: Ints  # m
-    ranks: NDArray[np.int32]  # t
+    positions: Ints  # of the targets
+    ids: Ints  # of the targets
+    ranks: NDArray[np.int32]  # of all tokens
 
     def permutation(self, bounds: Ints) -> Permutation:
-        """Return the order for a batch whose sequences have these bounds (s + 1)."""
-        edges = np.searchsorted(self.places, bounds)
+        """Return the order for a batch whose sequences have these bounds."""
+        edges = np.searchsorted(self.positions, bounds)
         return Permutation(
             ranks=torch.from_numpy(self.ranks),
-            queries=torch.from_numpy(self.places),
+            queries=torch.from_numpy(self.positions),
             cu_queries=torch.from_numpy(edges.astype(np.int32)),
             max_queries=int(np.diff(edges).max(initial=0)),
         )
@@ -63,8 +61,8 @@ class Targets(NamedTuple):
 class PermutationTargets:
     """Chooses targets and orders for the vocabulary of a store.
 
-    Special tokens are never targets. Where a part has too few other tokens, some of them stand in with a label that no
-    loss reads, so that the number of targets follows from the lengths alone.
+    Special tokens are never targets. Where a part has too few other tokens, some special tokens fill in with a label
+    that no loss reads, so that the number of targets follows from the lengths alone.
     """
 
     def __init__(self, masking: Masking, store: Store) -> None:
@@ -76,45 +74,46 @@ class PermutationTargets:
         self._starts_word: Flags = np.asarray(store.word_start, np.bool_)
 
     def counts(self, bounds: Ints, even: bool = False) -> Ints:
-        """Return how many targets sequences with these bounds (s + 1) have: n // K, at least 1.
+        """Return how many targets sequences with these bounds have: n // K, at least 1.
 
-        `even`: as many in all as one sequence of all tokens would have."""
+        `even`: together as many as one sequence of all tokens would have.
+        """
         if even:
             return np.diff(bounds // self._partial)
         lengths = np.diff(bounds)
         return np.where(lengths > 0, np.maximum(lengths // self._partial, 1), 0)
 
     def draw(self, ids: Ints, bounds: Ints, counters: Ints, key: np.uint64) -> Bits:
-        """Return random bits for each sequence: those of its first ordinary token, which has a counter of its own."""
-        places = np.append(np.flatnonzero(self._ordinary.take(ids)), ids.size)
-        first = np.minimum(places[np.searchsorted(places, bounds[:-1])], ids.size - 1)
+        """Return random bits for each sequence: those of its first ordinary token, whose counter is unique."""
+        ordinary = np.append(np.flatnonzero(self._ordinary.take(ids)), ids.size)
+        first = np.minimum(ordinary[np.searchsorted(ordinary, bounds[:-1])], ids.size - 1)
         return keyed_random.bits(key, counters[first])
 
-    def choose(self, ids: Ints, parts: Parts, given: Flags | None = None) -> Targets:
-        """Return the targets of parts of a packed stream; `given` tokens (control codes) are context."""
+    def choose(self, ids: Ints, parts: OrderedParts, is_code: Flags | None = None) -> Targets:
+        """Return the targets of the parts of a packed batch; tokens of control codes are context."""
         functional, ordinary = self._functional.take(ids), self._ordinary.take(ids)
-        if given is not None:
-            functional &= ~given
-            ordinary &= ~given
-        places = np.flatnonzero(ordinary)
-        bounds = np.searchsorted(places, parts.bounds)
+        if is_code is not None:
+            functional &= ~is_code
+            ordinary &= ~is_code
+        candidates = np.flatnonzero(ordinary)
+        bounds = np.searchsorted(candidates, parts.bounds)
         counts = np.minimum(parts.counts, np.diff(bounds))
-        starts_word = self._starts_word.take(ids.take(places))
+        starts_word = self._starts_word.take(ids.take(candidates))
         predicted = np.zeros(ids.size, np.bool_)
-        predicted[places[choose_targets(starts_word, bounds, counts, parts.random, self._spans)]] = True
+        predicted[candidates[choose_targets(starts_word, bounds, counts, parts.random, self._spans)]] = True
         for part in np.flatnonzero(counts < parts.counts):
             low, high = parts.bounds[part : part + 2]
             missing = int(parts.counts[part] - counts[part])
             predicted[low + np.flatnonzero(~ordinary[low:high])[:missing]] = True
-        found = np.flatnonzero(predicted)
-        targets = np.where(ordinary[found], ids[found], IGNORED)
-        return Targets(found, targets, order_tokens(predicted | functional, parts))
+        positions = np.flatnonzero(predicted)
+        targets = np.where(ordinary[positions], ids[positions], IGNORED)
+        return Targets(positions, targets, order_tokens(predicted | functional, parts))
 
 
 def choose_targets(starts_word: Flags, bounds: Ints, counts: Ints, random: Bits, spans: int) -> Flags:
-    """Return which of c tokens are targets: exactly `counts` (p) of the tokens between two `bounds` (p + 1).
+    """Return which tokens are targets: exactly `counts` tokens between each two `bounds`.
 
-    `starts_word` (c) says where words begin; with spans of 1 all targets are single tokens, whatever the words.
+    `starts_word` says where words begin; with spans of 1 all targets are single tokens.
     """
     sizes = np.diff(bounds)
     chosen = np.zeros(starts_word.size, np.bool_)
@@ -127,9 +126,9 @@ def choose_targets(starts_word: Flags, bounds: Ints, counts: Ints, random: Bits,
     owner, lengths, before = _draw_lengths(words, bounds, counts, random, spans)
     size, count = sizes[owner], counts[owner]
     low, high = size * before // count, size * (before + lengths) // count
-    place = _draw("place", random, owner, before)
+    draws = _draw("place", random, owner, before)
     rotation = keyed_random.uniform_below(_bits("rotation", random), np.maximum(sizes, 1))
-    first = low + keyed_random.uniform_below(place, np.maximum(high - low - lengths, 1)) + rotation[owner]
+    first = low + keyed_random.uniform_below(draws, np.maximum(high - low - lengths, 1)) + rotation[owner]
     tokens = keyed_random.concatenate_ranges(first, lengths) % np.repeat(size, lengths)
     chosen[tokens + np.repeat(bounds[:-1][owner], lengths)] = True
     if spans > 1:
@@ -137,15 +136,15 @@ def choose_targets(starts_word: Flags, bounds: Ints, counts: Ints, random: Bits,
     return chosen
 
 
-def order_tokens(ordered: Flags, parts: Parts) -> NDArray[np.int32]:
-    """Return the rank of each token (t): those that are `ordered` in random order, all others below them."""
+def order_tokens(ordered: Flags, parts: OrderedParts) -> NDArray[np.int32]:
+    """Return the rank of each token: the `ordered` ones in random order, all others below them."""
     ranks = np.zeros(ordered.size, np.int32)
-    places = np.flatnonzero(ordered)
-    counts = np.diff(np.searchsorted(places, parts.bounds))
+    positions = np.flatnonzero(ordered)
+    counts = np.diff(np.searchsorted(positions, parts.bounds))
     owner = np.repeat(np.arange(counts.size), counts)
-    draws = _draw("order", parts.random, owner, places - parts.bounds[owner])
+    draws = _draw("order", parts.random, owner, positions - parts.bounds[owner])
     shuffled = np.lexsort((draws, owner))
-    ranks[places[shuffled]] = 1 + np.arange(places.size) - np.repeat(np.cumsum(counts) - counts, counts)
+    ranks[positions[shuffled]] = 1 + np.arange(positions.size) - np.repeat(np.cumsum(counts) - counts, counts)
     if parts.before is not None:
         base = np.where(parts.before >= 0, counts[parts.before] + 1, 0)
         ranks += np.repeat(base, np.diff(parts.bounds)).astype(np.int32)
@@ -153,9 +152,9 @@ def order_tokens(ordered: Flags, parts: Parts) -> NDArray[np.int32]:
 
 
 def _draw_lengths(words: Flags, bounds: Ints, counts: Ints, random: Bits, spans: int) -> tuple[Ints, Ints, Ints]:
-    """Return the part, the length and the targets before (in its part) of each span, in tokens.
+    """Return the part of each span, its length in tokens, and the number of targets before it in its part.
 
-    A length is drawn in words, and has as many tokens as so many words of the part have on average.
+    A length is drawn in words, and converted with the average number of tokens per word of the part.
     """
     owner = np.repeat(np.arange(counts.size), counts)
     number = np.arange(owner.size) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -180,7 +179,7 @@ def _draw_lengths(words: Flags, bounds: Ints, counts: Ints, random: Bits, spans:
 
 
 def _round_to_words(chosen: Flags, words: Flags, bounds: Ints, random: Bits) -> None:
-    """Change which tokens are chosen, so that whole words are; a part keeps its number and each token its chance."""
+    """Change which tokens are chosen so that complete words are; parts keep their counts and tokens their chances."""
     starts = np.flatnonzero(words)
     sizes = np.diff(np.append(starts, words.size))
     covered = np.add.reduceat(chosen, starts, dtype=np.int64)
@@ -191,7 +190,7 @@ def _round_to_words(chosen: Flags, words: Flags, bounds: Ints, random: Bits) -> 
     owner = np.searchsorted(bounds, starts, "right") - 1
     draws = _draw("exchange", random, owner, starts - bounds[owner])
     covered = _exchange(sizes, covered, owner, draws)
-    # What is left in part is a run of its tokens, from any of them on.
+    # A word that stays covered in part has consecutive targets from a random token on.
     turn = keyed_random.uniform_below(_draw("turn", random, owner, starts - bounds[owner]), sizes)
     chosen[keyed_random.concatenate_ranges(starts, sizes)] = False
     within = keyed_random.concatenate_ranges(turn, covered) % np.repeat(sizes, covered)
@@ -199,23 +198,23 @@ def _round_to_words(chosen: Flags, words: Flags, bounds: Ints, random: Bits) -> 
 
 
 def _exchange(sizes: Ints, covered: Ints, owner: Ints, draws: Bits) -> Ints:
-    """Return how many tokens of w words are covered after exchanges within each part: all or none, in all but one."""
+    """Return how many tokens of each word are covered after exchanges within each part: all or none, except in one."""
     covered = covered.copy()
     _, first, counts = np.unique(owner, return_index=True, return_counts=True)
     falling = np.argsort(-counts, kind="stable")
     first, counts = first[falling], counts[falling]
-    open_ = first.copy()  # of each part, the word that is still covered in part
+    open_ = first.copy()  # the word of each part that is still covered in part
     for step in range(1, int(counts[0])):
         active = int(np.searchsorted(-counts, -step, "left"))  # parts with more than `step` words
-        one, other = open_[:active], first[:active] + step
-        up = np.minimum(sizes[one] - covered[one], covered[other])
-        down = np.minimum(covered[one], sizes[other] - covered[other])
-        rises = keyed_random.uniform_below(draws[other], up + down) < down
+        word, partner = open_[:active], first[:active] + step
+        up = np.minimum(sizes[word] - covered[word], covered[partner])
+        down = np.minimum(covered[word], sizes[partner] - covered[partner])
+        rises = keyed_random.uniform_below(draws[partner], up + down) < down
         moved = np.where(rises, up, -down)
-        covered[one] += moved
-        covered[other] -= moved
-        done = (covered[one] == 0) | (covered[one] == sizes[one])
-        open_[:active] = np.where(done, other, one)
+        covered[word] += moved
+        covered[partner] -= moved
+        done = (covered[word] == 0) | (covered[word] == sizes[word])
+        open_[:active] = np.where(done, partner, word)
     return covered
 
 
@@ -224,5 +223,5 @@ def _bits(name: str, random: Bits) -> Bits:
 
 
 def _draw(name: str, random: Bits, owner: Ints, numbers: Ints) -> Bits:
-    """Return 64 random bits for each number of a part."""
+    """Return 64 random bits for each number within its part."""
     return _bits(name, random[owner] + numbers.astype(np.uint64))

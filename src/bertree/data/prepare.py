@@ -1,245 +1,207 @@
-"""Raw text -> token store: documents, sentences, tokens, shards.
+"""From text files to a tokenizer and a token store: `bertree.train_tokenizer`, `bertree.prepare`."""
 
-The corpus is divided into chunks of documents that depend on the input alone; shards end where a chunk ends. So the
-store has the same bytes for any engine, for any number of workers and after any interruption: a run that finds a
-journal keeps the finished shards and resumes the corpus after them. Memory holds only a few chunks.
-"""
-
+import io
+import os
 import shutil
-from collections.abc import Callable, Generator, Iterator
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from itertools import compress
 from pathlib import Path
 
-import numpy as np
-
-from bertree.data import journal
-from bertree.data.controls import CodeTable
-from bertree.data.journal import PrepareProgress
+from bertree.config.default_model import resolve_model_path
+from bertree.console import Bar, bar, showing
 from bertree.data.store import Store
-from bertree.data.store_header import HEADER, JOURNAL, SPECIAL, TOKENIZER
-from bertree.data.tokenizing import TokenizedDocuments, tokenize
-from bertree.data.writer import PARTIAL, ShardWriter, disk_errors, write_header
-from bertree.engines.engine import HERE, Engine
+from bertree.data.store_builder import build_store
+from bertree.data.store_files import TOKENIZER
+from bertree.engines.local import choose_engine
 from bertree.errors import UserError
-from bertree.files.atomic import exclusive_lock, sync
-from bertree.files.formats import Json
-from bertree.keyed_random import Ints
-from bertree.text.corpus import Corpus, Position, describe_counts
-from bertree.text.identity import tokenizer_hash, word_starts
+from bertree.text import tokenizer_training
+from bertree.text.corpus import Corpus, CorpusOptions, describe_counts
+from bertree.text.sources import STANDARD_INPUT, describe_skipped
 from bertree.text.tokenizer import Tokenizer
+from bertree.text.tokenizer_training import TokenizerReport
 
-CHUNK = 1 << 18  # characters per task of a worker: a fraction of a second
-SHARD_TOKENS = 1 << 25  # 64 MiB: what an interruption can cost, about half a minute on two cores
-
-KEPT = "; finished shards are kept: make room and run the same command again to resume"
+HELD_OUT_EVERY = tokenizer_training.HeldOutSplit().every  # one document in this many is held out
 
 
-@dataclass
-class Chunk:
-    """Documents, and the state of the corpus after them."""
+@dataclass(frozen=True, kw_only=True)
+class TrainedTokenizer:
+    """A tokenizer in its folder, its report on held-out documents, and what was left out of the corpus."""
 
-    documents: list[str]
-    codes: list[str]  # control code of each document; "": it has none
-    position: Position
-    counts: Json
-    digests: list[bytes]
-    consumed: int  # bytes read so far
+    folder: Path
+    tokenizer: Tokenizer
+    documents: int
+    report: TokenizerReport | None  # None: too few documents to hold any out
+    dropped: list[str]  # readable lines, one per reason
 
 
-def read_chunks(corpus: Corpus) -> Iterator[Chunk]:
-    """Yield the corpus in chunks, each with the state after its last document."""
-    documents: list[str] = []
-    codes: list[str] = []
-    size = 0
+@dataclass(frozen=True, kw_only=True)
+class PreparedStore:
+    """A token store in its folder, its size on disk, and what was left out of the corpus."""
 
-    def close() -> Chunk:
-        nonlocal documents, codes, size
-        digests, corpus.digests = corpus.digests, []
-        chunk = Chunk(documents, codes, corpus.position, asdict(corpus.counts), digests, corpus.consumed)
-        documents, codes, size = [], [], 0
-        return chunk
+    store: Store
+    bytes: int
+    tokenizer_bytes: int
+    seconds: float
+    dropped: list[str]  # readable lines, one per reason
 
-    for document in corpus.documents():
-        documents.append(document)
-        codes.append(corpus.code)
-        size += len(document)
-        if size >= CHUNK:
-            yield close()
-    yield close()  # possibly without documents, but with the final counts
+
+def train_tokenizer(
+    corpus: str | Path | Sequence[str | Path],
+    out: str | Path,
+    *,
+    kind: str = "wordpiece",
+    vocab_size: int = 30_000,
+    cased: bool | None = None,
+    text: str = "text",
+    format: str | None = None,
+    whole_files: bool = False,
+    wrapped: bool = False,
+    deduplicate: bool = False,
+    min_characters: int = 1,
+    progress: bool | None = None,
+) -> TrainedTokenizer:
+    """Train a tokenizer on text files, save it as a folder and measure it on held-out documents.
+
+    `corpus` are files, folders or globs; `kind` is wordpiece (BERT), bpe (RoBERTa), unigram (ALBERT), xlnet or bytes;
+    `cased` keeps capitals (default: as usual for the kind). `text` is the field of JSON, CSV and parquet records;
+    `format` is the format of files whose suffix does not say it; with `whole_files` a text file is one document; with
+    `wrapped` a single line end is a space.
+
+    >>> bertree.train_tokenizer("corpus/", "my-tokenizer", kind="wordpiece", vocab_size=30_000).report.fertility
+    """
+    names, out = _names(corpus), Path(out)
+    options = CorpusOptions(
+        field=text,
+        format=format,
+        whole_files=whole_files,
+        wrapped=wrapped,
+        deduplicate=deduplicate,
+        min_characters=min_characters,
+    )
+    split, source = tokenizer_training.HeldOutSplit(), None
+    with showing(progress), _rereadable_input(names) as rewind, bar("reading", in_bytes=True) as shown:
+
+        def documents() -> Iterator[str]:
+            nonlocal split, source
+            rewind()
+            split, source = tokenizer_training.HeldOutSplit(), Corpus(names, options)
+            shown.relabel("reading", source.size or None)
+            return split.training(_with_progress(source, shown))
+
+        tokenizer = tokenizer_training.train(documents, kind, vocab_size, cased, ", ".join(names))
+    assert source is not None, "training reads the corpus"
+    if not source.counts.kept:
+        raise UserError(f"{', '.join(names)}: has no text to train a vocabulary on")
+    tokenizer_training.save(tokenizer, out)
+    report = tokenizer_training.evaluate(tokenizer, split.held) if split.held else None
+    dropped = _describe_dropped(asdict(source.counts), names, options)
+    return TrainedTokenizer(
+        folder=out, tokenizer=tokenizer, documents=source.counts.kept, report=report, dropped=dropped
+    )
 
 
 def prepare(
-    corpus: Corpus,
-    tokenizer: Tokenizer,
-    out: Path,
-    engine: Engine = HERE,
+    corpus: str | Path | Sequence[str | Path],
+    tokenizer: str | Path,
+    out: str | Path,
     *,
+    workers: int | None = None,
+    engine: str = "local",
+    address: str | None = None,
     language: str = "en",
-    shard_tokens: int = SHARD_TOKENS,
-    advance: Callable[[int, int], None] = lambda consumed, tokens: None,
-) -> Store:
-    """Make the store of a corpus in the folder `out`, or resume making it.
+    text: str = "text",
+    format: str | None = None,
+    whole_files: bool = False,
+    wrapped: bool = False,
+    deduplicate: bool = False,
+    min_characters: int = 1,
+    control: str = "",
+    control_default: str = "",
+    progress: bool | None = None,
+) -> PreparedStore:
+    """Turn text files into a token store: documents, sentences, tokens. An interrupted call resumes when repeated.
 
-    `engine`: where chunks are tokenized. `advance` is called with the bytes read and tokens written so far.
+    `tokenizer` is the folder of a tokenizer or a model. `workers` defaults to all cores; they are processes, so a
+    script needs the usual `if __name__ == "__main__":`. `engine="ray"` uses the Ray cluster at `address`. `language` is
+    for splitting sentences. `control` says where each document's control code comes from: "folder", "file", or a column
+    of its table such as "source", "url:host" or "date:year"; `control_default` is the code of documents without one.
+    The other options are those of `train_tokenizer`.
+
+    >>> bertree.prepare("corpus/", "my-tokenizer", "my-store").store.tokens
     """
-    special = {kind: token for kind in SPECIAL if (token := tokenizer.id_of(kind)) is not None}
-    if "sep" not in special and tokenizer.end_id is not None:
-        special["sep"] = tokenizer.end_id  # GPT-2 has no separator, but a token that ends a text
-    job: Json = {
-        "tokenizer": tokenizer_hash(tokenizer),
-        "vocab_size": tokenizer.size,
-        "options": asdict(corpus.options),
-        "language": language,
-        "shard_tokens": shard_tokens,
-        "corpus": [[source.path, source.size, source.modified] for source in corpus.sources],
-    }
-    if out.exists() and not out.is_dir():
-        raise UserError(f"{out}: is a file; give the path of a folder to write")
-    if out.is_dir():
-        _check_folder(out)
-    created = not out.exists()
-    with disk_errors(out, KEPT):
-        out.mkdir(parents=True, exist_ok=True)
-        with exclusive_lock(out):
-            _check_folder(out)  # again: another run may have finished in between
-            progress = journal.load(out, job)
-            if not (out / HEADER).is_file():  # otherwise only the clean-up was interrupted
-                with _removed_if_empty(out, progress, created):
-                    _start_or_resume(out, job, progress, corpus, tokenizer)
-                    stream = tokenize(read_chunks(corpus), lambda chunk: chunk.documents, tokenizer, language, engine)
-                    _write(stream, _ShardedWriter(out, job, progress, advance, tokenizer))
-                    summary = asdict(corpus.counts) | {"tokenless": progress.tokenless}
-                    if not progress.shards:
-                        reasons = "; ".join(describe_counts(summary)) or "it is empty"
-                        raise UserError(f"{corpus.sources[0].path}: no text to store in this corpus ({reasons})")
-                    write_header(
-                        out,
-                        progress.shards,
-                        vocab_size=tokenizer.size,
-                        special=special,
-                        word_start=word_starts(tokenizer),
-                        tokenizer_hash=job["tokenizer"],
-                        summary=summary,
-                        controls=progress.controls,
-                        cls_last=tokenizer.cls_last,
-                    )
-            journal.clear(out)
-    return Store.open(out)
+    names, out, folder = _names(corpus), Path(out), resolve_model_path(tokenizer)
+    if control_default and not control:
+        raise UserError("control_default: needs control, which says where the codes come from")
+    options = CorpusOptions(
+        field=text,
+        format=format,
+        whole_files=whole_files,
+        wrapped=wrapped,
+        deduplicate=deduplicate,
+        min_characters=min_characters,
+        control=control,
+        control_default=control_default,
+    )
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder; train a tokenizer with `bertree tokenizer train`")
+    loaded = Tokenizer.load(folder)
+    if loaded is None:
+        raise UserError(f"{folder}: no tokenizer files in this folder; train one with `bertree tokenizer train`")
+    workers_engine = choose_engine(engine, address, workers or (_cores() if engine == "local" else None))
+    source, started = Corpus(names, options), time.perf_counter()
+    with showing(progress), bar("preparing", source.size or None, speed="tokens", in_bytes=True) as shown:
+        try:
+            store = build_store(source, loaded, out, workers_engine, language=language, advance=shown.move_to)
+        except KeyboardInterrupt:
+            raise UserError(f"{out}: interrupted; run the same command again to resume after the last shard") from None
+    size = sum(path.stat().st_size for path in out.iterdir() if path.is_file())
+    tokenizer_bytes = sum(path.stat().st_size for path in (out / TOKENIZER).iterdir())
+    return PreparedStore(
+        store=store,
+        bytes=size,
+        tokenizer_bytes=tokenizer_bytes,
+        seconds=time.perf_counter() - started,
+        dropped=_describe_dropped(store.summary, names, options),
+    )
 
 
-class _ShardedWriter:
-    """Writes chunks into shards, and finished shards into the journal."""
-
-    def __init__(
-        self,
-        out: Path,
-        job: Json,
-        progress: PrepareProgress,
-        advance: Callable[[int, int], None],
-        tokenizer: Tokenizer,
-    ) -> None:
-        self.out, self.job, self.progress, self.advance = out, job, progress, advance
-        self.writer: ShardWriter | None = None
-        self.digests: list[bytes] = []
-        self.written = sum(parts["tokens"].count for parts in progress.shards)
-        self.last: Chunk | None = None
-        self.tokenless = 0  # since the last shard
-        self.table = CodeTable(tokenizer, progress.controls) if job["options"]["control"] else None
-
-    def add(self, chunk: Chunk, tokenized: TokenizedDocuments) -> None:
-        """Write a chunk, and close the shard when it is full."""
-        self.last = chunk
-        self.digests += chunk.digests
-        self.tokenless += int((~tokenized.kept).sum())
-        if tokenized.tokens.size:
-            if self.writer is None:
-                number = len(self.progress.shards)
-                self.writer = ShardWriter(self.out, number, self.job["vocab_size"], self.table is not None)
-            self.writer.add(
-                tokenized.tokens, tokenized.sentences, tokenized.documents, self._codes(chunk.codes, tokenized)
-            )
-            self.written += tokenized.tokens.size
-        self.advance(chunk.consumed, self.written)
-        if self.writer is not None and self.writer.tokens >= self.job["shard_tokens"]:
-            self.close_shard()
-
-    def _codes(self, codes: list[str], tokenized: TokenizedDocuments) -> Ints | None:
-        """Return the number of each document's control code."""
-        if self.table is None:
-            return None
-        ends = np.cumsum(tokenized.sentences)[np.cumsum(tokenized.documents) - 1]
-        return self.table.number([*compress(codes, tokenized.kept)], np.diff(ends, prepend=0))
-
-    def close_shard(self) -> None:
-        """Close the open shard, if there is one, and record everything so far in the journal."""
-        if self.last is None:
-            return
-        progress = self.progress
-        if self.writer is not None:
-            progress.shards.append(self.writer.close())
-            self.writer = None
-        if self.job["options"]["deduplicate"]:
-            journal.add_seen(self.out, progress.seen, self.digests)
-            progress.seen += len(self.digests)
-            self.digests = []
-        progress.position, progress.counts = self.last.position, self.last.counts
-        progress.tokenless += self.tokenless
-        self.tokenless = 0
-        progress.controls = self.table.codes.copy() if self.table else []
-        self.last = None
-        journal.save(self.out, self.job, progress)
+def _names(corpus: str | Path | Sequence[str | Path]) -> list[str]:
+    return [str(name) for name in ([corpus] if isinstance(corpus, str | Path) else corpus)]
 
 
-def _write(stream: Generator[tuple[Chunk, TokenizedDocuments], None, None], run: _ShardedWriter) -> None:
-    try:
-        for chunk, tokenized in stream:
-            run.add(chunk, tokenized)
-        run.close_shard()
-    finally:
-        stream.close()
-        if run.writer is not None:
-            run.writer.abandon()
-
-
-def _check_folder(out: Path) -> None:
-    if (out / HEADER).is_file() and not (out / JOURNAL).is_file():
-        raise UserError(f"{out}: is already a finished store; remove it or give another folder")
-    if not (out / JOURNAL).is_file() and not all(map(_is_leftover, out.iterdir())):
-        raise UserError(f"{out}: contains other files; give an empty or a new folder")
-
-
-def _is_leftover(path: Path) -> bool:
-    """Whether a preparation that was killed before its journal was written may have left this file."""
-    return path.name.endswith(PARTIAL) or path.name in (journal.SEEN, TOKENIZER)
-
-
-def _start_or_resume(out: Path, job: Json, progress: PrepareProgress, corpus: Corpus, tokenizer: Tokenizer) -> None:
-    """Resume the corpus from the progress of an earlier run, or start a journal."""
-    if not progress.shards:
-        shutil.rmtree(out / TOKENIZER, ignore_errors=True)  # of a run that finished no shard
-        journal.save(out, job, progress)
-    else:
-        corpus.resume(progress.position, progress.counts, journal.read_seen(out, progress.seen))
-    for leftover in out.glob(f"*{PARTIAL}"):
-        leftover.unlink()
-    folder = out / TOKENIZER
-    folder.mkdir(exist_ok=True)
-    tokenizer.save(folder)
-    for file in (*folder.iterdir(), folder):
-        sync(file)
+def _cores() -> int:
+    """Return the number of cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextmanager
-def _removed_if_empty(out: Path, progress: PrepareProgress, created: bool) -> Iterator[None]:
-    """After an error, remove everything from the folder if no shard is finished, and the folder if it is new."""
-    try:
-        yield
-    except BaseException:
-        if not progress.shards:
-            shutil.rmtree(out / TOKENIZER, ignore_errors=True)
-            journal.clear(out)
-            if created:
-                out.rmdir()
-        raise
+def _rereadable_input(corpus: Sequence[str]) -> Iterator[Callable[[], object]]:
+    """Copy standard input, if it is read, to a temporary file; yield a function that rewinds it."""
+    if STANDARD_INPUT not in corpus:
+        yield lambda: None
+        return
+    original = sys.stdin
+    with tempfile.TemporaryFile() as copy:
+        shutil.copyfileobj(original.buffer, copy, 1 << 20)
+        sys.stdin = io.TextIOWrapper(copy)
+        try:
+            yield lambda: copy.seek(0)
+        finally:
+            sys.stdin = original
+
+
+def _describe_dropped(counts: Mapping[str, int], corpus: Sequence[str], options: CorpusOptions) -> list[str]:
+    skipped = "" if options.format else describe_skipped(corpus)
+    return [*describe_counts(counts), *([skipped] if skipped else [])]
+
+
+def _with_progress(corpus: Corpus, shown: Bar) -> Iterable[str]:
+    for number, document in enumerate(corpus.documents()):
+        if number % 256 == 0:
+            shown.move_to(corpus.consumed)
+        yield document
+    shown.relabel("learning the vocabulary")

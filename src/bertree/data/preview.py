@@ -7,7 +7,7 @@ from bertree.batch import IGNORED, Batch, Permutation, PretrainingLabels
 from bertree.data.formats import Format
 from bertree.data.masking import Masking
 from bertree.data.store import Store
-from bertree.data.store_header import TOKENIZER
+from bertree.data.store_files import TOKENIZER
 from bertree.data.stream import Stream
 from bertree.errors import UserError, suggest
 from bertree.text.tokenizer import Tokenizer
@@ -21,7 +21,7 @@ OBJECTIVES = {"mlm": "token", "next": "next", "permutation": "permutation"}  # a
 TokenNames = Callable[[int], str]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PreviewToken:
     """One token as the model sees it, and what it must predict there."""
 
@@ -32,10 +32,10 @@ class PreviewToken:
     starts_word: bool
     target: str | None = None  # the original token, if it must be predicted
     action: str = ""  # what was done to it: masked, random, kept, or ordered: predicted in a random order
-    rank: int = 0  # place in that order, from 1; 0: seen by every token
+    rank: int = 0  # in that order, from 1; 0: every token sees it
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ExamplePreview:
     """One example in readable form."""
 
@@ -70,8 +70,8 @@ def preview_masking(masking: str | None, objective: str | None, partial: int, sp
         raise UserError("`objective`, `masking`: both say what is predicted; give one of them")
     if objective is not None and objective not in OBJECTIVES:
         raise UserError(f"`objective={objective}`: unknown, {suggest(objective, OBJECTIVES)}")
-    found = Masking.parse(OBJECTIVES[objective] if objective is not None else masking or "token")
-    return None if found is None else replace(found, partial=partial, spans=spans)
+    parsed = Masking.parse(OBJECTIVES[objective] if objective is not None else masking or "token")
+    return None if parsed is None else replace(parsed, partial=partial, spans=spans)
 
 
 def preview_example(
@@ -86,7 +86,7 @@ def preview_example(
 ) -> ExamplePreview:
     """Return example `number` of a store (in corpus order) as the model reads it in an epoch."""
     if isinstance(format, str) and format.startswith("lanes"):
-        raise UserError(f"format '{format}': lanes are continuous text, which has no examples; give 'stream' instead")
+        raise UserError(f"format '{format}': lanes are continuous text without examples; give 'stream' instead")
     stream = Stream(store, format=format, masking=masking, batch_tokens=max_length, max_length=max_length, seed=seed)
     example = stream.example(number, epoch)
     return ExamplePreview(
@@ -122,31 +122,30 @@ def _tokens(stream: Stream, example: Batch, name: TokenNames) -> tuple[PreviewTo
     store, special = stream.store, set(stream.store.special.values())
     targets: dict[int, int] = {}
     order = example.permutation
-    shows_targets = stream.masking is not None and stream.masking.unit != "next"  # of "next" the text itself is enough
-    if shows_targets:
-        places, there = PretrainingLabels.of(example).predicted
-        places = places if order is None else order.queries
-        pairs = zip(places.tolist(), there.tolist(), strict=True)
-        targets = {place: target for place, target in pairs if target != IGNORED}
+    if stream.masking is not None and stream.masking.unit != "next":  # the targets of "next" are the text itself
+        rows, ids = PretrainingLabels.of(example).predicted
+        rows = rows if order is None else order.queries
+        pairs = zip(rows.tolist(), ids.tolist(), strict=True)
+        targets = {row: target for row, target in pairs if target != IGNORED}
     ranks = [0] * example.ids.numel() if order is None else order.ranks.tolist()
-    found = []
-    for place, (seen, position, segment) in enumerate(
+    tokens = []
+    for row, (seen, position, segment) in enumerate(
         zip(example.ids.tolist(), example.positions.tolist(), example.segments.tolist(), strict=True)
     ):
-        original = targets.get(place, seen)
-        found.append(
+        original = targets.get(row, seen)
+        tokens.append(
             PreviewToken(
                 text=name(seen),
                 position=position,
                 segment=segment,
                 special=original in special,
                 starts_word=bool(store.word_start[original]),
-                target=name(original) if place in targets else None,
-                action=_action(seen, original, store.special.get("mask"), order) if place in targets else "",
-                rank=ranks[place],
+                target=name(original) if row in targets else None,
+                action=_action(seen, original, store.special.get("mask"), order) if row in targets else "",
+                rank=ranks[row],
             )
         )
-    return tuple(found)
+    return tuple(tokens)
 
 
 def _action(seen: int, target: int, mask: int | None, order: Permutation | None) -> str:

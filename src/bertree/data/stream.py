@@ -1,23 +1,18 @@
 """The batch stream: `stream[k]` is the packed batch of step k, a pure function of the seed and k.
 
-An epoch is one long line of packed tokens: the chunks of the index in random order, sixteen to a window, the examples
-of a window shuffled together. Epochs follow each other without end. Batch k is a piece of that line, so any step is
-found by arithmetic and one search, and no order of the whole corpus is held in memory: a few numbers per chunk, and the
-windows in use.
+An epoch is one long line of packed tokens. The chunks of the index are put in random order, sixteen to a shuffle group,
+and the examples of a group are shuffled together. Epochs follow each other without end. A batch is a slice of the line,
+so any step is found by arithmetic and one search. Memory holds a few numbers per chunk and the groups in use.
 
-Borders lie at equal distances along the line, and the examples of a window are ordered so that the borders fall on
-their ends, or a little before one, in which case the border moves: no batch has more than `batch_tokens` tokens, and it
-wastes at most 2 % of them. Batches of fewer than six full examples cannot be filled that well with whole examples and
-may waste a third, or half of a batch of two. If the allowed waste is not enough (`waste` is small, lengths do not add
-up), the example at a border is split: its head ends one batch, its tail starts the next as a sequence of its own, with
-positions from 0 and without the other's special tokens. `fixed` allows no waste: every batch has exactly `batch_tokens`
-tokens, and up to two split sequences.
+Batch borders are at equal distances along the line. The examples of a group are ordered so that borders fall on ends of
+examples, or shortly before one; then the border moves. A batch never exceeds `batch_tokens` and wastes at most 2 % of
+them (up to half, if it holds fewer than six full examples). Where this is not enough, the example at a border is split:
+its tail starts the next batch as a sequence of its own, without the head's special tokens. `fixed` allows no waste:
+every batch has exactly `batch_tokens` tokens and up to two split examples.
 
-A split pair keeps its NSP or SOP label if its head still contains some of the second segment, as after BERT's
-truncation; otherwise, in its tail, and in an example of one sentence, the label is -100, which torch's losses ignore.
-Masks are drawn in each side, so static masks repeat except in split sequences; a side of special tokens alone has none.
-In a store with control codes the second side of a split sequence begins with its code, which takes the place of its
-first tokens: these are not read in that epoch.
+A split pair keeps its NSP or SOP label if its head contains some of the second segment; other sequences have the label
+-100, which losses ignore. Masks are drawn in each side. With control codes the tail begins with its code instead of its
+first tokens, which are not read in that epoch.
 """
 
 from collections import OrderedDict
@@ -35,15 +30,15 @@ from bertree.batch import Batch, Permutation, PretrainingLabels
 from bertree.data.example_index import ExampleIndex
 from bertree.data.formats import CODED, Format
 from bertree.data.masking import Masking, TargetMaker, target_maker
-from bertree.data.permutation import Parts, PermutationTargets
+from bertree.data.permutation import OrderedParts, PermutationTargets
+from bertree.data.sequences.balanced_order import balanced_order
+from bertree.data.sequences.shuffle_group import PackedSlice, ShuffleGroup, build_group
 from bertree.data.store import Store
-from bertree.data.windows.balanced_order import balanced_order
-from bertree.data.windows.window import PackedSlice, ShuffleWindow, build_window
 from bertree.errors import UserError
 from bertree.keyed_random import Ints
 
-WINDOW_CHUNKS = 16
-KEPT = 3  # windows in memory: a step reads one or two
+GROUP_CHUNKS = 16
+MAX_GROUPS = 3  # in memory: a step reads one or two
 
 
 class Stream:
@@ -64,9 +59,9 @@ class Stream:
         waste: float | None = None,
         shares: int | None = None,
     ) -> None:
-        """`batch_tokens` is the budget of the whole batch, of which rank r of `world` reads its part: whole sequences,
-        or with `fixed` one equal share. A fixed batch is split at the borders of `shares` equal shares (default: one
-        per rank): with the same `shares`, any number of ranks that divides it reads the same batch."""
+        """`batch_tokens` is the budget of the batch of all ranks. Each of `world` ranks reads some of its sequences, or
+        with `fixed` an equal share of its tokens. A fixed batch is split at the borders of `shares` equal shares
+        (default: one per rank): any number of ranks that divides `shares` reads the same batch."""
         self._settings = {name: value for name, value in locals().items() if name not in ("self", "store")}
         store = store if isinstance(store, Store) else Store.open(store)
         self.store, self.seed, self.fixed = store, seed, fixed
@@ -89,31 +84,32 @@ class Stream:
         self.examples = int(self.index.chunks[-1])
         if self.format.objective and self.index.marks[-1] == 0:
             raise UserError(
-                f"{store.folder or 'store'}: no document has two sentences, so there are no pairs for "
+                f"{store.name}: no document has two sentences, so there are no pairs for "
                 f"{self.format.name}; use another format"
             )
         self.epoch_tokens = int(self.index.totals.sum())  # including special tokens
         self._orders: OrderedDict[int, tuple[list[Ints], Ints, Ints]] = OrderedDict()
-        self._windows: OrderedDict[tuple[int, int], ShuffleWindow] = OrderedDict()
-        self._window_chunks = WINDOW_CHUNKS
+        self._groups: OrderedDict[tuple[int, int], ShuffleGroup] = OrderedDict()
+        self._group_chunks = GROUP_CHUNKS
         self._lock = Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle for worker processes: a store on disk is opened there again, not copied."""
+        """Pickle for worker processes: they open a store on disk again instead of copying it."""
         return _reopen, (self.store.folder if self.store.folder and self.store.complete else self.store, self._settings)
 
     def _check(self, waste: float | None) -> None:
-        where = self.store.folder or "store"
+        where = self.store.name
         if self.store.controls and self.format.kind not in CODED:
             raise UserError(
-                f"{where}: has control codes, and {self.format.name} is not for them; use format {' or '.join(CODED)}"
+                f"{where}: has control codes, which {self.format.name} does not support; use format "
+                f"{' or '.join(CODED)}"
             )
         for kind in () if self.format.kind == "stream" else ("cls", "sep"):
             if kind not in self.store.special:
                 raise UserError(f"{where}: the vocabulary has no {kind} token, which {self.format.name} needs")
         if self.format.objective == "nsp" and self.store.documents < 2:
-            part = "this store has" if self.store.complete else "the part used here has"
-            raise UserError(f"{where}: NSP needs two documents or more; {part} {self.store.documents}")
+            split = "this store has" if self.store.complete else "this split has"
+            raise UserError(f"{where}: NSP needs two documents or more; {split} {self.store.documents}")
         if not 0 <= self.rank < self.world:
             raise UserError(f"rank {self.rank} of {self.world}: ranks go from 0 to {self.world - 1}")
         if self.shares < 1:
@@ -165,24 +161,24 @@ class Stream:
             low = high
 
     def example(self, number: int, epoch: int = 0) -> Batch:
-        """Return one example, by its number in corpus order, as a batch of this epoch."""
+        """Return one example, by its number in corpus order, as a batch of an epoch."""
         count = self.examples
         if not 0 <= number < count:
             raise UserError(f"example {number}: the store has {count:,} of this format, from 0 on")
         chunk = int(np.searchsorted(self.index.chunks, number, "right")) - 1
-        groups, order, _ = self._order(epoch)
-        place = next(p for p, group in enumerate(order) if chunk in groups[group])
-        window = self._window(epoch, place)
-        at = int(np.flatnonzero(window.numbers == number)[0])
-        low, high = int(window.bounds[at]), int(window.bounds[at + 1])
-        return self._pack([(window, window.read(low, high))])
+        chunks, order, _ = self._order(epoch)
+        index = next(index for index, group in enumerate(order) if chunk in chunks[group])
+        group = self._group(epoch, index)
+        at = int(np.flatnonzero(group.numbers == number)[0])
+        low, high = int(group.bounds[at]), int(group.bounds[at + 1])
+        return self._pack([(group, group.read(low, high))])
 
-    # Places in the line.
+    # Offsets in the line.
 
     def _order(self, epoch: int) -> tuple[list[Ints], Ints, Ints]:
-        """Return the chunks of each window, the order of the windows, and where each starts in the epoch's line.
+        """Return the chunks of each group, the order of the groups, and where each starts in the epoch's line.
 
-        With static masks an epoch's windows are those of the epoch it repeats, in another order.
+        With static masks an epoch has the groups of the epoch it repeats, in another order.
         """
         with self._lock:
             if epoch not in self._orders:
@@ -190,59 +186,61 @@ class Stream:
                 mixed = np.argsort(
                     keyed_random.bits(keyed_random.key(self.seed, self._content(epoch), "chunks"), chunks)
                 )
-                groups = np.array_split(mixed, ceil(mixed.size / self._window_chunks))
+                groups = np.array_split(mixed, ceil(mixed.size / self._group_chunks))
                 order = np.argsort(
                     keyed_random.bits(keyed_random.key(self.seed, epoch, "windows"), np.arange(len(groups)))
                 )
                 sizes = np.array([int(self.index.totals[groups[group]].sum()) for group in order])
                 self._orders[epoch] = (groups, order, np.concatenate(([0], np.cumsum(sizes))))
-                if len(self._orders) > KEPT:
+                if len(self._orders) > MAX_GROUPS:
                     self._orders.popitem(last=False)
             return self._orders[epoch]
 
     def _content(self, epoch: int) -> int:
+        """Return the epoch whose pairs and masks this epoch has."""
         return epoch % self.masking.duplicates if self.masking and self.masking.duplicates else epoch
 
-    def _window(self, epoch: int, place: int) -> ShuffleWindow:
-        groups, order, starts = self._order(epoch)
+    def _group(self, epoch: int, index: int) -> ShuffleGroup:
+        """Return a group by its index in the order of the epoch."""
+        chunks, order, starts = self._order(epoch)
         with self._lock:
-            if (epoch, place) not in self._windows:
-                group, repeated = int(order[place]), self._content(epoch)
-                self._windows[epoch, place] = build_window(
+            if (epoch, index) not in self._groups:
+                group, repeated = int(order[index]), self._content(epoch)
+                self._groups[epoch, index] = build_group(
                     self.store,
                     self.index,
                     self.format,
-                    self._room,
-                    groups[group],
-                    keyed_random.key(self.seed, repeated, group, "content"),
-                    keyed_random.key(self.seed, epoch, group, "order"),
-                    lambda lengths: balanced_order(
-                        lengths, epoch * self.epoch_tokens + int(starts[place]), self._stride, self._slack
+                    chunks[group],
+                    room=self._room,
+                    content_key=keyed_random.key(self.seed, repeated, group, "content"),
+                    order_key=keyed_random.key(self.seed, epoch, group, "order"),
+                    arrange=lambda lengths: balanced_order(
+                        lengths, epoch * self.epoch_tokens + int(starts[index]), self._stride, self._slack
                     ),
                 )
-                if len(self._windows) > KEPT:
-                    self._windows.popitem(last=False)
-            self._windows.move_to_end((epoch, place))
-            return self._windows[epoch, place]
+                if len(self._groups) > MAX_GROUPS:
+                    self._groups.popitem(last=False)
+            self._groups.move_to_end((epoch, index))
+            return self._groups[epoch, index]
 
-    def _find(self, place: int) -> tuple[ShuffleWindow, int, int]:
-        """Return the window at a place of the line, and where the window starts and ends."""
-        epoch, offset = divmod(place, self.epoch_tokens)
+    def _find(self, offset: int) -> tuple[ShuffleGroup, int, int]:
+        """Return the group at an offset of the line, and where the group starts and ends."""
+        epoch, within = divmod(offset, self.epoch_tokens)
         _, _, starts = self._order(epoch)
-        number = int(np.searchsorted(starts, offset, "right")) - 1
+        index = int(np.searchsorted(starts, within, "right")) - 1
         base = epoch * self.epoch_tokens
-        return self._window(epoch, number), base + int(starts[number]), base + int(starts[number + 1])
+        return self._group(epoch, index), base + int(starts[index]), base + int(starts[index + 1])
 
-    def _sequence(self, place: int) -> tuple[int, int]:
-        """Return where the example at a place of the line starts and ends."""
-        window, start, _ = self._find(place)
-        at = int(np.searchsorted(window.bounds, place - start, "right")) - 1
-        return start + int(window.bounds[at]), start + int(window.bounds[at + 1])
+    def _example_bounds(self, offset: int) -> tuple[int, int]:
+        """Return where the example at an offset of the line starts and ends."""
+        group, start, _ = self._find(offset)
+        at = int(np.searchsorted(group.bounds, offset - start, "right")) - 1
+        return start + int(group.bounds[at]), start + int(group.bounds[at + 1])
 
-    def _border(self, place: int) -> int:
-        """Return the border of a batch: the end of the example at the place if it is near, else the place."""
-        start, end = self._sequence(place)
-        return end if start < place and end - place <= self._slack else place
+    def _border(self, offset: int) -> int:
+        """Return the border of a batch: the end of the example at the offset if it is near, else the offset."""
+        start, end = self._example_bounds(offset)
+        return end if start < offset and end - offset <= self._slack else offset
 
     # Batches.
 
@@ -257,38 +255,38 @@ class Stream:
         low, high = int(cuts[0]), int(cuts[-1])
         slices = []
         while low < high:
-            window, start, end = self._find(low)
+            group, start, end = self._find(low)
             stop = min(high, end)
             inner = cuts[(cuts > low) & (cuts < stop)] - start
-            slices.append((window, window.read(low - start, stop - start, inner)))
+            slices.append((group, group.read(low - start, stop - start, inner)))
             low = stop
         return self._pack(slices)
 
     def _between(self, low: int, high: int, rank: int) -> int:
-        """Return where a rank's part of the batch starts: the sequence border nearest to its equal share."""
+        """Return where a rank's sequences start: the border of sequences nearest to its equal share."""
         if rank in (0, self.world):
             return low if rank == 0 else high
-        place = low + (high - low) * rank // self.world
-        start, end = self._sequence(place)
+        offset = low + (high - low) * rank // self.world
+        start, end = self._example_bounds(offset)
         start, end = max(start, low), min(end, high)
-        return start if 2 * place < start + end else end
+        return start if 2 * offset < start + end else end
 
-    def _pack(self, slices: list[tuple[ShuffleWindow, PackedSlice]]) -> Batch:
+    def _pack(self, slices: list[tuple[ShuffleGroup, PackedSlice]]) -> Batch:
         masked, targets, bounds, base = [], [], [np.zeros(1, np.int64)], 0
-        for window, piece in slices:
+        for group, piece in slices:
             if self._targets:
-                places, there = self._targets.apply(
-                    piece.ids, piece.bounds, piece.counters, window.mask_key, piece.given
+                predicted, labels = self._targets.apply(
+                    piece.ids, piece.bounds, piece.counters, group.mask_key, piece.is_code
                 )
-                masked.append(places + base)
-                targets.append(there)
+                masked.append(predicted + base)
+                targets.append(labels)
             bounds.append(piece.bounds[1:] + base)
             base += piece.ids.size
         edges = _concatenate(bounds)
         permutation = None
         if self._permuted:
             permutation, masked, targets = self._permute(self._permuted, slices, edges)
-        labels = [piece.labels for _, piece in slices if piece.labels is not None]
+        pairs = [piece.labels for _, piece in slices if piece.labels is not None]
         return Batch(
             ids=torch.from_numpy(_concatenate([piece.ids for _, piece in slices])),
             positions=torch.from_numpy(_concatenate([piece.positions for _, piece in slices])),
@@ -299,26 +297,26 @@ class Stream:
             labels=PretrainingLabels(
                 masked=torch.from_numpy(_concatenate(masked)) if self.masking else None,
                 targets=torch.from_numpy(_concatenate(targets)) if self.masking else None,
-                pairs=torch.from_numpy(_concatenate(labels)) if self.format.objective else None,
+                pairs=torch.from_numpy(_concatenate(pairs)) if self.format.objective else None,
             ),
         )
 
     def _permute(
-        self, maker: PermutationTargets, slices: list[tuple[ShuffleWindow, PackedSlice]], edges: Ints
+        self, maker: PermutationTargets, slices: list[tuple[ShuffleGroup, PackedSlice]], edges: Ints
     ) -> tuple[Permutation, list[Ints], list[Ints]]:
-        """Return the order of a batch, the rows that predict (one for each target, behind the tokens), the targets."""
-        draws = [maker.draw(p.ids, p.bounds, p.counters, window.mask_key) for window, p in slices if p.ids.size]
-        given = [piece.given for _, piece in slices if piece.given is not None]
+        """Return the order of a batch, the rows that predict (one per target, after the tokens) and the targets."""
+        draws = [maker.draw(p.ids, p.bounds, p.counters, group.mask_key) for group, p in slices if p.ids.size]
+        is_code = [piece.is_code for _, piece in slices if piece.is_code is not None]
         ids = _concatenate([piece.ids for _, piece in slices])
         random = np.concatenate(draws) if draws else np.zeros(0, np.uint64)
-        parts = Parts(edges, maker.counts(edges, even=self.fixed), random)
-        found = maker.choose(ids, parts, np.concatenate(given) if given else None)
-        rows = ids.size + np.arange(found.places.size)
-        return found.permutation(edges), [rows], [found.ids]
+        parts = OrderedParts(edges, maker.counts(edges, even=self.fixed), random)
+        targets = maker.choose(ids, parts, np.concatenate(is_code) if is_code else None)
+        rows = ids.size + np.arange(targets.positions.size)
+        return targets.permutation(edges), [rows], [targets.ids]
 
 
 def _slack(batch_tokens: int, max_length: int, waste: float | None) -> int:
-    """Return how far behind an equal border an example may end. A batch loses at most twice as much, less on
+    """Return how far after an equal border an example may end. A batch wastes at most twice as much, less on
     average."""
     if waste is not None:
         return int(batch_tokens * waste / 2)
@@ -331,6 +329,6 @@ def _reopen(store: Store | Path, settings: dict[str, Any]) -> Stream:
 
 
 def _concatenate(arrays: list[Ints]) -> Ints:
-    if not arrays:  # the part of a rank in an epoch's last batch may be empty
+    if not arrays:  # a rank may have no sequence in an epoch's last batch
         return np.zeros(0, np.int64)
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)

@@ -8,13 +8,13 @@ from typing import Any
 from bertree.config.default_model import resolve_model_path
 from bertree.config.sections import Phase
 from bertree.console import note
-from bertree.data.lanes.lane_stream import LaneStream
+from bertree.data.lane_stream import LaneStream
 from bertree.data.masking import Masking
+from bertree.data.sequences.shuffle_group import CLS_SEGMENT
 from bertree.data.split import split_held_out
 from bertree.data.store import Store
-from bertree.data.store_header import TOKENIZER
+from bertree.data.store_files import TOKENIZER
 from bertree.data.stream import Stream
-from bertree.data.windows.window import CLS_SEGMENT
 from bertree.errors import UserError
 from bertree.files.formats import Json
 from bertree.inference.load import random_model

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bertree.batch import Batch
-from bertree.data.lanes.lane_stream import LaneStream
+from bertree.data.lane_stream import LaneStream
 from bertree.data.stream import Stream
 from bertree.files.formats import Json
 from bertree.train.schedule import PlannedStep, TrainingPlan

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from bertree.batch import Batch, PretrainingLabels
-from bertree.data.lanes.lane_stream import LaneStream
+from bertree.data.lane_stream import LaneStream
 from bertree.data.preview import token_names
 from bertree.data.stream import Stream
 from bertree.model.network import Network

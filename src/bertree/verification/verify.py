@@ -6,8 +6,8 @@ from pathlib import Path
 
 from bertree.config.default_model import resolve_model_path
 from bertree.console import bar, showing
-from bertree.data import store_header
-from bertree.data.build import verify_store
+from bertree.data import store_files
+from bertree.data.store import verify_store
 from bertree.errors import UserError
 from bertree.interop import folder as model_folder
 from bertree.interop import sentence_transformers
@@ -111,7 +111,7 @@ def _checkpoint_folders(folder: Path) -> Iterator[CheckpointFolder]:
 Check = Callable[[Path], tuple[list[str], list[str]]]
 # What a folder is, by the files in it, and how it is verified.
 KINDS: tuple[tuple[str, tuple[str, ...], Check], ...] = (
-    ("store", (store_header.HEADER, store_header.JOURNAL), _verify_store),
+    ("store", (store_files.HEADER, store_files.JOURNAL), _verify_store),
     ("index", (DATABASE,), _verify_index),
     ("model", (model_folder.DESCRIPTION, model_folder.CONFIG), _verify_model),
     ("run", (CHECKPOINTS, MODEL, RECIPE), _verify_run),

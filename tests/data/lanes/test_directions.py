@@ -8,7 +8,7 @@ import torch
 
 from bertree.batch import Batch
 from bertree.data import example_index
-from bertree.data.lanes.lane_stream import LaneStream
+from bertree.data.lane_stream import LaneStream
 from bertree.data.masking import Masking
 from bertree.errors import UserError
 from tests.support.corpora import FIRST, MASK, SEP, Corpus, corpus, same
@@ -21,7 +21,7 @@ def small_chunks() -> Corpus:
     """A corpus whose index has many chunks."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(example_index, "CHUNK_TOKENS", 60)
-        patch.setattr("bertree.data.lanes.line.EXAMPLE", 16)
+        patch.setattr("bertree.data.sequences.token_line.EXAMPLE_LENGTH", 16)
         yield corpus(SHAPE, shards=3)
 
 
@@ -145,7 +145,7 @@ def test_what_cannot_be_read(small_chunks: Corpus) -> None:
     made = small_chunks
     coded = corpus([[9, 9], [14]], prefixes=[[5], [6]])
     for settings, said in (
-        ({"masking": "next", "backward": True}, "predicts forwards alone"),
+        ({"masking": "next", "backward": True}, "only predicts forwards"),
         ({"masking": "permutation+static"}, r"'\+static' has no effect in lanes"),
         ({"length": 400}, "too few for 4 lanes of more than 400"),
         ({"reuse": 0.5, "documents": True}, "do not start at documents"),

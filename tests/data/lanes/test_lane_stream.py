@@ -8,7 +8,7 @@ import torch
 
 from bertree.batch import Batch
 from bertree.data import example_index
-from bertree.data.lanes.lane_stream import LaneStream
+from bertree.data.lane_stream import LaneStream
 from bertree.errors import UserError
 from tests.support.corpora import FIRST, SEP, Corpus, corpus, same
 
@@ -21,7 +21,7 @@ def small_chunks() -> Corpus:
     """A corpus whose index has many chunks."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(example_index, "CHUNK_TOKENS", 60)
-        patch.setattr("bertree.data.lanes.line.EXAMPLE", 16)
+        patch.setattr("bertree.data.sequences.token_line.EXAMPLE_LENGTH", 16)
         made = corpus(SHAPE, shards=3)
         assert LaneStream(made.store, lanes=1, length=4).index.totals.size > 5
         yield made

@@ -5,10 +5,10 @@ import pytest
 
 from bertree.batch import Batch
 from bertree.data import example_index
-from bertree.data.lanes.lane_stream import LaneStream
-from bertree.data.store import Store
+from bertree.data.lane_stream import LaneStream
 from bertree.errors import UserError
 from tests.support.corpora import CLS, FIRST, SEP, Corpus, corpus
+from tests.support.memory_store import memory_store
 
 SHAPE = [[7, 5, 9, 4], [3, 8], [11, 2, 9], [12], [6, 6, 6], [30, 3, 5], [4, 8]] * 6
 LENGTH, REUSED, ROOM = 24, 12, 9
@@ -19,7 +19,7 @@ def made() -> Corpus:
     """A corpus whose index has many chunks."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(example_index, "CHUNK_TOKENS", 120)
-        patch.setattr("bertree.data.lanes.line.EXAMPLE", 16)
+        patch.setattr("bertree.data.sequences.token_line.EXAMPLE_LENGTH", 16)
         yield corpus(SHAPE, shards=3)
 
 
@@ -107,6 +107,6 @@ def test_reused_text_never_sees_the_pair_and_the_pair_sees_all_of_it(made: Corpu
 
 
 def test_a_store_without_cls() -> None:
-    bare = Store.from_documents([[[3] * 90]], vocab_size=5, special={"sep": 0})
+    bare = memory_store([[[3] * 90]], vocab_size=5, special={"sep": 0})
     with pytest.raises(UserError, match="no cls token, which lanes\\+pairs needs"):
         LaneStream(bare, lanes=1, length=24, masking="permutation", reuse=0.5)

@@ -1,4 +1,4 @@
-"""The line of tokens that an epoch of lanes reads: chunks of the index in random order, with separators."""
+"""The token line that the lanes of an epoch read: chunks of the index in random order, with separators."""
 
 from collections import OrderedDict
 from threading import RLock
@@ -10,24 +10,24 @@ from numpy.typing import NDArray
 from bertree import keyed_random
 from bertree.data.example_index import ExampleIndex
 from bertree.data.formats import Format
+from bertree.data.sequences.shuffle_group import ShuffleGroup, build_group
 from bertree.data.store import Store
-from bertree.data.windows.window import ShuffleWindow, build_window
 from bertree.keyed_random import Ints
 
-EXAMPLE = 512  # length of the index's examples, which only say where chunks may end
-WHOLE = 1 << 30  # with control codes: examples are whole documents, so that each begins with its code
-SPARE = 2  # chunks in memory beside those the lanes are in
-BLOCK = 4096  # tokens that are read at once: a lane needs them soon
+EXAMPLE_LENGTH = 512  # of the index, whose examples only say where chunks may end
+DOCUMENT_LENGTH = 1 << 30  # with control codes an example is a complete document, so that it begins with its code
+SPARE = 2  # chunks in memory in addition to one per lane
+BLOCK = 4096  # tokens read at once; a lane needs the next ones soon
 Flags = NDArray[np.bool_]
 
 
 class LinePiece(NamedTuple):
-    """Some tokens of the line."""
+    """Consecutive tokens of the line."""
 
     ids: Ints
     begins: Flags  # where a document or a chunk starts
-    given: Flags | None  # tokens of control codes
-    sentences: Flags | None  # where a sentence starts, if asked for
+    is_code: Flags | None  # which tokens belong to control codes
+    sentences: Flags | None  # where a sentence starts, if requested
 
     def cut(self, first: int, last: int) -> "LinePiece":
         """Return the tokens from `first` to `last` of a piece without control codes."""
@@ -35,19 +35,19 @@ class LinePiece(NamedTuple):
         return LinePiece(self.ids[first:last], self.begins[first:last], None, sentences)
 
 
-class Line:
-    """Tokens by epoch and place; a few chunks of them are in memory, and a block or two for each of the lanes."""
+class TokenLine:
+    """The tokens of an epoch by their offset; a few chunks are in memory, and a block or two per lane."""
 
     def __init__(self, store: Store, seed: int, lanes: int, sentences: bool = False) -> None:
-        """`sentences`: pieces tell where sentences start."""
-        self.store, self._seed, self._lanes, self._marked = store, seed, lanes, sentences
+        """`sentences`: pieces contain the starts of sentences."""
+        self.store, self._seed, self._lanes, self._with_sentences = store, seed, lanes, sentences
         self._format = Format("stream")
-        self._examples = WHOLE if store.controls else EXAMPLE
-        self.index = ExampleIndex.load_or_build(store, self._format, self._examples, seed)
+        self._max_length = DOCUMENT_LENGTH if store.controls else EXAMPLE_LENGTH
+        self.index = ExampleIndex.load_or_build(store, self._format, self._max_length, seed)
         self.tokens = int(self.index.totals.sum())  # separators and control codes included
         self._separator = store.special.get("sep", -1)
         self._orders: OrderedDict[int, tuple[Ints, Ints]] = OrderedDict()
-        self._windows: OrderedDict[int, ShuffleWindow] = OrderedDict()
+        self._chunks: OrderedDict[int, ShuffleGroup] = OrderedDict()
         self._sentences: dict[int, Ints] = {}
         self._blocks: OrderedDict[tuple[int, int], LinePiece] = OrderedDict()
         self._lock = RLock()
@@ -63,14 +63,14 @@ class Line:
                     self._orders.popitem(last=False)
             return self._orders[epoch]
 
-    def chunk_at(self, epoch: int, place: int) -> tuple[int, int, int]:
-        """Return the chunk at a place of the line, and where it starts and ends there."""
+    def chunk_at(self, epoch: int, offset: int) -> tuple[int, int, int]:
+        """Return the chunk at an offset of the line, and where the chunk starts and ends."""
         order, starts = self.order(epoch)
-        number = int(np.searchsorted(starts, place, "right")) - 1
+        number = int(np.searchsorted(starts, offset, "right")) - 1
         return int(order[number]), int(starts[number]), int(starts[number + 1])
 
     def read(self, epoch: int, low: int, high: int) -> LinePiece:
-        """Return the tokens from `low` to `high`, which a lane reads, of a store without control codes."""
+        """Return the tokens from `low` to `high` for a lane, in a store without control codes."""
         first, last = low // BLOCK, (high - 1) // BLOCK
         if first == last:
             return self._block(epoch, first).cut(low - first * BLOCK, high - first * BLOCK)
@@ -87,7 +87,7 @@ class Line:
     def _block(self, epoch: int, number: int) -> LinePiece:
         with self._lock:
             if (epoch, number) not in self._blocks:
-                low, before = number * BLOCK, min(number, 1)  # the token before tells whether a document starts
+                low, before = number * BLOCK, min(number, 1)  # the token before shows whether a document starts
                 piece = self.read_once(epoch, low - before, min(low + BLOCK, self.tokens))
                 self._blocks[epoch, number] = piece.cut(before, BLOCK + before)
                 if len(self._blocks) > 2 * self._lanes + SPARE:
@@ -96,9 +96,11 @@ class Line:
             return self._blocks[epoch, number]
 
     def read_once(self, epoch: int, low: int, high: int) -> LinePiece:
-        """Return the tokens from `low` to `high`, of which none beside them will be read. The first is known to begin a
-        document only where it begins a chunk. With control codes, a piece that begins inside a document begins with its
-        code instead."""
+        """Return the tokens from `low` to `high` without keeping a block of them.
+
+        The first token is marked as the start of a document only if it starts a chunk. With control codes, a piece that
+        starts inside a document has the code in place of its first tokens.
+        """
         pieces, sentences, at = [], [], low
         begins = np.zeros(high - low, np.bool_)
         while at < high:
@@ -107,52 +109,51 @@ class Line:
             pieces.append(self._chunk(chunk).read(at - start, stop - start))
             begins[at - low] |= at == start
             at = stop
-            if self._marked:
+            if self._with_sentences:
                 sentences.append(self._sentence_starts(chunk, pieces[-1].counters))
         ids = np.concatenate([piece.ids for piece in pieces])
-        ends, given = ids == self._separator, None
+        ends, is_code = ids == self._separator, None
         if self.store.controls:
-            given = np.concatenate([piece.given for piece in pieces if piece.given is not None])
-            ends &= ~given
+            is_code = np.concatenate([piece.is_code for piece in pieces if piece.is_code is not None])
+            ends &= ~is_code
         begins[1:] |= ends[:-1]
-        return LinePiece(ids, begins, given, np.concatenate(sentences) if sentences else None)
+        return LinePiece(ids, begins, is_code, np.concatenate(sentences) if sentences else None)
 
-    def code_start(self, epoch: int, place: int) -> tuple[int, bool]:
-        """Return where to read from so that the code of the document at a place stands before the token there, and
-        whether the document starts with it."""
-        chunk, start, _ = self.chunk_at(epoch, place)
-        window = self._chunk(chunk)
-        assert window.controls is not None
-        at = place - start
-        document = int(np.searchsorted(window.bounds, at, "right")) - 1
-        inside = at - int(window.bounds[document])
-        back = min(inside, int(window.controls.lengths[document]))
-        return place - back, inside == back
+    def code_start(self, epoch: int, offset: int) -> tuple[int, bool]:
+        """Return the offset to read from so that the document's code precedes the token at `offset`, and whether the
+        document itself starts there."""
+        chunk, start, _ = self.chunk_at(epoch, offset)
+        group = self._chunk(chunk)
+        assert group.codes is not None
+        document = int(np.searchsorted(group.bounds, offset - start, "right")) - 1
+        inside = offset - start - int(group.bounds[document])
+        back = min(inside, int(group.codes.lengths[document]))
+        return offset - back, inside == back
 
     def _sentence_starts(self, chunk: int, counters: Ints) -> Flags:
         """Return which tokens of a chunk start a sentence."""
-        known = self._chunk_sentences(chunk)
-        if not known.size:
+        starts = self._chunk_sentences(chunk)
+        if not starts.size:
             return np.zeros(counters.size, np.bool_)
-        found: Flags = known[np.minimum(np.searchsorted(known, counters), known.size - 1)] == counters
-        return found
+        is_start: Flags = starts[np.minimum(np.searchsorted(starts, counters), starts.size - 1)] == counters
+        return is_start
 
-    def _chunk(self, chunk: int) -> ShuffleWindow:
+    def _chunk(self, chunk: int) -> ShuffleGroup:
         with self._lock:
-            if chunk not in self._windows:
-                self._windows[chunk] = build_window(
+            if chunk not in self._chunks:
+                self._chunks[chunk] = build_group(
                     self.store,
                     self.index,
                     self._format,
-                    self._examples,
                     np.array([chunk]),
-                    keyed_random.key(self._seed, chunk, "content"),
+                    room=self._max_length,
+                    content_key=keyed_random.key(self._seed, chunk, "content"),
                 )
-                if len(self._windows) > self._lanes + SPARE:
-                    dropped, _ = self._windows.popitem(last=False)
+                if len(self._chunks) > self._lanes + SPARE:
+                    dropped, _ = self._chunks.popitem(last=False)
                     self._sentences.pop(dropped, None)
-            self._windows.move_to_end(chunk)
-            return self._windows[chunk]
+            self._chunks.move_to_end(chunk)
+            return self._chunks[chunk]
 
     def _chunk_sentences(self, chunk: int) -> Ints:
         """Return where the sentences of a chunk start, counted from its first token."""
@@ -160,9 +161,6 @@ class Line:
             if chunk not in self._sentences:
                 shard = int(self.index.shard_of[chunk])
                 first, last = self.index.tokens[chunk : chunk + 2] - self.index.shard_tokens[shard]
-                held = "sentence_starts" in vars(self.store.shards[shard])
-                starts = self.store.shards[shard].sentence_starts
-                if not held:  # released, so that memory does not grow with the corpus
-                    vars(self.store.shards[shard]).pop("sentence_starts", None)
+                starts = self.store.shards[shard].load_sentence_starts()
                 self._sentences[chunk] = starts[np.searchsorted(starts, first) : np.searchsorted(starts, last)] - first
             return self._sentences[chunk]

@@ -21,8 +21,8 @@ ATTEMPTS = 6  # to meet the first border
 def balanced_order(lengths: Ints, start: int, stride: int, slack: int) -> Ints:
     """Return an order of examples that begin at `start`, for borders at the multiples of `stride`.
 
-    A border is met if an example ends at it or up to `slack` tokens behind it. The examples are given in random order,
-    which breaks ties and is kept within each piece.
+    A border is met if an example ends at it or up to `slack` tokens after it. The examples come in random order, which
+    breaks ties and is kept within each piece.
     """
     longest = int(lengths.max(initial=0))
     rest = np.arange(lengths.size)
@@ -53,15 +53,15 @@ def _fill_pieces(lengths: Ints, start: int, stride: int, slack: int) -> tuple[In
     pieces = -(-(before + total) // stride)
     if pieces < 2:
         return np.arange(lengths.size), True
-    # Aim half the slack behind each border, to leave as much on either side.
+    # Aim half the slack after each border, to leave as much on either side.
     sizes = [0] * pieces
     sizes[0] = before - slack // 2
     sizes[-1] += pieces * stride - before - total + slack // 2
     members = _assign_to_emptiest(lengths, sizes)
     _exchange(members, sizes, stride, slack // 8)
     turn = np.empty(lengths.size, np.int64)
-    for place, piece in enumerate(_order_pieces([size - stride for size in sizes])):
-        turn[[number for _, number in members[piece]]] = place
+    for index, piece in enumerate(_order_pieces([size - stride for size in sizes])):
+        turn[[number for _, number in members[piece]]] = index
     return np.argsort(turn, kind="stable"), abs(sizes[0] - stride) <= slack // 2
 
 
@@ -93,13 +93,13 @@ def _exchange(members: list[list[tuple[int, int]]], sizes: list[int], wanted: in
             if gap <= near or not members[low] or not members[high]:
                 continue
             best = min((_nearest_length(members[low], length, gap), at) for at, (length, _) in enumerate(members[high]))
-            (missed, mine), yours = best
-            if missed < gap:  # the exchange brings them closer
-                given, taken = members[high].pop(yours), members[low].pop(mine)
-                members[low].insert(bisect_left(members[low], given), given)
-                members[high].insert(bisect_left(members[high], taken), taken)
-                sizes[high] += taken[0] - given[0]
-                sizes[low] += given[0] - taken[0]
+            (difference, low_index), high_index = best
+            if difference < gap:  # the exchange brings them closer
+                longer, shorter = members[high].pop(high_index), members[low].pop(low_index)
+                members[low].insert(bisect_left(members[low], longer), longer)
+                members[high].insert(bisect_left(members[high], shorter), shorter)
+                sizes[high] += shorter[0] - longer[0]
+                sizes[low] += longer[0] - shorter[0]
 
 
 def _nearest_length(examples: list[tuple[int, int]], length: int, gap: int) -> tuple[int, int]:

@@ -1,0 +1,351 @@
+"""Raw text -> token store: documents, sentences, tokens, shards.
+
+The corpus is divided into chunks of documents that depend on the input alone; shards end where a chunk ends. So the
+store has the same bytes for any engine, for any number of workers and after any interruption: a run that finds a
+journal keeps the finished shards and resumes the corpus after them. Memory holds only a few chunks.
+
+Chunks are tokenized by the workers of an engine. Each has one thread: threads would wait for the interpreter lock while
+they split sentences and collect ids. Results come back in the order of the input.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from itertools import chain, compress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer as Backend
+
+from bertree.data.store import Store
+from bertree.data.store_files import HEADER, JOURNAL, SPECIAL, TOKENIZER, dtype_for
+from bertree.data.store_writer import (
+    DIGESTS,
+    PARTIAL,
+    CodeTable,
+    PrepareProgress,
+    ShardWriter,
+    append_digests,
+    disk_errors,
+    load_journal,
+    read_digests,
+    remove_journal,
+    save_journal,
+    write_header,
+)
+from bertree.engines.engine import HERE, Engine, map_in_order
+from bertree.errors import UserError
+from bertree.files.atomic import exclusive_lock, sync
+from bertree.files.formats import Json
+from bertree.keyed_random import Ints
+from bertree.text.corpus import Corpus, Position, describe_counts
+from bertree.text.identity import is_byte_level, tokenizer_hash, word_starts
+from bertree.text.sentence_splitter import split_sentences
+from bertree.text.tokenizer import CANNOT_ENCODE, Tokenizer
+from bertree.text.tokenizer_checks import LibraryErrors
+
+CHUNK_CHARACTERS = 1 << 18  # per task of a worker: a fraction of a second
+SHARD_TOKENS = 1 << 25  # 64 MiB: what an interruption can cost, about half a minute on two cores
+
+THREADS_VARIABLE = "TOKENIZERS_PARALLELISM"
+SHARDS_KEPT = "; finished shards are kept: make room and run the same command again to resume"
+
+
+@dataclass(kw_only=True)
+class Chunk:
+    """Documents, and the state of the corpus after them."""
+
+    documents: list[str]
+    codes: list[str]  # control code of each document; "": it has none
+    position: Position
+    counts: Json
+    digests: list[bytes]
+    consumed: int  # bytes read so far
+
+
+def read_chunks(corpus: Corpus) -> Iterator[Chunk]:
+    """Yield the corpus in chunks, each with the state after its last document."""
+    documents: list[str] = []
+    codes: list[str] = []
+    size = 0
+
+    def close() -> Chunk:
+        nonlocal documents, codes, size
+        digests, corpus.digests = corpus.digests, []
+        chunk = Chunk(
+            documents=documents,
+            codes=codes,
+            position=corpus.position,
+            counts=asdict(corpus.counts),
+            digests=digests,
+            consumed=corpus.consumed,
+        )
+        documents, codes, size = [], [], 0
+        return chunk
+
+    for document in corpus.documents():
+        documents.append(document)
+        codes.append(corpus.code)
+        size += len(document)
+        if size >= CHUNK_CHARACTERS:
+            yield close()
+    yield close()  # possibly without documents, but with the final counts
+
+
+class TokenizedDocuments(NamedTuple):
+    """Documents as a store holds them."""
+
+    tokens: NDArray[Any]
+    sentences: NDArray[np.int64]  # tokens in each, never 0
+    documents: NDArray[np.int64]  # sentences in each, never 0
+    kept: NDArray[np.bool_]  # which documents have any token; the others are left out
+
+
+class TokenizerSettings(NamedTuple):
+    """What another process needs to create a `DocumentTokenizer`."""
+
+    backend: str  # tokenizer.json
+    vocab_size: int
+    spaced: bool  # sentences after the first begin with a space, as in running text
+    language: str
+    name: str  # of the tokenizer, for messages
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, language: str) -> "TokenizerSettings":
+        """Return the settings for a tokenizer and a language."""
+        text = tokenizer.backend.to_str()
+        steps = json.dumps(json.loads(text).get("pre_tokenizer"))
+        spaced = is_byte_level(tokenizer) and '"add_prefix_space": true' not in steps
+        return cls(text, tokenizer.size, spaced, language, tokenizer.name)
+
+
+class DocumentTokenizer:
+    """Turns documents into ids. Special tokens that occur in the text are read as text."""
+
+    def __init__(self, settings: TokenizerSettings) -> None:
+        self.settings = settings
+        with LibraryErrors(settings.name, "cannot be read"):
+            self.backend = Backend.from_str(settings.backend)
+        self.backend.encode_special_tokens = True
+        self.dtype = dtype_for(settings.vocab_size)
+
+    def __call__(self, documents: list[str]) -> TokenizedDocuments:
+        """Return the ids and lengths of documents; a sentence or document without tokens is left out."""
+        texts: list[str] = []
+        counts: list[int] = []
+        for document in documents:
+            sentences = split_sentences(document, self.settings.language)
+            if self.settings.spaced:
+                sentences[1:] = [" " + sentence for sentence in sentences[1:]]
+            texts += sentences
+            counts.append(len(sentences))
+        with LibraryErrors(self.settings.name, CANNOT_ENCODE):
+            encodings = self.backend.encode_batch_fast(texts, add_special_tokens=False)
+        lengths = np.fromiter((len(encoding) for encoding in encodings), np.int64, len(encodings))
+        ids = chain.from_iterable(encoding.ids for encoding in encodings)
+        tokens = np.fromiter(ids, self.dtype, int(lengths.sum()))
+        owners = np.repeat(np.arange(len(documents)), np.array(counts, np.int64))
+        kept = np.bincount(owners[lengths > 0], minlength=len(documents))
+        return TokenizedDocuments(tokens, lengths[lengths > 0], kept[kept > 0], kept > 0)
+
+
+def start_tokenizer(settings: TokenizerSettings) -> DocumentTokenizer:
+    """Create the tokenizer of a worker, on one thread."""
+    os.environ[THREADS_VARIABLE] = "false"
+    return DocumentTokenizer(settings)
+
+
+@contextmanager
+def single_threaded() -> Iterator[None]:
+    """Run the tokenizer library on one thread."""
+    before = os.environ.get(THREADS_VARIABLE)
+    os.environ[THREADS_VARIABLE] = "false"
+    try:
+        yield
+    finally:
+        os.environ.pop(THREADS_VARIABLE)
+        if before is not None:
+            os.environ[THREADS_VARIABLE] = before
+
+
+def tokenize(
+    chunks: Iterable[Chunk], tokenizer: Tokenizer, language: str, engine: Engine
+) -> Generator[tuple[Chunk, TokenizedDocuments], None, None]:
+    """Yield each chunk with its tokens, in order; only a few chunks are in memory at once."""
+    settings = TokenizerSettings.of(tokenizer, language)
+    with single_threaded(), engine.start(start_tokenizer, settings) as workers:
+        yield from map_in_order(workers, chunks, lambda chunk: chunk.documents)
+
+
+def build_store(
+    corpus: Corpus,
+    tokenizer: Tokenizer,
+    out: Path,
+    engine: Engine = HERE,
+    *,
+    language: str = "en",
+    shard_tokens: int = SHARD_TOKENS,
+    advance: Callable[[int, int], None] = lambda consumed, tokens: None,
+) -> Store:
+    """Build the store of a corpus in the folder `out`, or resume an interrupted build.
+
+    `engine`: where chunks are tokenized. `advance` is called with the bytes read and tokens written so far.
+    """
+    special = {kind: token for kind in SPECIAL if (token := tokenizer.id_of(kind)) is not None}
+    if "sep" not in special and tokenizer.end_id is not None:
+        special["sep"] = tokenizer.end_id  # GPT-2 has no separator, but a token that ends a text
+    job: Json = {
+        "tokenizer": tokenizer_hash(tokenizer),
+        "vocab_size": tokenizer.size,
+        "options": asdict(corpus.options),
+        "language": language,
+        "shard_tokens": shard_tokens,
+        "corpus": [[source.path, source.size, source.modified] for source in corpus.sources],
+    }
+    if out.exists():
+        _check_folder(out)
+    created = not out.exists()
+    with disk_errors(out, SHARDS_KEPT):
+        out.mkdir(parents=True, exist_ok=True)
+        with exclusive_lock(out):
+            _check_folder(out)  # again: another run may have finished in between
+            progress = load_journal(out, job)
+            if not (out / HEADER).is_file():  # otherwise only the clean-up was interrupted
+                with _removed_if_empty(out, progress, created):
+                    _start_or_resume(out, job, progress, corpus, tokenizer)
+                    stream = tokenize(read_chunks(corpus), tokenizer, language, engine)
+                    _ShardedWriter(job, progress, tokenizer, out, advance).write(stream)
+                    summary = asdict(corpus.counts) | {"tokenless": progress.tokenless}
+                    if not progress.shards:
+                        reasons = "; ".join(describe_counts(summary)) or "it is empty"
+                        raise UserError(f"{corpus.sources[0].path}: no text to store in this corpus ({reasons})")
+                    write_header(
+                        out,
+                        progress.shards,
+                        vocab_size=tokenizer.size,
+                        special=special,
+                        word_start=word_starts(tokenizer),
+                        tokenizer_hash=job["tokenizer"],
+                        summary=summary,
+                        controls=progress.controls,
+                        cls_last=tokenizer.cls_last,
+                    )
+            remove_journal(out)
+    return Store.open(out)
+
+
+class _ShardedWriter:
+    """Writes chunks into shards, and finished shards into the journal."""
+
+    def __init__(
+        self, job: Json, progress: PrepareProgress, tokenizer: Tokenizer, out: Path, advance: Callable[[int, int], None]
+    ) -> None:
+        self.out, self.job, self.progress, self.advance = out, job, progress, advance
+        self.writer: ShardWriter | None = None
+        self.digests: list[bytes] = []
+        self.written = sum(parts["tokens"].count for parts in progress.shards)
+        self.last: Chunk | None = None
+        self.tokenless = 0  # since the last shard
+        self.table = CodeTable(tokenizer, progress.controls) if job["options"]["control"] else None
+
+    def write(self, stream: Generator[tuple[Chunk, TokenizedDocuments], None, None]) -> None:
+        """Write all chunks of a stream; close it, and remove an unfinished shard after an error."""
+        try:
+            for chunk, tokenized in stream:
+                self._add(chunk, tokenized)
+            self._close_shard()
+        finally:
+            stream.close()
+            if self.writer is not None:
+                self.writer.abandon()
+
+    def _add(self, chunk: Chunk, tokenized: TokenizedDocuments) -> None:
+        """Write a chunk, and close the shard when it is full."""
+        self.last = chunk
+        self.digests += chunk.digests
+        self.tokenless += int((~tokenized.kept).sum())
+        if tokenized.tokens.size:
+            if self.writer is None:
+                number = len(self.progress.shards)
+                self.writer = ShardWriter(self.out, number, self.job["vocab_size"], self.table is not None)
+            codes = self._number_codes(chunk.codes, tokenized)
+            self.writer.add(tokenized.tokens, tokenized.sentences, tokenized.documents, codes)
+            self.written += tokenized.tokens.size
+        self.advance(chunk.consumed, self.written)
+        if self.writer is not None and self.writer.tokens >= self.job["shard_tokens"]:
+            self._close_shard()
+
+    def _number_codes(self, codes: list[str], tokenized: TokenizedDocuments) -> Ints | None:
+        """Return the number of each document's control code."""
+        if self.table is None:
+            return None
+        ends = np.cumsum(tokenized.sentences)[np.cumsum(tokenized.documents) - 1]
+        return self.table.number([*compress(codes, tokenized.kept)], np.diff(ends, prepend=0))
+
+    def _close_shard(self) -> None:
+        """Close the open shard, if there is one, and record everything so far in the journal."""
+        if self.last is None:
+            return
+        progress = self.progress
+        if self.writer is not None:
+            progress.shards.append(self.writer.close())
+            self.writer = None
+        if self.job["options"]["deduplicate"]:
+            append_digests(self.out, progress.seen, self.digests)
+            progress.seen += len(self.digests)
+            self.digests = []
+        progress.position, progress.counts = self.last.position, self.last.counts
+        progress.tokenless += self.tokenless
+        self.tokenless = 0
+        progress.controls = self.table.codes.copy() if self.table else []
+        self.last = None
+        save_journal(self.out, self.job, progress)
+
+
+def _check_folder(out: Path) -> None:
+    if not out.is_dir():
+        raise UserError(f"{out}: is a file; give the path of a folder to write")
+    if (out / HEADER).is_file() and not (out / JOURNAL).is_file():
+        raise UserError(f"{out}: is already a finished store; remove it or give another folder")
+    if not (out / JOURNAL).is_file() and not all(map(_is_leftover, out.iterdir())):
+        raise UserError(f"{out}: contains other files; give an empty or a new folder")
+
+
+def _is_leftover(path: Path) -> bool:
+    """Whether a preparation that was killed before its journal was written may have left this file."""
+    return path.name.endswith(PARTIAL) or path.name in (DIGESTS, TOKENIZER)
+
+
+def _start_or_resume(out: Path, job: Json, progress: PrepareProgress, corpus: Corpus, tokenizer: Tokenizer) -> None:
+    """Resume the corpus from the progress of an earlier run, or start a journal."""
+    if not progress.shards:
+        shutil.rmtree(out / TOKENIZER, ignore_errors=True)  # of a run that finished no shard
+        save_journal(out, job, progress)
+    else:
+        corpus.resume(progress.position, progress.counts, read_digests(out, progress.seen))
+    for leftover in out.glob(f"*{PARTIAL}"):
+        leftover.unlink()
+    folder = out / TOKENIZER
+    folder.mkdir(exist_ok=True)
+    tokenizer.save(folder)
+    for file in (*folder.iterdir(), folder):
+        sync(file)
+
+
+@contextmanager
+def _removed_if_empty(out: Path, progress: PrepareProgress, created: bool) -> Iterator[None]:
+    """After an error, remove everything from the folder if no shard is finished, and the folder if it is new."""
+    try:
+        yield
+    except BaseException:
+        if not progress.shards:
+            shutil.rmtree(out / TOKENIZER, ignore_errors=True)
+            remove_journal(out)
+            if created:
+                out.rmdir()
+        raise
