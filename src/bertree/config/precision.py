@@ -1,6 +1,5 @@
 """Names of precisions, in Python and on the command line. torch is imported only to ask what this CPU can compute."""
 
-import platform
 from functools import cache
 
 from bertree.errors import UserError, suggest
@@ -29,9 +28,6 @@ def has_native_bfloat16() -> bool:
 
     Others emulate it, several times slower than float32.
     """
-    import torch
+    from bertree.model.torch_internals import cpu_has_bfloat16
 
-    if platform.machine().lower() in ("x86_64", "amd64"):
-        return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    check = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
-    return check is not None and bool(check())
+    return cpu_has_bfloat16()

@@ -27,12 +27,12 @@ from bertree.model.layers.feed_forward import FeedForward, in_chunks
 from bertree.model.layers.residual import Block, PreNorm
 from bertree.model.masks import Full
 from bertree.model.network import Network
+from bertree.model.torch_internals import flash_attention_for_cpu, has_flash_attention_for_cpu
 from bertree.model.transformer import TransformerEncoder, part_difference, unknown_part
 
 WIDTHS = (32, 64, 128)  # of bins; or the longest sequence, rounded up to the kernel's step of 16
 # Cost of a bin beside its scores, in columns of scores: measured, flash attention on AVX-512.
 FIXED_COST = 50
-_flash = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,7 @@ class AttentionBins:
         q_bnwd, k_bnwd, v_bnwd = self.buffer.view(-1, self.width, 3, heads, qkv_uh.shape[1] // heads // 3).permute(
             2, 0, 3, 1, 4
         )
-        assert _flash is not None
-        mixed_bnwd = _flash(q_bnwd, k_bnwd, v_bnwd, attn_mask=self.mask)[0]
+        mixed_bnwd, _ = flash_attention_for_cpu(q_bnwd, k_bnwd, v_bnwd, attn_mask=self.mask)
         mixed_uh: Tensor = mixed_bnwd.transpose(1, 2).reshape(len(self.tokens), -1).index_select(0, self.slots)
         return mixed_uh
 
@@ -182,7 +181,12 @@ def build_cpu_encoder(encoder: Encoder, int8: bool = False) -> CpuEncoder | None
         return None
     weight = cast(nn.Embedding, encoder.embeddings.tokens).weight
     kind = linear_class(torch.int8 if int8 else weight.dtype)
-    if kind is None or _flash is None or weight.device.type != "cpu" or (int8 and weight.dtype != torch.float32):
+    if (
+        kind is None
+        or not has_flash_attention_for_cpu()
+        or weight.device.type != "cpu"
+        or (int8 and weight.dtype != torch.float32)
+    ):
         return None
     assert isinstance(encoder, TransformerEncoder)
     if not all(isinstance(cast(Attention, cast(Block, block).part).mask, Full) for block in encoder.stack.attention):

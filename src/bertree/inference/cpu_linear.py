@@ -19,6 +19,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bertree.model.torch_internals import (
+    int8_linear,
+    pack_int8_weight,
+    pack_linear_weight,
+    packed_linear,
+    packed_linear_plus,
+)
+
 ALGORITHMS = {"gelu": ("gelu", "none"), "gelu-tanh": ("gelu", "tanh"), "relu": ("relu", ""), "silu": ("swish", "")}
 TINY = 1e-20  # smallest scale, for a token whose states are all 0
 STEPS = 127.0  # of an 8-bit integer, on each side of 0
@@ -80,24 +88,21 @@ class OneDnnLinear:
     """The layer by oneDNN, in one pass with the operation that follows."""
 
     def __init__(self, linear: nn.Linear) -> None:
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach().contiguous())
+        self.packed = pack_linear_weight(linear.weight.detach().contiguous())
         self.bias_o = _bias(linear)
 
     def __call__(self, x_ti: Tensor) -> Tensor:
         """Apply the layer."""
-        found: Tensor = torch.ops.mkldnn._linear_pointwise(x_ti, self.packed, self.bias_o, "none", [], "")
-        return found
+        return packed_linear(x_ti, self.packed, self.bias_o)
 
     def with_activation(self, x_ti: Tensor, activation: str) -> Tensor:
         """Apply the layer, then an activation."""
         name, algorithm = ALGORITHMS[activation]
-        found: Tensor = torch.ops.mkldnn._linear_pointwise(x_ti, self.packed, self.bias_o, name, [], algorithm)
-        return found
+        return packed_linear(x_ti, self.packed, self.bias_o, name, algorithm)
 
     def add_residual(self, x_ti: Tensor, residual_to: Tensor) -> Tensor:
         """Apply the layer and add the residual."""
-        found: Tensor = torch.ops.mkldnn._linear_pointwise.binary(x_ti, residual_to, self.packed, self.bias_o, "add")
-        return found
+        return packed_linear_plus(x_ti, residual_to, self.packed, self.bias_o)
 
 
 class Int8Linear:
@@ -107,7 +112,7 @@ class Int8Linear:
         weight_oi = linear.weight.detach().float()
         scale_o = weight_oi.abs().amax(1).clamp_(min=TINY).div_(STEPS)
         int8_oi = (weight_oi / scale_o[:, None]).round_().to(torch.int8)
-        self.packed = torch.ops.onednn.qlinear_prepack(int8_oi, None)
+        self.packed = pack_int8_weight(int8_oi)
         self.scale_o, self.zero_o = scale_o, torch.zeros(len(scale_o), dtype=torch.int32)
         bias_o = _bias(linear)
         self.bias_o = torch.zeros_like(scale_o) if bias_o is None else bias_o.float()
@@ -127,19 +132,9 @@ class Int8Linear:
         return self._product(x_ti.div_(scale_t1), scale_t1).add_(residual_to)
 
     def _product(self, steps_ti: Tensor, scale_t1: Tensor) -> Tensor:
-        found_to: Tensor = torch.ops.onednn.qlinear_pointwise(
-            steps_ti.add_(MIDDLE + 0.5).to(torch.uint8),  # truncated, so half a step more rounds
-            *(
-                1.0,
-                MIDDLE,
-                self.packed,
-                self.scale_o,
-                self.zero_o,
-                None,
-            ),  # of states and weight; no bias
-            *(1.0, 0, torch.float32, "none", [], ""),  # of the output: float32, unchanged
-        )
-        return torch.addcmul(self.bias_o, found_to, scale_t1, out=found_to)
+        rounded_ti = steps_ti.add_(MIDDLE + 0.5).to(torch.uint8)  # truncated, so half a step more rounds
+        product_to = int8_linear(rounded_ti, MIDDLE, self.packed, self.scale_o, self.zero_o)
+        return torch.addcmul(self.bias_o, product_to, scale_t1, out=product_to)
 
 
 def _scales(x_ti: Tensor) -> Tensor:

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from bertree.errors import UserError
-from bertree.model.compiler import prepare_compiler
 from bertree.model.embeddings import TokenEmbeddings
 from bertree.model.heads import MaskHead
 from bertree.model.layers.norms import RmsNorm
 from bertree.model.layers.residual import Block, Reversible
 from bertree.model.network import Network
 from bertree.model.stack import Stack
+from bertree.model.torch_internals import limit_recompilations, prepare_compiler
 from bertree.model.transformer import TransformerEncoder
 from bertree.scale.gradients import clip, fill_missing_gradients, sum_whole_gradients
 from bertree.scale.split import parameter_layouts
@@ -202,10 +202,8 @@ def compile_components(network: Network) -> None:
 
     Not compiled: blocks of reversible layers, which must draw the same random numbers twice, and an adaptive softmax,
     whose shapes depend on the tokens."""
-    import torch._dynamo.config
-
     prepare_compiler()
-    torch._dynamo.config.recompile_limit = RECOMPILE_LIMIT
+    limit_recompilations(RECOMPILE_LIMIT)
     for stack in [module for module in network.modules() if isinstance(module, Stack)]:
         if not isinstance(stack.residual, Reversible):
             for block in [module for module in stack.modules() if isinstance(module, Block)]:

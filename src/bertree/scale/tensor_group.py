@@ -19,8 +19,10 @@ from math import ceil
 from typing import Any, Protocol
 
 import torch.nn.functional as F
-from torch import Tensor, ops
+from torch import Tensor
 from torch.autograd.function import Function, FunctionCtx
+
+from bertree.model.torch_internals import all_gather_rows, all_reduce, is_view, reduce_scatter_rows
 
 
 class TensorRanks(Protocol):
@@ -92,17 +94,17 @@ class TensorGroup:
 
     def sum(self, x: Tensor, operation: str = "sum") -> Tensor:
         """Return the sum, or another reduction, over the ranks."""
-        return _wait(ops._c10d_functional.all_reduce(x.contiguous(), operation, self.name))
+        return all_reduce(x.contiguous(), operation, self.name)
 
     def join_rows(self, x_rh: Tensor, tokens: int) -> Tensor:
         """Join the rows of all ranks, without the padding."""
-        joined = _wait(ops._c10d_functional.all_gather_into_tensor(x_rh.contiguous(), self.ranks, self.name))
+        joined = all_gather_rows(x_rh.contiguous(), self.ranks, self.name)
         return joined if len(joined) == tokens else joined[:tokens]
 
     def sum_rows(self, x_th: Tensor) -> Tensor:
         """Return this rank's rows of the sum over the ranks."""
         padded = self._pad(x_th).contiguous()
-        return _wait(ops._c10d_functional.reduce_scatter_tensor(padded, "sum", self.ranks, self.name))
+        return reduce_scatter_rows(padded, self.ranks, self.name)
 
     def take_rows(self, x_th: Tensor) -> Tensor:
         """Return this rank's rows."""
@@ -119,11 +121,6 @@ class TensorGroup:
     def _pad(self, x_th: Tensor) -> Tensor:
         spare = self.rows(len(x_th)) * self.ranks - len(x_th)
         return F.pad(x_th, (0, 0, 0, spare)) if spare else x_th
-
-
-def _wait(pending: Tensor) -> Tensor:
-    done: Tensor = ops._c10d_functional.wait_tensor(pending)
-    return done
 
 
 class _Share(Function):
@@ -185,7 +182,7 @@ class _AllRows(Function):
     def forward(ctx: Any, x_rh: Tensor, group: TensorGroup, tokens: int) -> Tensor:
         ctx.group = group
         x_th = group.join_rows(x_rh, tokens)
-        return x_th.clone() if x_th._is_view() else x_th  # FSDP2 warns of a network that returns a view
+        return x_th.clone() if is_view(x_th) else x_th  # FSDP2 warns of a network that returns a view
 
     @staticmethod
     def backward(ctx: Any, gradient_th: Tensor) -> tuple[Tensor, None, None]:

@@ -15,6 +15,7 @@ from bertree.console import note
 from bertree.errors import UserError
 from bertree.model import cost
 from bertree.model.architecture import Architecture
+from bertree.model.torch_internals import is_compiler_imported
 
 CPU_TOKENS, GPU_TOKENS = 8192, 65536  # in a micro-batch, at most
 MEMORY_SHARE = 0.8  # of a GPU's memory, for a training step
@@ -51,7 +52,7 @@ def set_deterministic(wanted: bool) -> None:
     Sets the compiler's flag too if the compiler was imported; if not, `prepare_compiler` does."""
     if wanted:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    if "torch._inductor.config" in sys.modules:
+    if is_compiler_imported():
         torch.use_deterministic_algorithms(wanted, warn_only=True)
     else:
         torch.set_deterministic_debug_mode("warn" if wanted else "default")

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from bertree.model.compiler import prepare_compiler
+from bertree.model.torch_internals import prepare_compiler
 from bertree.objectives.objective import Objective
 from bertree.scale.distribute import Distribution
 from bertree.scale.world import SharedError

@@ -7,6 +7,7 @@ backward call the CPU flash kernels that `scaled_dot_product_attention` would ch
 Shape letters: t tokens, n heads, d head width, q queries, k keys.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,9 +18,7 @@ from bertree.model.kernels.layout import Kernel, Layout, RelativeScores, Support
 from bertree.model.kernels.operators import fake_of, operator
 from bertree.model.kernels.streams import cut_streams
 from bertree.model.masks import Causal, CausalButSelf, Full, FullButSelf, Window
-
-_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-_flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+from bertree.model.torch_internals import flash_attention_for_cpu, flash_attention_for_cpu_backward
 
 
 def attend(
@@ -64,7 +63,7 @@ def _attend(
             mixed.append((torch.zeros_like(q), torch.zeros_like(q[..., 0], dtype=scale_type)))
             continue
         causal, mask = _mask(q.shape[2], k.shape[2], left, right, hides_self, q)
-        mixed.append(_flash(q, k, v, is_causal=causal, attn_mask=mask))
+        mixed.append(flash_attention_for_cpu(q, k, v, is_causal=causal, attn_mask=mask))
     out_tnd = queries.join([out for out, _ in mixed], q_tnd)
     # The second output, log-sum-exp of the scores, is what the backward pass needs instead of them.
     return out_tnd, queries.join([scale for _, scale in mixed], q_tnd[..., 0].to(scale_type))
@@ -85,14 +84,14 @@ def _attend_backward(
     hides_self: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     queries, keys = cut_streams(cu_q, cu_k)
-    grads = []
+    grads: list[Sequence[Tensor]] = []
     cuts = (queries.cut(grad_tnd), queries.cut(q_tnd), keys.cut(k_tnd), keys.cut(v_tnd))
     for grad, q, k, v, *made in zip(*cuts, queries.cut(out_tnd), queries.cut(scale_tn), strict=True):
         if not (q.shape[2] and k.shape[2]):
             grads.append([torch.zeros_like(x) for x in (q, k, v)])
             continue
         causal, mask = _mask(q.shape[2], k.shape[2], left, right, hides_self, q)
-        grads.append(_flash_backward(grad, q, k, v, *made, 0.0, causal, attn_mask=mask))
+        grads.append(flash_attention_for_cpu_backward(grad, q, k, v, *made, is_causal=causal, attn_mask=mask))
     q_grad = queries.join([grad[0] for grad in grads], q_tnd)
     return q_grad, keys.join([grad[1] for grad in grads], k_tnd), keys.join([grad[2] for grad in grads], v_tnd)
 

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from bertree.model.kernels.relative_blocks import Block, DistanceRows, cut_blocks, cut_scattered, share_out
 from bertree.model.masks import Window
-
-_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+from bertree.model.torch_internals import flash_attention_for_cpu
 
 
 class GroupRanks(NamedTuple):
@@ -137,7 +136,9 @@ def forward(
             bias = block.by_key(cells, chunk[1])
             rules.add_segments(bias, group.segments, own, scale)
             rules.hide(bias, chunk[1], blind_cr)
-            out[own], sums[own] = _flash(qu[own], k[seen], v[seen], attn_mask=bias.unflatten(0, qu[own].shape[:2]))
+            out[own], sums[own] = flash_attention_for_cpu(
+                qu[own], k[seen], v[seen], attn_mask=bias.unflatten(0, qu[own].shape[:2])
+            )
         if blind_cr is not None:
             out[:, :, block.queries].masked_fill_(blind_cr[..., None], 0.0)
             sums[:, :, block.queries].masked_fill_(blind_cr, torch.inf)
