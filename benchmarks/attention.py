@@ -12,8 +12,7 @@ from torch import Tensor
 from benchmarks.common import environment, table
 from bertree.batch import Batch
 from bertree.model.kernels.layout import Layout
-from bertree.model.kernels.table import attend_fused, case_of, choose
-from bertree.model.kernels.varlen import attend
+from bertree.model.kernels.table import VARLEN, attend_fused, case_of, choose
 from bertree.model.masks import Full
 
 CASES = ((32, False), (128, True), (128, False), (512, True), (512, False))
@@ -56,7 +55,7 @@ def main() -> None:
 
         def flash(qkv: Tensor = qkv, layout: Layout = layout, grad: Tensor = grad) -> None:
             q, k, v = qkv.unbind(1)
-            torch.autograd.grad(attend(q, k, v, layout, 0.0), qkv, grad)
+            torch.autograd.grad(VARLEN.attend(q, k, v, layout, 0.0, None), qkv, grad)
 
         def ours(qkv: Tensor = qkv, layout: Layout = layout, grad: Tensor = grad) -> None:
             torch.autograd.grad(attend_fused(qkv, layout), qkv, grad)

@@ -25,8 +25,14 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.common import environment, table
 from bertree.model.kernels.chunks.attend import attend_chunks
-from bertree.model.kernels.chunks.hashing import bucket_counts, draw_rotations, hash_buckets
-from bertree.model.kernels.chunks.order import ChunkSettings, Rings, bucket_order
+from bertree.model.kernels.chunks.order import (
+    ChunkSettings,
+    Rings,
+    bucket_counts,
+    bucket_order,
+    draw_rotations,
+    hash_buckets,
+)
 
 LONGEST_DENSE = 4096
 

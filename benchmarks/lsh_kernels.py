@@ -20,8 +20,16 @@ from benchmarks.common import environment, medians, table
 from bertree.batch import Batch
 from bertree.model.kernels.chunks import triton_attend
 from bertree.model.kernels.chunks.attend import attend_chunks
-from bertree.model.kernels.chunks.hashing import BucketCounts, bucket_counts, draw_rotations, hash_buckets
-from bertree.model.kernels.chunks.order import ChunkOrder, ChunkSettings, Rings, bucket_order
+from bertree.model.kernels.chunks.order import (
+    BucketCounts,
+    ChunkOrder,
+    ChunkSettings,
+    Rings,
+    bucket_counts,
+    bucket_order,
+    draw_rotations,
+    hash_buckets,
+)
 from bertree.model.kernels.layout import Layout
 from bertree.model.kernels.table import attend, case_of, choose
 from bertree.model.masks import Causal

@@ -28,7 +28,7 @@ from benchmarks import train
 from benchmarks.common import environment, table
 from bertree.config.sections import RunSettings
 from bertree.model import cost
-from bertree.model.kernels.pointwise import triton_add_norm, triton_gated, triton_gelu
+from bertree.model.kernels import triton_add_norm, triton_gated, triton_gelu
 from bertree.train.device import Placement, measure_peak_flops, set_deterministic
 
 TOKENS, WIDTH, INNER, GATED, DROPOUT, EPS = 65536, 768, 3072, 1152, 0.1, 1e-12

@@ -31,9 +31,9 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.multiprocessing.spawn import spawn
 
 from bertree.batch import IGNORED, Batch, PretrainingLabels
-from bertree.model.embeddings import TokenEmbeddings
 from bertree.model.heads import MaskHead
-from bertree.model.kernels.pointwise.custom_ops import look_up
+from bertree.model.kernels.operators import look_up
+from bertree.model.layers.embeddings import TokenEmbeddings
 from bertree.model.network import Network, build
 from bertree.model.presets import preset
 from bertree.objectives.pretraining import pretraining_objective

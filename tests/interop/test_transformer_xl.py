@@ -17,8 +17,8 @@ from bertree.interop.contents import Contents
 from bertree.interop.huggingface.config import family_of_architecture, require_transformer
 from bertree.interop.huggingface.family import hf_tensor_names
 from bertree.model.cost import parameters
+from bertree.model.memory import MEMORY
 from bertree.model.network import build
-from bertree.model.past import MEMORY
 from bertree.model.presets import PRESETS
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "transformer_xl.safetensors"

@@ -11,7 +11,7 @@ import bertree
 from bertree.batch import Batch
 from bertree.errors import UserError
 from bertree.model.architecture import MEANING, TYPES, Architecture, BiLstm, Transformer
-from bertree.model.architecture.axes import axis
+from bertree.model.architecture.base import axis
 from bertree.model.bilstm import BiLstmEncoder
 from bertree.model.init import without_weights
 from bertree.model.network import HEADS, build

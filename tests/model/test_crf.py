@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from bertree.model.crf import Crf
+from bertree.model.readout import Crf
 
 CLASSES = 3
 

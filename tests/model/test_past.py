@@ -9,8 +9,8 @@ from torch import Tensor
 
 from bertree.batch import Batch, Continuation
 from bertree.model.architecture import Transformer
+from bertree.model.memory import LENGTHS, MEMORY
 from bertree.model.network import Network, build
-from bertree.model.past import LENGTHS, MEMORY
 
 SMALL: dict[str, Any] = {
     "vocab_size": 40,

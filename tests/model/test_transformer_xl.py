@@ -11,8 +11,8 @@ from torch import Tensor
 
 from bertree.batch import Batch, Continuation
 from bertree.model.architecture import Transformer
+from bertree.model.memory import MEMORY
 from bertree.model.network import Network, build
-from bertree.model.past import MEMORY
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "transformer_xl.safetensors"
 CASES = ("plain", "adaptive", "pre-norm", "narrow-embeddings")

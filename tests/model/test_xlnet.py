@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from bertree.batch import Batch
+from bertree.model.memory import LENGTHS, MEMORY
 from bertree.model.network import build
-from bertree.model.past import LENGTHS, MEMORY
 from tests.support.xlnet import VOCAB, architecture, draw_orders, in_lanes, masks_of, peer, tensors, twin, with_order
 
 LENGTHS_OF_TEXTS = (13, 7, 20, 1)

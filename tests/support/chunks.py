@@ -3,8 +3,16 @@
 import torch
 from torch import Tensor
 
-from bertree.model.kernels.chunks.hashing import bucket_counts, fixed_rotations, hash_buckets
-from bertree.model.kernels.chunks.order import ChunkOrder, ChunkSettings, Rings, bucket_order, text_order
+from bertree.model.kernels.chunks.order import (
+    ChunkOrder,
+    ChunkSettings,
+    Rings,
+    bucket_counts,
+    bucket_order,
+    fixed_rotations,
+    hash_buckets,
+    text_order,
+)
 
 
 def bounds(lengths: list[int]) -> Tensor:

@@ -15,11 +15,10 @@ from bertree.config.sections import OptimSettings, Phase, RunSettings, ScheduleS
 from bertree.config.settings import as_toml
 from bertree.data.lane_stream import LaneStream
 from bertree.data.store import Store
-from bertree.model.embeddings import Embeddings, TokenEmbeddings
-from bertree.model.encoder import Encoder
+from bertree.model.encoder import Encoder, EncoderOutput, State, StateSpec
 from bertree.model.heads import MaskHead
+from bertree.model.layers.embeddings import Embeddings, TokenEmbeddings
 from bertree.model.network import Network
-from bertree.model.state import EncoderOutput, State, StateSpec
 from bertree.objectives.pretraining import pretraining_objective
 from bertree.pretraining.recipe import Recipe
 from bertree.train.feed import StreamFeed

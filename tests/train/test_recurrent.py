@@ -12,7 +12,7 @@ import torch
 
 from bertree.batch import Batch
 from bertree.errors import UserError
-from bertree.model.state import State
+from bertree.model.encoder import State
 from bertree.objectives.objective import Computed, WeightedTerms
 from bertree.objectives.pretraining import pretraining_objective
 from bertree.train.carried_state import CarriedState, check_state

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bertree.model.embeddings import Embeddings, TokenEmbeddings
+from bertree.model.layers.embeddings import Embeddings, TokenEmbeddings
 from bertree.model.layers.positions import LearnedPositions
 
 SAMPLE = 50_000  # tokens that the directions are found on

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from bertree.distillation.narrow_embeddings import narrow
 from bertree.errors import UserError
 from bertree.model.architecture import Architecture, Transformer
-from bertree.model.embeddings import Embeddings
+from bertree.model.layers.embeddings import Embeddings
 from bertree.model.layers.positions import LearnedPositions
 from bertree.model.network import Network
 from bertree.model.stack import Stack

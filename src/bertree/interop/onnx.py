@@ -26,8 +26,8 @@ from torch import Tensor, nn
 from bertree.errors import UserError
 from bertree.files.atomic import new_folder
 from bertree.interop.contents import Contents
-from bertree.model.embeddings import Embeddings, TokenEmbeddings
 from bertree.model.layers.attention import Attention
+from bertree.model.layers.embeddings import Embeddings, TokenEmbeddings
 from bertree.model.layers.feed_forward import FeedForward
 from bertree.model.layers.positions import LearnedPositions
 from bertree.model.layers.residual import Block, PreNorm

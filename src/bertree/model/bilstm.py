@@ -16,9 +16,9 @@ from torch.nn.utils.rnn import PackedSequence
 
 from bertree.batch import Batch
 from bertree.model.architecture import BiLstm
-from bertree.model.embeddings import Embeddings, TokenEmbeddings
 from bertree.model.encoder import Encoder
 from bertree.model.init import initialize
+from bertree.model.layers.embeddings import Embeddings, TokenEmbeddings
 
 
 class BidirectionalLstm(nn.Module):

@@ -20,14 +20,12 @@ from bertree.batch import Batch
 from bertree.errors import UserError, suggest
 from bertree.model.architecture import Architecture, BiLstm, Transformer
 from bertree.model.bilstm import build_bilstm
-from bertree.model.crf import Crf
-from bertree.model.encoder import Encoder
+from bertree.model.encoder import Encoder, EncoderOutput, State, StateSpec
 from bertree.model.heads import BeamSpanHead, ClassHead, Grid, MaskHead
 from bertree.model.init import initialize
-from bertree.model.layers.adaptive import AdaptiveSoftmax
+from bertree.model.layers.embeddings import AdaptiveSoftmax
 from bertree.model.pooling import PoolingConfig, SentencePooling
-from bertree.model.readout import LayerFeatures, Readout, build_crf, build_features
-from bertree.model.state import EncoderOutput, State, StateSpec
+from bertree.model.readout import Crf, LayerFeatures, Readout, build_crf, build_features
 from bertree.model.transformer import build_transformer, vocabulary_clusters
 
 # mask: the vocabulary, not a count of its own; beam-span: three parts of one output

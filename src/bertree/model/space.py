@@ -8,8 +8,7 @@ from typing import Any
 from bertree.errors import UserError
 from bertree.model import cost
 from bertree.model.architecture import MEANING, TYPES, Architecture, Transformer, check_type
-from bertree.model.architecture.axes import list_of, one_of, positive, probability
-from bertree.model.architecture.base import KINDS
+from bertree.model.architecture.base import KINDS, list_of, one_of, positive, probability
 from bertree.model.presets import PRESETS, preset
 
 _YEAR = re.compile(r"\b(?:19|20)\d\d\b")

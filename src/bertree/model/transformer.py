@@ -12,21 +12,20 @@ from torch import Tensor, nn
 
 from bertree.batch import Batch
 from bertree.model.architecture import ACTIVATIONS, Transformer
-from bertree.model.embeddings import Embeddings, TokenEmbeddings
-from bertree.model.encoder import Encoder
+from bertree.model.cache import CachePast
+from bertree.model.encoder import Encoder, EncoderOutput, State, StateSpec
 from bertree.model.init import initialize, scale_weights
-from bertree.model.layers.adaptive import AdaptiveEmbeddings, VocabularyClusters
 from bertree.model.layers.attention import Attention
 from bertree.model.layers.attention_kinds import build_attention
+from bertree.model.layers.basic import build_norm
+from bertree.model.layers.embeddings import AdaptiveEmbeddings, Embeddings, TokenEmbeddings, VocabularyClusters
 from bertree.model.layers.feed_forward import FeedForward, build_feed_forward
-from bertree.model.layers.norms import build_norm
 from bertree.model.layers.positions import LearnedPositions, build_embedded_positions
 from bertree.model.layers.residual import RESIDUALS, Block, PostNorm, PreNorm
 from bertree.model.masks import Window
-from bertree.model.past import KEYS, LENGTHS, MEMORY, VALUES, CachePast, MemoryPast, Past, TwoStreams
+from bertree.model.memory import KEYS, LENGTHS, MEMORY, VALUES, MemoryPast, TwoStreams
 from bertree.model.pooling import mean_states
-from bertree.model.stack import Stack
-from bertree.model.state import EncoderOutput, State, StateSpec
+from bertree.model.stack import Past, Stack
 
 
 class MemorySettings(NamedTuple):

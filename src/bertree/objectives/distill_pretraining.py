@@ -22,10 +22,10 @@ from torch import Tensor, nn
 
 from bertree.batch import IGNORED, Batch, PretrainingLabels
 from bertree.errors import UserError
+from bertree.model.encoder import State
 from bertree.model.layers.attention import Attention
 from bertree.model.layers.residual import Block, PostNorm, PreNorm
 from bertree.model.network import Network
-from bertree.model.state import State
 from bertree.model.transformer import TransformerEncoder
 from bertree.objectives.divergences import (
     cosine_distance,

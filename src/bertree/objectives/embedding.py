@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bertree.batch import Batch
+from bertree.model.encoder import State
 from bertree.model.network import Network
-from bertree.model.state import State
 from bertree.objectives.embedding_losses import EmbeddingLoss
 from bertree.objectives.embedding_math import vector_table
 from bertree.objectives.objective import Computed, Loss

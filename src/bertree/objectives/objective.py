@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bertree.batch import IGNORED, Batch
+from bertree.model.encoder import State
 from bertree.model.network import Network
-from bertree.model.state import State
 
 
 class Loss(NamedTuple):

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from bertree.errors import UserError
-from bertree.model.embeddings import TokenEmbeddings
 from bertree.model.heads import MaskHead
-from bertree.model.layers.norms import RmsNorm
+from bertree.model.layers.basic import RmsNorm
+from bertree.model.layers.embeddings import TokenEmbeddings
 from bertree.model.layers.residual import Block, Reversible
 from bertree.model.network import Network
 from bertree.model.stack import Stack

@@ -22,10 +22,9 @@ from torch import distributed, nn
 
 from bertree.errors import UserError
 from bertree.model.architecture import Architecture, Transformer
-from bertree.model.embeddings import TokenEmbeddings
 from bertree.model.heads import MaskHead
-from bertree.model.layers.adaptive import AdaptiveEmbeddings, AdaptiveSoftmax
 from bertree.model.layers.attention import Attention
+from bertree.model.layers.embeddings import AdaptiveEmbeddings, AdaptiveSoftmax, TokenEmbeddings
 from bertree.model.layers.feed_forward import FeedForward, GatedFeedForward
 from bertree.model.layers.lsh import ChunkedAttention, LshAttention, SharedQueryKeyAttention
 from bertree.model.network import Network

@@ -15,15 +15,13 @@ from torch import Tensor, nn
 from torch.autograd.function import Function
 
 from bertree.batch import IGNORED, Batch
-from bertree.model.embeddings import TokenEmbeddings
 from bertree.model.heads import MaskHead
-from bertree.model.kernels.pointwise.custom_ops import look_up
+from bertree.model.kernels.operators import look_up
 from bertree.model.layers.attention import Attention
+from bertree.model.layers.embeddings import TokenEmbeddings
 from bertree.model.layers.reversible import RandomState
-from bertree.model.past import Past, TwoStreams
-from bertree.model.past.memory import MemoryLayer, MemoryPast
-from bertree.model.past.two_streams import TwoStreamLayer
-from bertree.model.stack import Stack
+from bertree.model.memory import MemoryLayer, MemoryPast, TwoStreamLayer, TwoStreams
+from bertree.model.stack import Past, Stack
 from bertree.scale.tensor_group import TensorGroup
 
 

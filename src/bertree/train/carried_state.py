@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from bertree.errors import UserError
-from bertree.model.state import State, Stateful
+from bertree.model.encoder import State, Stateful
 from bertree.train.checkpoints.contents import STATE_PREFIX, Checkpoint
 from bertree.train.checkpoints.tensors import SavedTensors
 

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from bertree import keyed_random
 from bertree.batch import Batch
-from bertree.model.state import State, Stateful
+from bertree.model.encoder import State, Stateful
 from bertree.objectives.objective import Computed, Objective
 from bertree.scale.distribute import Distribution
 

@@ -9,8 +9,8 @@ from torch._dynamo.backends.common import aot_autograd
 
 from bertree.batch import Batch
 from bertree.model.architecture import Transformer
-from bertree.model.kernels.pointwise import triton_add_norm
-from bertree.model.kernels.pointwise.triton_add_norm import STEPS, add_norm, kept
+from bertree.model.kernels import triton_add_norm
+from bertree.model.kernels.triton_add_norm import STEPS, add_norm, kept
 from bertree.model.network import build_encoder
 from tests.support.interpreter import DEVICE, INTERPRETED, needs_triton
 

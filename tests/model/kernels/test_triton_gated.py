@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from bertree.model.kernels.pointwise import triton_gated
+from bertree.model.kernels import triton_gated
 from tests.support.interpreter import DEVICE, INTERPRETED, needs_triton
 
 

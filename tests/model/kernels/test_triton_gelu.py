@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bertree.model.kernels.pointwise import triton_gelu
+from bertree.model.kernels import triton_gelu
 from tests.support.interpreter import DEVICE, INTERPRETED, needs_triton
 
 

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from bertree.batch import Batch
-from bertree.model.kernels.pointwise import triton_rotary
-from bertree.model.kernels.pointwise.custom_ops import rotary_angles
+from bertree.model.kernels import triton_rotary
+from bertree.model.kernels.operators import rotary_angles
 from bertree.model.layers.attention import Attention
 from bertree.model.layers.positions import RotaryPositions
 from tests.support.interpreter import DEVICE, INTERPRETED, needs_triton

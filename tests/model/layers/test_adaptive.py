@@ -8,7 +8,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from bertree.model.layers.adaptive import AdaptiveEmbeddings, AdaptiveSoftmax, VocabularyClusters
+from bertree.model.layers.embeddings import AdaptiveEmbeddings, AdaptiveSoftmax, VocabularyClusters
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "transformer_xl.safetensors"
 

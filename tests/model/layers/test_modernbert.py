@@ -12,8 +12,8 @@ from transformers.models.modernbert import modeling_modernbert as theirs
 
 from bertree.batch import Batch
 from bertree.model.layers.attention import Attention
+from bertree.model.layers.basic import NORMS
 from bertree.model.layers.feed_forward import GatedFeedForward
-from bertree.model.layers.norms import NORMS
 from bertree.model.layers.positions import Places, RotaryPositions
 from bertree.model.layers.residual import Block, PreNorm
 from bertree.model.masks import Full, Window

@@ -10,8 +10,8 @@ from torch import Tensor
 from bertree.batch import Batch
 from bertree.model.architecture import Transformer
 from bertree.model.layers.attention import Attention
+from bertree.model.layers.basic import NORMS
 from bertree.model.layers.feed_forward import FEED_FORWARD
-from bertree.model.layers.norms import NORMS
 from bertree.model.layers.positions import Positions, RotaryPositions
 from bertree.model.layers.residual import Block, PostNorm, PreNorm, Residual
 from bertree.model.masks import Full, Window

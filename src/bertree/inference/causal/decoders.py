@@ -18,8 +18,6 @@ from bertree.batch import Batch, Continuation
 from bertree.inference.causal.fast_decoder import DecoderWeights, FastDecoder, one_token_batch
 from bertree.inference.cpu_encoder import weight_versions
 from bertree.model.network import Network
-from bertree.model.past import KEYS, LENGTHS
-from bertree.model.state import State
 from bertree.model.transformer import TransformerEncoder
 
 

@@ -26,14 +26,14 @@ from bertree.inference.cpu_linear import (
     TransposedLinear,
     linear_class,
 )
-from bertree.model.embeddings import TokenEmbeddings
 from bertree.model.heads import MaskHead
 from bertree.model.kernels.layout import Layout
 from bertree.model.kernels.table import attend_fused
 from bertree.model.layers.attention import Attention
+from bertree.model.layers.embeddings import TokenEmbeddings
 from bertree.model.masks import Causal
+from bertree.model.memory import KEYS, VALUES
 from bertree.model.network import Network
-from bertree.model.past import KEYS, VALUES
 from bertree.model.transformer import TransformerEncoder, part_difference, unknown_part
 
 ROUNDING = 1e-5  # relative error of both products beside that of the 8-bit integers

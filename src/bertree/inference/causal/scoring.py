@@ -17,8 +17,8 @@ from bertree.batch import Batch, Continuation
 from bertree.errors import UserError
 from bertree.inference.batching import batch_by_length, map_jobs
 from bertree.inference.loaded import LoadedModel
+from bertree.model.encoder import State
 from bertree.model.network import Network
-from bertree.model.state import State
 from bertree.model.transformer import TransformerEncoder
 
 Losses = NDArray[np.float64]

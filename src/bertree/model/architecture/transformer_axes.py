@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 from math import prod
 
-from bertree.model.architecture.axes import (
+from bertree.model.architecture.base import (
     MAX_ROWS,
     MAX_WIDTH,
+    Architecture,
     above_zero,
     at_most,
     axis,
@@ -18,7 +19,6 @@ from bertree.model.architecture.axes import (
     probability,
     two_sizes,
 )
-from bertree.model.architecture.base import Architecture
 
 SHARING = ("none", "attention", "ffn", "all")
 ACTIVATIONS = ("gelu", "gelu-tanh", "relu", "silu")

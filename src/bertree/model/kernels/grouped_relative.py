@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.library import register_autograd
 
+from bertree.model.kernels.grouped import LengthGroups, cut_streams
 from bertree.model.kernels.layout import Kernel, Layout, RelativeScores, Supports
 from bertree.model.kernels.operators import fake_of, operator
 from bertree.model.kernels.relative_groups import (
@@ -24,7 +25,6 @@ from bertree.model.kernels.relative_groups import (
     backward,
     forward,
 )
-from bertree.model.kernels.streams import LengthGroups, cut_streams
 from bertree.model.masks import Causal, Full, Window
 
 

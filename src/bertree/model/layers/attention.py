@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from bertree.batch import Batch
 from bertree.model.kernels.layout import Layout, RelativeScores
 from bertree.model.kernels.table import attend, attend_fused
-from bertree.model.layers.linear import product_and_bias
+from bertree.model.layers.basic import product_and_bias
 from bertree.model.layers.positions import Places, Positions
 from bertree.model.masks import Full, Mask
 

@@ -13,9 +13,9 @@ from torch.utils.checkpoint import checkpoint
 
 from bertree.batch import Batch
 from bertree.model.architecture import Transformer
-from bertree.model.kernels.pointwise import triton_gated, triton_gelu
-from bertree.model.kernels.pointwise.triton_gelu import gelu
-from bertree.model.layers.linear import product_and_bias
+from bertree.model.kernels import triton_gated, triton_gelu
+from bertree.model.kernels.triton_gelu import gelu
+from bertree.model.layers.basic import product_and_bias
 
 ACTIVATION: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": gelu,

@@ -10,8 +10,16 @@ from torch import Tensor, nn
 
 from bertree.batch import Batch
 from bertree.model.kernels.chunks.attend import attend_chunks, unit_length
-from bertree.model.kernels.chunks.hashing import bucket_counts, draw_rotations, fixed_rotations, hash_buckets
-from bertree.model.kernels.chunks.order import ChunkSettings, Rings, bucket_order, text_order
+from bertree.model.kernels.chunks.order import (
+    ChunkSettings,
+    Rings,
+    bucket_counts,
+    bucket_order,
+    draw_rotations,
+    fixed_rotations,
+    hash_buckets,
+    text_order,
+)
 from bertree.model.kernels.layout import Layout, RelativeScores
 from bertree.model.kernels.table import attend
 from bertree.model.layers.attention import Attention

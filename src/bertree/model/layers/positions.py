@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from bertree.batch import Batch
 from bertree.model.architecture import Transformer
+from bertree.model.kernels import triton_rotary
 from bertree.model.kernels.layout import RelativeScores, SegmentScores
-from bertree.model.kernels.pointwise import triton_rotary
-from bertree.model.kernels.pointwise.custom_ops import look_up, rotary_angles
-from bertree.model.kernels.pointwise.triton_rotary import rotated
+from bertree.model.kernels.operators import look_up, rotary_angles
+from bertree.model.kernels.triton_rotary import rotated
 
 
 class Places(NamedTuple):

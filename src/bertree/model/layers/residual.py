@@ -13,8 +13,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from bertree.model.kernels.pointwise import triton_add_norm
-from bertree.model.kernels.pointwise.triton_add_norm import Normed, add_norm
+from bertree.model.kernels import triton_add_norm
+from bertree.model.kernels.triton_add_norm import Normed, add_norm
 from bertree.model.layers.attention import Attention
 from bertree.model.layers.feed_forward import FeedForward, GatedFeedForward
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from bertree.model.architecture import Transformer
-from bertree.model.cost.activations import Activations
+from bertree.model.cost.transformer import Activations
 from bertree.scale.plan.sizes import RankSizes, rank_sizes
 
 MASTER, MOMENTS, REDUCED = 4, 8, 4  # bytes of each parameter: its weight, Adam's moments, its gradient, in float32

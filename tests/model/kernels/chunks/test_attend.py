@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bertree.model.kernels.chunks import plain
+from bertree.model.kernels.chunks import attend
 from bertree.model.kernels.chunks.attend import attend_chunks
 from bertree.model.kernels.chunks.order import ChunkOrder, ChunkSettings
 from tests.support.attention import with_gradients
@@ -31,7 +31,7 @@ GROUPED = [(1, 2**11), (1, 2**18), (2, 2**6), (4, 2**11), (4, 2**18)]
 def test_hashed_attention_and_its_gradients_equal_the_dense_definition(
     rounds: int, group: int, causal: bool, once: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plain, "GROUP", group)
+    monkeypatch.setattr(attend, "GROUP", group)
     settings = ChunkSettings(16, 1, 0, causal, hides_self=True, counts_once=once)
     q, k, v = random_qkv(sum(RAGGED))
     order, buckets = hashed(q, RAGGED, settings, rounds)
@@ -184,13 +184,13 @@ def test_no_scores_are_kept_for_the_backward_pass() -> None:
 def _scores(tokens: int, rounds: int, monkeypatch: pytest.MonkeyPatch) -> int:
     """Scores that are computed, forward and backward."""
     settings, counted = ChunkSettings(16, 1, 0, hides_self=True), []
-    work = plain._Tile.scores
+    work = attend._Tile.scores
     with monkeypatch.context() as patch:
-        patch.setattr(plain._Tile, "scores", lambda tile: counted.append(found := work(tile)) or found)
+        patch.setattr(attend._Tile, "scores", lambda tile: counted.append(found := work(tile)) or found)
         q, k, v = (x.float().requires_grad_() for x in random_qkv(tokens))
         order, _ = hashed(q.detach(), [tokens], settings, rounds)
         attend_chunks(q, k, v, order, settings).sum().backward()
-    assert max(found.numel() for found in counted) <= plain.GROUP
+    assert max(found.numel() for found in counted) <= attend.GROUP
     return sum(found.numel() for found in counted)
 
 
@@ -210,8 +210,8 @@ def test_nothing_to_attend_to() -> None:
 
 def test_chunks_that_no_sequence_needs_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     settings, counted = ChunkSettings(16, 0, 0), []
-    work = plain._Tile.scores
-    monkeypatch.setattr(plain._Tile, "scores", lambda tile: counted.append(found := work(tile)) or found)
+    work = attend._Tile.scores
+    monkeypatch.setattr(attend._Tile, "scores", lambda tile: counted.append(found := work(tile)) or found)
     order, _ = as_written([32] * 8, settings)
     assert isinstance(order, ChunkOrder)
     assert len(order.neighbours_cw) > 16

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from bertree.model.kernels.chunks.hashing import bucket_counts, draw_rotations, fixed_rotations, hash_buckets
+from bertree.model.kernels.chunks.order import bucket_counts, draw_rotations, fixed_rotations, hash_buckets
 
 
 def _automatic(length: int, chunk: int) -> list[int]:

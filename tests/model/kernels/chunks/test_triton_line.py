@@ -4,8 +4,14 @@ import pytest
 import torch
 
 from bertree.model.kernels.chunks import triton_line
-from bertree.model.kernels.chunks.hashing import bucket_counts, fixed_rotations, hash_buckets
-from bertree.model.kernels.chunks.order import ChunkSettings, Rings, bucket_order
+from bertree.model.kernels.chunks.order import (
+    ChunkSettings,
+    Rings,
+    bucket_counts,
+    bucket_order,
+    fixed_rotations,
+    hash_buckets,
+)
 from tests.support.chunks import bounds
 from tests.support.interpreter import DEVICE, DTYPE, INTERPRETED, needs_triton
 

@@ -1,9 +1,18 @@
-"""A memory: the inputs of the layers at the tokens next to each lane's segment (Transformer-XL).
+"""What attention sees besides the tokens of a batch: the memory of Transformer-XL and the two streams of XLNet.
 
-A lane reads its text segment by segment, and its memory stands before the segment; or backwards, and it stands after
-the segment. Rows of a memory lie by their distance from the segment, the nearest last.
+A memory holds the inputs of the layers at the tokens next to each lane's segment. Keys and values are computed from
+them again, so it is for training and for reading long texts segment by segment. It is an explicit state: `encode` takes
+one and returns the next, and a batch's `continuation` says which sequence continues which lane. A lane reads its text
+segment by segment, and its memory stands before the segment; or backwards, and it stands after the segment. Rows of a
+memory are ordered by their distance from the segment, the nearest last.
 
-Shape letters: t tokens, s sequences, c lanes, m tokens in a memory, r rows of memory and batch together, h width.
+Two streams: the first t rows are the content stream, the other m rows the query stream, which predicts tokens of a
+permutation from their positions. Keys and values come from memory and content stream alone. A content row sees the
+tokens of its own rank or a lower one, a query row those of a lower rank; a memory is seen by all. Everything but
+attention treats the rows alike.
+
+Shape letters: t tokens, s sequences, c lanes, m tokens in a memory or to predict, r rows of memory and batch or of both
+streams, k keys, h width.
 """
 
 from collections.abc import Callable
@@ -12,14 +21,42 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bertree.batch import Batch
-from bertree.model.kernels.layout import Layout
-from bertree.model.kernels.pointwise.custom_ops import permute_rows
+from bertree.batch import Batch, Continuation
+from bertree.model.encoder import State
+from bertree.model.kernels.layout import Layout, Ranks
+from bertree.model.kernels.operators import permute_rows
+from bertree.model.kernels.table import attend
 from bertree.model.layers.attention import Attention
 from bertree.model.layers.positions import Places
-from bertree.model.masks import Mask
-from bertree.model.past.lanes import LENGTHS, MEMORY, Spans, lanes_of
-from bertree.model.state import State
+from bertree.model.masks import Full, Mask
+
+MEMORY, KEYS, VALUES, LENGTHS = "memory", "keys", "values", "lengths"
+
+
+class Spans(NamedTuple):
+    """The sequences of a batch and how far back each reaches."""
+
+    lane_s: Tensor
+    past_s: Tensor  # tokens of its lane that are seen before it
+    length_s: Tensor
+    of_t: Tensor  # the sequence of each token
+    place_t: Tensor  # of each token in its lane, from the first token that is seen
+
+    @classmethod
+    def of(cls, batch: Batch, continuation: Continuation, past_s: Tensor) -> "Spans":
+        """Return the spans of a batch."""
+        of_t = batch.sequence_ids
+        inside_t = torch.arange(len(batch.ids), device=of_t.device) - batch.cu_seqlens.long()[of_t]
+        return cls(continuation.lanes, past_s, batch.lengths.long(), of_t, past_s[of_t] + inside_t)
+
+
+def lanes_of(batch: Batch) -> Continuation:
+    """Return how a batch continues another; if it does not say, every sequence starts a lane."""
+    if batch.continuation is not None:
+        return batch.continuation
+    count = len(batch.cu_seqlens) - 1
+    lanes_s = torch.arange(count, device=batch.ids.device)
+    return Continuation(lanes_s, torch.ones_like(lanes_s, dtype=torch.bool), count)
 
 
 class MemoryPast:
@@ -129,3 +166,65 @@ def _beside(edge_c: Tensor, backward_c: Tensor, away_m: Tensor) -> Tensor:
     """Return the places of rows so far before an edge, or after it if the lane runs backwards (c x m)."""
     edge_c1 = edge_c[:, None]
     return torch.where(backward_c[:, None], edge_c1 - 1 + away_m, edge_c1 - away_m)
+
+
+class TwoStreams:
+    """What content and query rows of a batch see."""
+
+    def __init__(self, batch: Batch, memory: MemoryPast | None) -> None:
+        order = batch.permutation
+        assert order is not None
+        self.memory, self.tokens = memory, len(batch.ids)
+        if memory is None:
+            near = batch.max_seqlen - 1
+            places = Places(
+                batch.positions, batch.positions, near, near, batch.segments, batch.segments, batch.one_segment
+            )
+            content, ranks_k = Layout.of(batch, Full()), order.ranks
+        else:
+            places, content = memory.places, memory.layout(Full())
+            ranks_k = memory.with_memory(order.ranks, -1)
+        query_places_m = places.queries_t[order.queries]
+        self.content = content._replace(ranks=Ranks(order.ranks + 1, ranks_k))
+        self.queries = Layout(
+            order.cu_queries,
+            content.cu_k,
+            order.max_queries,
+            content.max_k,
+            Full(),
+            Ranks(order.ranks[order.queries], ranks_k),
+            query_places_m.to(torch.int32),
+        )
+        self.places = places._replace(
+            queries_t=torch.cat([places.queries_t, query_places_m]),
+            query_segments_t=torch.cat([places.query_segments_t, places.query_segments_t[order.queries]]),
+        )
+
+    def layer(self, x_rh: Tensor, read: Callable[[Tensor], Tensor]) -> "TwoStreamLayer":
+        """Go on to the next layer; the memory keeps content rows alone."""
+        return TwoStreamLayer(self, None if self.memory is None else self.memory.layer(x_rh[: self.tokens], read))
+
+    def state(self) -> State:
+        """Return the memory for the next batch."""
+        return {} if self.memory is None else self.memory.state()
+
+
+class TwoStreamLayer(NamedTuple):
+    """Both streams of one layer, as its attention reads them."""
+
+    past: TwoStreams
+    memory: MemoryLayer | None
+
+    def attend(self, part: Attention, x_rh: Tensor, prepared: Any) -> Tensor:
+        """Attend from the rows of both streams to memory and content."""
+        content_th = x_rh[: self.past.tokens]
+        source_kh = content_th if self.memory is None else self.memory.source(content_th)
+        q_rnd, k_knd, v_knd = part.project(x_rh, source_kh)
+        assert part.positions is not None, "a query row knows nothing but its place"
+        q_rnd, k_knd, relative = part.positions.change(q_rnd, k_knd, prepared)
+        assert relative is not None, "places of queries need scores by distance"
+        dropout = part.dropout if part.training else 0.0
+        streams = ((slice(self.past.tokens), self.past.content), (slice(self.past.tokens, None), self.past.queries))
+        return torch.cat(
+            [attend(q_rnd[rows], k_knd, v_knd, layout, dropout, relative.of_queries(rows)) for rows, layout in streams]
+        )

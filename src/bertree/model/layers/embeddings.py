@@ -1,11 +1,11 @@
-"""Adaptive input embeddings and adaptive softmax (Grave et al. 2017; Baevski and Auli 2019).
+"""Token ids -> input of the first layer: token, position and segment embeddings; and the adaptive softmax.
 
-The vocabulary, sorted by frequency, is cut into clusters. Rarer clusters may have narrower embeddings, so that a large
-vocabulary costs few parameters. A prediction chooses first among the frequent tokens and the clusters, then within a
-cluster, so that most targets never touch the rare tokens.
+Adaptive input embeddings and adaptive softmax (Grave et al. 2017; Baevski and Auli 2019) cut the vocabulary, sorted by
+frequency, into clusters. Rarer clusters may have narrower embeddings, so that a large vocabulary costs few parameters.
+A prediction chooses first among the frequent tokens and the clusters, then within a cluster, so that most targets never
+touch the rare tokens.
 
-Shape letters: t tokens, m chosen tokens, h width, e width of a cluster's embeddings, v vocabulary, c entries of a
-cluster.
+Shape letters: t tokens, m chosen tokens, e embedding width, h width, v vocabulary, c segments or entries of a cluster.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bertree.batch import IGNORED
+from bertree.batch import IGNORED, Batch
+from bertree.model.kernels.operators import look_up
+from bertree.model.layers.positions import EmbeddedPositions
 
 
 @dataclass(frozen=True)
@@ -147,3 +149,62 @@ class AdaptiveSoftmax(nn.Module):
         """Return the cross-entropy, summed over the targets that are not -100."""
         found_m = self.target_log_probabilities(hidden_mh, embeddings, targets_m.clamp(min=0))
         return -found_m.masked_fill(targets_m == IGNORED, 0.0).sum()
+
+
+class TokenEmbeddings(nn.Embedding):
+    """A vector for each entry of the vocabulary, times `scale`."""
+
+    def __init__(self, vocab_size: int, width: int, scale: float = 1.0) -> None:
+        super().__init__(vocab_size, width)
+        self.scale = scale
+
+    def forward(self, ids_t: Tensor) -> Tensor:
+        """Look up token ids (t x e)."""
+        rows_te = look_up(self.weight, ids_t)
+        return rows_te if self.scale == 1.0 else rows_te * self.scale
+
+
+class Embeddings(nn.Module):
+    """Sum of token, position and segment embeddings, then norm, dropout and a projection to the width of the layers.
+
+    Positions, segments, norm and projection are optional.
+    """
+
+    def __init__(
+        self,
+        tokens: TokenEmbeddings | AdaptiveEmbeddings,
+        positions: EmbeddedPositions | None,
+        segments: nn.Embedding | None,
+        norm: nn.Module | None,
+        dropout: float,
+        projection: nn.Linear | None,
+    ) -> None:
+        super().__init__()
+        self.tokens = tokens
+        self.positions = positions
+        self.segments = segments
+        self.norm = norm
+        self.dropout = nn.Dropout(dropout)
+        self.projection = projection
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Return the input of the first layer (t x h)."""
+        x_te: Tensor = self.tokens(batch.ids)
+        if self.segments is not None:
+            x_te = x_te + _segment_rows(self.segments.weight, batch.segments)
+        if self.positions is not None:
+            x_te = x_te + self.positions.embed(batch)
+        x_te = self.dropout(x_te if self.norm is None else self.norm(x_te))
+        x_te = x_te if self.projection is None else self.projection(x_te)
+        # Under autocast the residual stream has the precision of the products: half the memory, half the traffic.
+        kind = x_te.device.type
+        return x_te.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x_te
+
+
+def _segment_rows(table_ce: Tensor, segments_t: Tensor) -> Tensor:
+    """Look up segment embeddings. With one or two segments the gradient is a plain sum, not a scatter."""
+    if len(table_ce) == 1:
+        return table_ce[0]
+    if len(table_ce) == 2:
+        return torch.where(segments_t[:, None] == 0, table_ce[0], table_ce[1])
+    return F.embedding(segments_t, table_ce)

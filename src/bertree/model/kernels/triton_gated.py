@@ -19,7 +19,7 @@ try:
 except ImportError:  # comes with PyTorch's CUDA builds
     triton = None
 else:
-    from bertree.model.kernels.pointwise.triton_gelu import normal
+    from bertree.model.kernels.triton_gelu import normal
 
 ACTIVATIONS = ("gelu", "silu")
 BLOCK = 1024  # columns of a program: 8 for each thread, 16 bytes in half precision
