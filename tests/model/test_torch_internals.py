@@ -93,14 +93,24 @@ def test_optimizer_methods_are_unwrapped() -> None:
         assert method.__code__.co_name == name
 
 
+def test_hooks_are_known() -> None:
+    for register in (nn.Module.register_forward_hook, nn.Module.register_forward_pre_hook):
+        module = nn.Linear(2, 2)
+        assert not internals.has_forward_hooks(module)
+        handle = register(module, lambda *values: None)
+        assert internals.has_forward_hooks(module)
+        handle.remove()
+        assert not internals.has_forward_hooks(module)
+
+
 def test_views_are_known() -> None:
     x = torch.zeros(4)
     assert internals.is_view(x[:2])
     assert not internals.is_view(x)
 
 
-@pytest.mark.parametrize("ranks", [1])
-def test_collectives_of_one_rank(ranks: int, tmp_path: Path) -> None:
+def test_collectives_of_one_rank(tmp_path: Path) -> None:
+    ranks = 1
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=ranks)
     try:
         group, x = dist.group.WORLD.group_name, torch.arange(6.0).view(3, 2)

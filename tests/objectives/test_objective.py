@@ -83,7 +83,7 @@ def test_a_term_of_no_weight_is_not_computed() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_filling_up_the_vocabulary_changes_no_loss(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    head = MaskHead(8, 8, 50, "gelu", 1e-12).to(dtype)
+    head = MaskHead(8, 8, 50, activation="gelu", norm_eps=1e-12).to(dtype)
     tokens = nn.Embedding(50, 8, dtype=dtype)
     table = tokens.weight
     hidden = torch.randn(6, 8, dtype=dtype)
@@ -103,7 +103,7 @@ def test_filling_up_the_vocabulary_changes_no_loss(dtype: torch.dtype) -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="only a GPU fills the vocabulary up")
 def test_a_gpu_fills_up_the_vocabulary() -> None:
-    head = MaskHead(8, 8, 50, "gelu", 1e-12).cuda()
+    head = MaskHead(8, 8, 50, activation="gelu", norm_eps=1e-12).cuda()
     tokens, hidden = nn.Embedding(50, 8, device="cuda"), torch.randn(6, 8, device="cuda")
     targets = torch.randint(0, 50, (6,), device="cuda")
     plain, filled = head(hidden, tokens), head(hidden, tokens, pad_vocab=True)

@@ -32,8 +32,8 @@ class ScaledResidual(PostNorm):
 
 
 class ScaledBlock(Block):
-    def change(self, x_th: Tensor, *given: Any) -> Tensor:
-        return 0.5 * super().change(x_th, *given)
+    def branch(self, x_th: Tensor, *given: Any) -> Tensor:
+        return 0.5 * super().branch(x_th, *given)
 
 
 class RootNorm(nn.LayerNorm):

@@ -76,7 +76,7 @@ class GruEncoder(Encoder):
 def make_network(dropout: float = 0.1) -> Network:
     """The toy with a head that predicts the next token."""
     torch.manual_seed(0)
-    return Network(GruEncoder(dropout), {"mask": MaskHead(WIDTH, WIDTH, VOCAB, "gelu", 1e-5)})
+    return Network(GruEncoder(dropout), {"mask": MaskHead(WIDTH, WIDTH, VOCAB, activation="gelu", norm_eps=1e-5)})
 
 
 def make_store(seed: int = 0, documents: int = 40) -> Store:

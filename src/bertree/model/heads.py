@@ -36,8 +36,9 @@ class MaskHead(nn.Module):
         width: int,
         embedding_width: int,
         vocab_size: int,
+        *,
         activation: str,
-        eps: float,
+        norm_eps: float,
         transform: bool = True,
         bias: bool = True,
         transform_bias: bool = True,
@@ -47,7 +48,7 @@ class MaskHead(nn.Module):
         super().__init__()
         self.chunk = chunk
         self.dense = nn.Linear(width, embedding_width, bias=transform_bias) if transform else None
-        self.norm = nn.LayerNorm(embedding_width, eps=eps, bias=transform_bias) if transform else None
+        self.norm = nn.LayerNorm(embedding_width, eps=norm_eps, bias=transform_bias) if transform else None
         self.output = None if tied else nn.Linear(embedding_width if transform else width, vocab_size, bias=False)
         self.bias = nn.Parameter(torch.zeros(vocab_size)) if bias else None
         self.vocab_size = vocab_size

@@ -204,9 +204,18 @@ def build_mask_head(a: Transformer) -> nn.Module:
     """Build the head of masked or next tokens."""
     clusters = vocabulary_clusters(a)
     if clusters is None:
-        sizes = (a.output_width, a.embedding_width, a.vocab_size)
-        parts = (a.mask_transform, a.mask_bias, a.head_bias, a.tied_output)
-        return MaskHead(*sizes, a.mask_activation, a.norm_eps, *parts, chunk=a.ffn_chunk)
+        return MaskHead(
+            a.output_width,
+            a.embedding_width,
+            a.vocab_size,
+            activation=a.mask_activation,
+            norm_eps=a.norm_eps,
+            transform=a.mask_transform,
+            bias=a.mask_bias,
+            transform_bias=a.head_bias,
+            tied=a.tied_output,
+            chunk=a.ffn_chunk,
+        )
     projected = not clusters.same_width or a.embedding_width != a.width
     own = [int(cluster) for cluster in a.output_projections.split(",") if cluster and projected]
     return AdaptiveSoftmax(clusters, a.width, own)

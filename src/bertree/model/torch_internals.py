@@ -3,8 +3,7 @@
 PyTorch may change them in any release. Each function here says what it wraps, why nothing public serves, and since
 which release it is known; all of them are used with 2.11, the oldest supported release, to 2.13.
 `tests/model/test_torch_internals.py` compares their signatures and results with what is expected. Not collected here:
-`torch._foreach_*` and the ATen operators without an underscore, which PyTorch documents, and `_forward_hooks` of
-modules.
+`torch._foreach_*` and the ATen operators without an underscore, which PyTorch documents.
 
 Shape letters: t tokens, i input width, o output width, n heads, d head width, s sequences, q queries, k keys.
 """
@@ -16,7 +15,7 @@ from inspect import unwrap
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -182,3 +181,11 @@ def _wait(pending: Tensor) -> Tensor:
 def is_view(x: Tensor) -> bool:
     """Return whether a tensor is a view of another (`Tensor._is_view`, known: 2.11; there is no public name)."""
     return x._is_view()
+
+
+def has_forward_hooks(module: nn.Module) -> bool:
+    """Return whether a call of a module runs hooks too (`_forward_hooks`, `_forward_pre_hooks`, known: 2.11).
+
+    Code that computes from a module's weights without calling it would leave them out. There is no public way to ask.
+    """
+    return bool(module._forward_hooks or module._forward_pre_hooks)

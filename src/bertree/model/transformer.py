@@ -26,6 +26,7 @@ from bertree.model.masks import Window
 from bertree.model.memory import KEYS, LENGTHS, MEMORY, VALUES, MemoryPast, TwoStreams
 from bertree.model.pooling import mean_states
 from bertree.model.stack import Past, Stack
+from bertree.model.torch_internals import has_forward_hooks
 
 
 class MemorySettings(NamedTuple):
@@ -304,7 +305,7 @@ def part_difference(part: nn.Module, known: tuple[type[nn.Module], ...]) -> str:
     """Say how a module differs from those of a known type; empty if it does not."""
     if type(part) not in known:
         return f"is a {type(part).__name__}"
-    if part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part):
+    if has_forward_hooks(part) or "forward" in vars(part):
         return "has a forward hook or a forward function of its own"
     for name, parameter in part._parameters.items():
         if parameter is None:

@@ -35,7 +35,7 @@ class TwoStreams:
         return block.norm(stream[1])
 
     def apply(self, stream: tuple[Tensor, Tensor], block: Block, *given: Any) -> tuple[Tensor, Tensor]:
-        return stream[1], stream[0] + block.change(self.read(stream, block), *given)
+        return stream[1], stream[0] + block.branch(self.read(stream, block), *given)
 
     def close(self, stream: tuple[Tensor, Tensor]) -> Tensor:
         return (stream[0] + stream[1]) / 2

@@ -1,7 +1,6 @@
 """The axes of a transformer, and what follows from single ones."""
 
 from dataclasses import dataclass
-from math import prod
 
 from bertree.model.architecture.base import (
     MAX_ROWS,
@@ -239,8 +238,3 @@ class TransformerAxes(Architecture):
             return self.embedding_width // 2, self.embedding_width - self.embedding_width // 2
         of_row, of_column = (int(part) for part in self.axial_widths.split(","))
         return of_row, of_column
-
-    @property
-    def axial_places(self) -> int:
-        """Places that axial positions tell apart."""
-        return prod(self.axial_sizes)

@@ -17,12 +17,13 @@ from bertree.model.kernels import triton_add_norm
 from bertree.model.kernels.triton_add_norm import Normed, add_norm
 from bertree.model.layers.attention import Attention
 from bertree.model.layers.feed_forward import FeedForward, GatedFeedForward
+from bertree.model.torch_internals import has_forward_hooks
 
 Stream = Any  # what a residual connection carries from block to block
 
 
 class Block(nn.Module):
-    """A part (attention or feed-forward) with its norm and dropout; the residual connection puts them in order.
+    """Attention or feed-forward (`part`) with its norm and dropout, which the residual connection applies in its order.
 
     All of a block is computed in its `forward`, so that what is put on a module from outside (compilation, sharding)
     covers the norm too.
@@ -34,30 +35,14 @@ class Block(nn.Module):
         self.norm = norm
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, residual: "Residual", stream: Stream, *given: Any) -> Stream:
-        """Return the stream after this block; `given` are the part's other arguments."""
-        return residual.apply(stream, self, *given)
+    def forward(self, residual: "Residual", stream: Stream, *inputs: Any) -> Stream:
+        """Return the stream after this block; `inputs` are the other arguments of attention or feed-forward."""
+        return residual.apply(stream, self, *inputs)
 
-    def change(self, x_th: Tensor, *given: Any) -> Tensor:
-        """Return dropout(part(x)), what is added to the stream."""
-        out_th: Tensor = self.dropout(self.part(x_th, *given))
+    def branch(self, x_th: Tensor, *inputs: Any) -> Tensor:
+        """Return dropout(part(x)), which is added to the stream."""
+        out_th: Tensor = self.dropout(self.part(x_th, *inputs))
         return out_th
-
-    def ends_in_add_norm(self, x_th: Tensor) -> bool:
-        """Return whether one kernel computes the norm of x and what is added to it: in training, on a GPU. Without
-        gradients too, so that the same numbers are dropped."""
-        known = type(self.norm) is nn.LayerNorm and type(self.dropout) is nn.Dropout
-        if not known or not self.training or not triton_add_norm.usable(x_th, self.dropout.p):
-            return False
-        modules = (self.norm, self.dropout)
-        return self.norm.bias is not None and not any(m._forward_hooks or m._forward_pre_hooks for m in modules)
-
-    def before_bias(self, x_th: Tensor, *given: Any) -> tuple[Tensor, Tensor | None]:
-        """Return the part's result, and a bias that is still to be added; None: none is."""
-        hooks = self.part._forward_hooks or self.part._forward_pre_hooks
-        if type(self.part) in (Attention, FeedForward, GatedFeedForward) and not hooks:
-            return self.part.before_bias(x_th, *given)  # type: ignore[operator]
-        return self.part(x_th, *given), None
 
 
 class Residual(Protocol):
@@ -74,8 +59,8 @@ class Residual(Protocol):
         """Return the input of a block's part."""
         ...
 
-    def apply(self, stream: Stream, block: Block, *given: Any) -> Stream:
-        """Return the stream after a block, in its own precision; `given` are the part's other arguments."""
+    def apply(self, stream: Stream, block: Block, *inputs: Any) -> Stream:
+        """Return the stream after a block, in its own precision; `inputs` are the block's other arguments."""
         ...
 
     def close(self, stream: Stream) -> Tensor:
@@ -101,19 +86,36 @@ class PostNorm:
         """Return the states."""
         return states_of(stream)
 
-    def apply(self, stream: Tensor | Normed, block: Block, *given: Any) -> Tensor | Normed:
+    def apply(self, stream: Tensor | Normed, block: Block, *inputs: Any) -> Tensor | Normed:
         """Return the stream after a block, in its own precision."""
         x_th, way_th = stream if isinstance(stream, Normed) else (stream, None)
-        if block.ends_in_add_norm(x_th):
-            f_th, bias_h = block.before_bias(x_th, *given)
+        if _has_add_norm_kernel(block, x_th):
+            f_th, bias_h = _before_bias(block, x_th, *inputs)
             norm: Any = block.norm
             return add_norm(x_th, way_th, f_th, bias_h, norm.weight, norm.bias, norm.eps, block.dropout.p)
-        out_th: Tensor = block.norm(x_th + block.change(x_th, *given)).to(x_th.dtype)
+        out_th: Tensor = block.norm(x_th + block.branch(x_th, *inputs)).to(x_th.dtype)
         return out_th
 
     def close(self, stream: Tensor | Normed) -> Tensor:
         """Return the states."""
         return states_of(stream)
+
+
+def _has_add_norm_kernel(block: Block, x_th: Tensor) -> bool:
+    """Return whether one kernel computes sum and norm at the end of a block: in training, on a GPU. Without gradients
+    too, so that the same numbers are dropped."""
+    norm, dropout = block.norm, block.dropout
+    if type(norm) is not nn.LayerNorm or norm.bias is None or type(dropout) is not nn.Dropout or not block.training:
+        return False
+    return triton_add_norm.usable(x_th, dropout.p) and not (has_forward_hooks(norm) or has_forward_hooks(dropout))
+
+
+def _before_bias(block: Block, x_th: Tensor, *inputs: Any) -> tuple[Tensor, Tensor | None]:
+    """Return the result of attention or feed-forward, and a bias that is still to be added; None: none is."""
+    part = block.part
+    if type(part) in (Attention, FeedForward, GatedFeedForward) and not has_forward_hooks(part):
+        return part.before_bias(x_th, *inputs)  # type: ignore[operator]
+    return part(x_th, *inputs), None
 
 
 @dataclass(frozen=True)
@@ -135,9 +137,9 @@ class PreNorm:
         normed_th: Tensor = block.norm(x_th)
         return normed_th
 
-    def apply(self, x_th: Tensor, block: Block, *given: Any) -> Tensor:
+    def apply(self, x_th: Tensor, block: Block, *inputs: Any) -> Tensor:
         """Return the stream after a block, in its own precision."""
-        out_th: Tensor = x_th + block.change(block.norm(x_th), *given)
+        out_th: Tensor = x_th + block.branch(block.norm(x_th), *inputs)
         return out_th
 
     def close(self, x_th: Tensor) -> Tensor:
@@ -165,9 +167,9 @@ class Reversible:
         normed_th: Tensor = block.norm(stream[1])
         return normed_th
 
-    def apply(self, stream: tuple[Tensor, Tensor], block: Block, *given: Any) -> tuple[Tensor, Tensor]:
+    def apply(self, stream: tuple[Tensor, Tensor], block: Block, *inputs: Any) -> tuple[Tensor, Tensor]:
         """Return the stream that was read, and the one that was written: the next block reads it."""
-        return stream[1], stream[0] + block.change(self.read(stream, block), *given)
+        return stream[1], stream[0] + block.branch(self.read(stream, block), *inputs)
 
     def close(self, stream: tuple[Tensor, Tensor]) -> Tensor:
         """Return both streams side by side (t x 2 h)."""

@@ -1,24 +1,67 @@
 """Reversible layers: the backward pass computes each layer's input from its output, so no layer's is kept.
 
 A block adds to one stream what it computes from the other, so its input is its output less what it added (Gomez et al.
-2017; Kitaev et al. 2020). The backward pass walks from the last block to the first: it computes what the block added
-once more, with the same random numbers and choices, subtracts it, and takes the block's gradients. Memory holds the
+2017; Kitaev et al. 2020). The backward pass goes from the last block to the first: it computes what the block added
+once more, with the same random numbers and choices, subtracts it, and computes the block's gradients. Memory holds the
 last states and the activations of one block, whatever the depth, and the buckets of hashed attention; the price is one
 more forward pass.
+
+Discrete choices of a layer must be the same both times. The input that is computed back differs from the first in the
+last digits. That changes sums as little, but may put a token that is between two buckets into the other one, which
+moves all tokens after it.
 
 Shape letters: t tokens, h width.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-from bertree.model.layers.choices import Choices
 from bertree.model.layers.residual import Block
+
+_now = threading.local()  # the backward pass has a thread of its own on a GPU
+
+
+class Choices:
+    """The choices of a block, in their order: kept when it is computed first, then used again."""
+
+    def __init__(self) -> None:
+        self._kept: list[Tensor] = []
+        self._next: int | None = None  # of those to be used again; None: they are being made
+
+    def take(self, compute: Callable[[], Tensor]) -> Tensor:
+        """Return the next choice."""
+        if self._next is None:
+            self._kept.append(compute().to(torch.int32))
+            return self._kept[-1].long()
+        self._next += 1
+        return self._kept[self._next - 1].long()
+
+    @contextmanager
+    def made(self) -> Iterator[None]:
+        """Make the choices of this thread, or after the first time use them again."""
+        _now.choices = self
+        try:
+            yield
+        finally:
+            _now.choices, self._next = None, 0
+
+
+def chosen(compute: Callable[[], Tensor]) -> Tensor:
+    """Return a choice in whole numbers (int64): that of the first computation, if a reversible layer is computed again.
+
+    Where layers are compiled it is computed each time.
+    """
+    if torch.compiler.is_compiling():
+        return compute()
+    choices: Choices | None = getattr(_now, "choices", None)
+    return compute() if choices is None else choices.take(compute)
+
 
 Arguments = tuple[Any, ...]
 COMPILATION: dict[str, Any] = {"dynamic": False}  # of the blocks, where the step is compiled
@@ -43,7 +86,7 @@ def reversible_states(
 
 def added(block: Block, x_th: Tensor, *given: Any) -> Tensor:
     """Return what a block adds to the other stream."""
-    out_th: Tensor = block.change(block.norm(x_th), *given)
+    out_th: Tensor = block.branch(block.norm(x_th), *given)
     return out_th
 
 
