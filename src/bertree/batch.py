@@ -167,17 +167,17 @@ class Batch(TensorTree):
         ends = np.concatenate([[0], lengths.cumsum()])
         total = int(ends[-1])
         kinds = np.zeros(total, np.int64)
-        for start, given in zip(ends.tolist(), segments or (), strict=False):
-            if given is not None:
-                kinds[start : start + len(given)] = given
+        for start, kinds_of_text in zip(ends.tolist(), segments or (), strict=False):
+            if kinds_of_text is not None:
+                kinds[start : start + len(kinds_of_text)] = kinds_of_text
         return cls(
             ids=torch.from_numpy(np.fromiter(chain(*sequences), np.int64, total)),
             positions=torch.from_numpy(np.arange(total) - ends[:-1].repeat(lengths)),
             segments=torch.from_numpy(kinds),
             cu_seqlens=torch.from_numpy(ends.astype(np.int32)),
             max_seqlen=int(lengths.max(initial=0)),
-            second=_places(np.asarray(second, np.int64), ends) if any(second) else None,
-            one_segment=all(given is None for given in segments or ()),
+            second=_second_starts(np.asarray(second, np.int64), ends) if any(second) else None,
+            one_segment=all(kinds_of_text is None for kinds_of_text in segments or ()),
         )
 
     def to(self, device: torch.device | str) -> "Batch":
@@ -231,7 +231,7 @@ class Batch(TensorTree):
         return tokens.split(self.lengths.tolist())
 
 
-def _places(second_s: NDArray[np.int64], ends: NDArray[np.int64]) -> Tensor:
+def _second_starts(second_s: NDArray[np.int64], ends: NDArray[np.int64]) -> Tensor:
     """Turn counts of tokens before the second texts into places in the stream."""
     return torch.from_numpy(np.where(second_s > 0, ends[:-1] + second_s, ends[1:]))
 

@@ -25,7 +25,7 @@ def test_what_a_reformer_answers() -> None:
     a = changed(**REFORMER)
     assert (a.output_width, a.sequence_width) == (64, 64)
     assert (a.max_positions, a.longest_input) == (128, 128)
-    assert (a.axial_sizes, a.axial_parts) == ((8, 16), (16, 16))
+    assert (a.axial_sizes, a.axial_vector_widths) == ((8, 16), (16, 16))
     assert (a.embedding_norm, a.residual_init, a.replayable) == (False, "plain", False)
     assert changed().output_width == 32
     assert Architecture.from_axes(a.written_axes()) == a
@@ -49,11 +49,11 @@ def test_the_longest_sequence_is_the_product_of_the_axial_shape() -> None:
 
 def test_another_width_divides_axial_positions_into_halves() -> None:
     a = changed(**REFORMER, axial_widths="8,24")
-    assert a.axial_parts == (8, 24)
+    assert a.axial_vector_widths == (8, 24)
     wider = a.with_values({"width": 64})
     assert isinstance(wider, Transformer)
-    assert wider.axial_parts == (32, 32)
-    assert changed(positions="axial", width=33, heads=3).axial_parts == (16, 17)
+    assert wider.axial_vector_widths == (32, 32)
+    assert changed(positions="axial", width=33, heads=3).axial_vector_widths == (16, 17)
 
 
 @pytest.mark.parametrize(("axes", "message"), [

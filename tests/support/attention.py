@@ -34,18 +34,18 @@ def definition(
         (q0, q1), (k0, k1) = layout.cu_q[s : s + 2].tolist(), layout.cu_k[s : s + 2].tolist()
         queries, keys = range(q0, q1), range(k0, k1)
         q_qnd, k_knd, v_knd = q_tnd[q0:q1].double(), k_tnd[k0:k1].double(), v_tnd[k0:k1].double()
-        places = [q - q0 + len(keys) - len(queries) for q in queries]
-        if layout.places is not None:
-            places = layout.places[q0:q1].tolist()
+        positions = [q - q0 + len(keys) - len(queries) for q in queries]
+        if layout.positions is not None:
+            positions = layout.positions[q0:q1].tolist()
         seen = [
             [sees(layout.mask, place, k - k0) and is_ranked(layout, q, k) for k in keys]
-            for q, place in zip(queries, places, strict=True)
+            for q, place in zip(queries, positions, strict=True)
         ]
         seen_qk = torch.tensor(seen, dtype=torch.bool).view(len(queries), len(keys))
         if relative is None:
             scores_nqk = torch.einsum("qnd,knd->nqk", q_qnd, k_knd)
         else:
-            apart_qk = torch.tensor(places, dtype=torch.int64)[:, None] - torch.arange(len(keys)) - relative.lowest
+            apart_qk = torch.tensor(positions, dtype=torch.int64)[:, None] - torch.arange(len(keys)) - relative.lowest
             r_qknd = relative.r_xnd.double()[apart_qk * seen_qk]
             scores_nqk = torch.einsum("qnd,knd->nqk", q_qnd + relative.u_nd, k_knd)
             scores_nqk = scores_nqk + torch.einsum("qnd,qknd->nqk", q_qnd + relative.v_nd, r_qknd)
@@ -76,7 +76,7 @@ def order(layout: Layout, seed: int, scattered: bool, ranked: bool = True) -> La
     """Some queries of a layout's sequences at random places of their keys, in random order, and a random order of the
     keys; a few queries see no key. `scattered`: not at consecutive places."""
     draw = random.Random(seed)
-    keys, queries, places = layout.cu_k.diff().tolist(), [], []
+    keys, queries, positions = layout.cu_k.diff().tolist(), [], []
     for wanted, there in zip(layout.cu_q.diff().tolist(), keys, strict=True):
         first = draw.randint(0, max(0, there - wanted))
         chosen = (
@@ -85,12 +85,14 @@ def order(layout: Layout, seed: int, scattered: bool, ranked: bool = True) -> La
             else range(first, min(there, first + wanted))
         )
         queries.append(len(chosen))
-        places += chosen
+        positions += chosen
     cu_q = torch.tensor([0, *torch.tensor(queries).cumsum(0).tolist()], dtype=torch.int32)
     ranks = [draw.randint(-1, 6) for _ in range(sum(keys) + 3)]
-    bounds = [draw.randint(-1, 6) for _ in places]
+    bounds = [draw.randint(-1, 6) for _ in positions]
     ranks_ = Ranks(*(torch.tensor(x, dtype=torch.int32) for x in (bounds, ranks))) if ranked else None
-    return layout._replace(cu_q=cu_q, max_q=max(queries), ranks=ranks_, places=torch.tensor(places, dtype=torch.int32))
+    return layout._replace(
+        cu_q=cu_q, max_q=max(queries), ranks=ranks_, positions=torch.tensor(positions, dtype=torch.int32)
+    )
 
 
 def random_segments(layout: Layout, seed: int) -> list[Tensor]:

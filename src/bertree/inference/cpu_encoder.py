@@ -28,7 +28,7 @@ from bertree.model.layers.residual import Block, PreNorm
 from bertree.model.masks import Full
 from bertree.model.network import Network
 from bertree.model.torch_internals import flash_attention_for_cpu, has_flash_attention_for_cpu
-from bertree.model.transformer import TransformerEncoder, part_difference, unknown_part
+from bertree.model.transformer import TransformerEncoder, component_difference, unknown_component
 
 WIDTHS = (32, 64, 128)  # of bins; or the longest sequence, rounded up to the kernel's step of 16
 # Cost of a bin beside its scores, in columns of scores: measured, flash attention on AVX-512.
@@ -177,7 +177,7 @@ def build_cpu_encoder(encoder: Encoder, int8: bool = False) -> CpuEncoder | None
 
     `int8`: matrix products with 8-bit integers.
     """
-    if unknown_part(encoder):
+    if unknown_component(encoder):
         return None
     weight = cast(nn.Embedding, encoder.embeddings.tokens).weight
     kind = linear_class(torch.int8 if int8 else weight.dtype)
@@ -254,7 +254,7 @@ class CpuRuntime:
     def states_of(self, network: Network) -> Callable[[Batch], Tensor]:
         """Return a function from batches on the network's device to the heads' input."""
         versions = weight_versions(network.encoder)
-        unknown = part_difference(network, (Network,)) or unknown_part(network.encoder)
+        unknown = component_difference(network, (Network,)) or unknown_component(network.encoder)
         if network.features is not None or versions is None or unknown:
             encoder = None
         else:

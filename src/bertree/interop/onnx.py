@@ -34,7 +34,7 @@ from bertree.model.layers.residual import Block, PreNorm
 from bertree.model.masks import NAMES, Full
 from bertree.model.network import Network
 from bertree.model.pooling import SentencePooling
-from bertree.model.transformer import TransformerEncoder, part_difference, unknown_part
+from bertree.model.transformer import TransformerEncoder, component_difference, unknown_component
 from bertree.text.tokenizer import FILES as TOKENIZER_FILES
 
 FILE, EXTERNAL_DATA = "model.onnx", "model.onnx.data"
@@ -123,13 +123,13 @@ class PaddedModel(nn.Module):
 
 def _unsupported_part(network: Network) -> str:
     """Describe the first part that the graph would compute differently; empty if there is none."""
-    if found := unknown_part(network.encoder):
+    if found := unknown_component(network.encoder):
         return found
     for module in network.encoder.modules():
         if isinstance(module, Attention) and not isinstance(module.mask, Full):
             return f"encoder.stack.attention has a {NAMES[type(module.mask)]} mask"
     for name, part, known in (("network", network, Network), ("network.vector", network.vector, SentencePooling)):
-        if part is not None and (reason := part_difference(part, (known,))):
+        if part is not None and (reason := component_difference(part, (known,))):
             return f"{name} {reason}"
     return ""
 

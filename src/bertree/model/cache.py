@@ -14,7 +14,7 @@ from bertree.batch import Batch
 from bertree.model.encoder import State
 from bertree.model.kernels.padded import scores_by_distance
 from bertree.model.layers.attention import Attention
-from bertree.model.layers.positions import Places
+from bertree.model.layers.positions import TokenPositions
 from bertree.model.memory import KEYS, LENGTHS, VALUES, Spans, lanes_of
 
 
@@ -31,13 +31,15 @@ class CachePast:
         continuation, size = lanes_of(batch), self.keys_lcnmd.shape[3]
         past_s = torch.where(continuation.fresh, 0, state[LENGTHS][continuation.lanes])
         self.spans = spans = Spans.of(batch, continuation, past_s)
-        self.lane_t, self.slot_t = spans.lane_s[spans.of_t], spans.place_t % size
+        self.lane_t, self.slot_t = spans.lane_s[spans.of_t], spans.position_t % size
         self.all_lanes = len(spans.lane_s) == self.keys_lcnmd.shape[1]
         end_s = past_s + spans.length_s
         newest_s1 = end_s[:, None] - 1
         slots_m = torch.arange(size, device=end_s.device)
-        self.key_places_sm = newest_s1 - (newest_s1 - slots_m) % size  # of the token in each place; below 0: none
-        self.places = Places(spans.place_t, spans.place_t, size - 1, 0, batch.segments, batch.segments)
+        self.key_positions_sm = newest_s1 - (newest_s1 - slots_m) % size  # of the token in each place; below 0: none
+        self.token_positions = TokenPositions(
+            spans.position_t, spans.position_t, size - 1, 0, batch.segments, batch.segments
+        )
         self.lengths_c = state[LENGTHS].index_copy_(0, spans.lane_s, end_s)
 
     def layer(self, x_th: Tensor, read: Callable[[Tensor], Tensor]) -> "CachePast":
@@ -45,23 +47,25 @@ class CachePast:
         self.depth += 1
         return self
 
-    def attend(self, part: Attention, x_th: Tensor, prepared: Any) -> Tensor:
+    def attend(self, attention: Attention, x_th: Tensor, prepared: Any) -> Tensor:
         """Write keys and values of a batch's tokens, and attend to all of their lanes."""
         keys_cnmd, values_cnmd = self.keys_lcnmd[self.depth - 1], self.values_lcnmd[self.depth - 1]
-        q_tnd, k_tnd, v_tnd = part.project(x_th)
+        q_tnd, k_tnd, v_tnd = attention.project(x_th)
         relative = None
-        if part.positions is not None:
-            q_tnd, k_tnd, relative = part.positions.change(q_tnd, k_tnd, prepared)
+        if attention.positions is not None:
+            q_tnd, k_tnd, relative = attention.positions.change(q_tnd, k_tnd, prepared)
         keys_cnmd[self.lane_t, :, self.slot_t] = k_tnd.to(keys_cnmd.dtype)
         values_cnmd[self.lane_t, :, self.slot_t] = v_tnd.to(keys_cnmd.dtype)
         if self.is_fresh:
-            return part.attend_within(q_tnd, k_tnd, v_tnd, self.batch, relative)
+            return attention.attend_within(q_tnd, k_tnd, v_tnd, self.batch, relative)
         if not self.all_lanes:
             keys_cnmd, values_cnmd = keys_cnmd[self.spans.lane_s], values_cnmd[self.spans.lane_s]
         longest, spans = self.batch.max_seqlen, self.spans
-        inside_t = spans.place_t - spans.past_s[spans.of_t]
-        query_places_sq = spans.past_s[:, None] + torch.arange(longest, device=x_th.device)
-        mask_s1qm = (part.mask.sees(query_places_sq, self.key_places_sm) & (self.key_places_sm >= 0)[:, None])[:, None]
+        inside_t = spans.position_t - spans.past_s[spans.of_t]
+        query_positions_sq = spans.past_s[:, None] + torch.arange(longest, device=x_th.device)
+        mask_s1qm = (
+            attention.mask.sees(query_positions_sq, self.key_positions_sm) & (self.key_positions_sm >= 0)[:, None]
+        )[:, None]
 
         def by_sequence(x_tnd: Tensor) -> Tensor:
             if longest == 1:
@@ -72,7 +76,7 @@ class CachePast:
 
         if relative is not None:
             q_tnd, qv_tnd, r_xnd = relative.add_to(q_tnd)
-            rows_sqm = query_places_sq[..., None] - self.key_places_sm[:, None] - relative.lowest
+            rows_sqm = query_positions_sq[..., None] - self.key_positions_sm[:, None] - relative.lowest
             bias = scores_by_distance(by_sequence(qv_tnd).transpose(1, 2), r_xnd, rows_sqm)
             mask_s1qm = bias.masked_fill(~mask_s1qm, float("-inf"))
         mixed_snqd = scaled_dot_product_attention(by_sequence(q_tnd), keys_cnmd, values_cnmd, attn_mask=mask_s1qm)

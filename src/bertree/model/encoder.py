@@ -36,7 +36,7 @@ class StateSpec(NamedTuple):
     def fits(self, tensor: Tensor) -> bool:
         """Return whether a tensor looks like this and holds finite numbers."""
         sizes = len(tensor.shape) == len(self.shape) and all(
-            size in (None, there) for size, there in zip(self.shape, tensor.shape, strict=True)
+            size in (None, actual) for size, actual in zip(self.shape, tensor.shape, strict=True)
         )
         kind = tensor.is_floating_point() if self.dtype is None else tensor.dtype == self.dtype
         return sizes and kind and bool(tensor.isfinite().all())

@@ -201,10 +201,10 @@ class BeamSpanHead(nn.Module):
         first_m = grid.log_shares(self.start_logits(states_mh))
         first_qw = grid.scatter(first_m)
         best_qk = first_qw[:, 1:].topk(min(STARTS, grid.width - 1)).indices + 1  # "no answer" is not the first of one
-        place_qw = torch.zeros_like(first_qw)
+        rank_qw = torch.zeros_like(first_qw)
         lasts = []
-        for place, column_q in enumerate(best_qk.unbind(1), 1):
-            place_qw = place_qw.scatter(1, column_q[:, None], float(place))
+        for rank, column_q in enumerate(best_qk.unbind(1), 1):
+            rank_qw = rank_qw.scatter(1, column_q[:, None], float(rank))
             starts_qh = states_mh[rows_qw.gather(1, column_q[:, None])[:, 0]]
             last_m = grid.log_shares(self.end_logits(states_mh, starts_qh, question_m))
             there_q = first_qw.gather(1, column_q[:, None])[:, 0] > NO_PROBABILITY / 2  # not an empty cell
@@ -213,7 +213,7 @@ class BeamSpanHead(nn.Module):
         shared_mh = first_m.exp()[:, None] * states_mh.float()
         starts_qh = shared_mh.new_zeros(grid.questions, states_mh.shape[1]).index_add(0, question_m, shared_mh)
         none_q = self.answer_logits(starts_qh.to(states_mh.dtype), states_mh[rows_qw[:, 0]]).float()
-        return torch.stack([first_m, place_qw.flatten()[grid.cells], none_q[question_m], *lasts], -1)
+        return torch.stack([first_m, rank_qw.flatten()[grid.cells], none_q[question_m], *lasts], -1)
 
 
 PAIR_FEATURES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {

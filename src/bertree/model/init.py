@@ -25,25 +25,25 @@ class _Undrawn(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        given = kwargs or {}
+        keywords = kwargs or {}
         if func in DRAWS or getattr(func, "__module__", "") == nn.init.__name__:
-            tensor = given["tensor"] if "tensor" in given else args[0]
+            tensor = keywords["tensor"] if "tensor" in keywords else args[0]
             if tensor.is_meta:
                 return tensor
-        return func(*args, **given)
+        return func(*args, **keywords)
 
 
 def initialize(module: nn.Module, std: float) -> None:
     """Draw initial weights as BERT does: normal matrices and embeddings, zero biases. Norms keep PyTorch's. Other
     parameters that a module names in `drawn` are normal too."""
     with torch.no_grad():
-        for part in module.modules():
-            if isinstance(part, nn.Linear | nn.Embedding):
-                part.weight.normal_(0.0, std)
-            if isinstance(part, nn.Linear) and part.bias is not None:
-                part.bias.zero_()
-            for name in getattr(part, "drawn", ()):
-                getattr(part, name).normal_(0.0, std)
+        for component in module.modules():
+            if isinstance(component, nn.Linear | nn.Embedding):
+                component.weight.normal_(0.0, std)
+            if isinstance(component, nn.Linear) and component.bias is not None:
+                component.bias.zero_()
+            for name in getattr(component, "drawn", ()):
+                getattr(component, name).normal_(0.0, std)
 
 
 def scale_weights(layers: Sequence[nn.Linear], factor: float) -> None:

@@ -20,11 +20,11 @@ class Full:
     band = (-1, -1)  # how many keys before and after its own place a query sees; -1: all
     looks_ahead = True  # a token sees some of those after it
 
-    def sees(self, query_places: Tensor, key_places: Tensor) -> Tensor:
+    def sees(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
         """Return where a query sees a key (... x q x k, bool)."""
-        shape = torch.broadcast_shapes(query_places.shape[:-1], key_places.shape[:-1])
-        size = (*shape, query_places.shape[-1], key_places.shape[-1])
-        return torch.ones(size, dtype=torch.bool, device=key_places.device)
+        shape = torch.broadcast_shapes(query_positions.shape[:-1], key_positions.shape[:-1])
+        size = (*shape, query_positions.shape[-1], key_positions.shape[-1])
+        return torch.ones(size, dtype=torch.bool, device=key_positions.device)
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,9 @@ class Causal:
     band = (-1, 0)
     looks_ahead = False
 
-    def sees(self, query_places: Tensor, key_places: Tensor) -> Tensor:
+    def sees(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
         """Return where a query sees a key (... x q x k, bool)."""
-        return key_places[..., None, :] <= query_places[..., :, None]
+        return key_positions[..., None, :] <= query_positions[..., :, None]
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,9 @@ class Window:
         """True if a token sees some of those after it."""
         return self.right > 0
 
-    def sees(self, query_places: Tensor, key_places: Tensor) -> Tensor:
+    def sees(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
         """Return where a query sees a key (... x q x k, bool)."""
-        ahead = key_places[..., None, :] - query_places[..., :, None]
+        ahead = key_positions[..., None, :] - query_positions[..., :, None]
         return (ahead >= -self.left) & (ahead <= self.right)
 
 
@@ -72,9 +72,9 @@ class FullButSelf:
     band = (-1, -1)
     looks_ahead = True
 
-    def sees(self, query_places: Tensor, key_places: Tensor) -> Tensor:
+    def sees(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
         """Return where a query sees a key (... x q x k, bool), if its sequence has another token."""
-        return key_places[..., None, :] != query_places[..., :, None]
+        return key_positions[..., None, :] != query_positions[..., :, None]
 
 
 @dataclass(frozen=True)
@@ -84,9 +84,9 @@ class CausalButSelf:
     band = (-1, 0)
     looks_ahead = False
 
-    def sees(self, query_places: Tensor, key_places: Tensor) -> Tensor:
+    def sees(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
         """Return where a query sees a key (... x q x k, bool)."""
-        return key_places[..., None, :] < query_places[..., :, None].clamp(min=1)
+        return key_positions[..., None, :] < query_positions[..., :, None].clamp(min=1)
 
 
 @dataclass(frozen=True)
@@ -111,9 +111,9 @@ class Chunks:
         """True if a token sees some of those after it."""
         return not self.causal
 
-    def sees(self, query_places: Tensor, key_places: Tensor) -> Tensor:
+    def sees(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
         """Return where a query sees a key (... x q x k, bool)."""
-        queries, keys = query_places[..., :, None], key_places[..., None, :]
+        queries, keys = query_positions[..., :, None], key_positions[..., None, :]
         ahead = keys // self.length - queries // self.length
         near = (ahead >= -self.before) & (ahead <= self.after)
         return near & (keys <= queries) if self.causal else near

@@ -27,7 +27,7 @@ from bertree.model.kernels.layout import Layout, Ranks
 from bertree.model.kernels.operators import permute_rows
 from bertree.model.kernels.table import attend
 from bertree.model.layers.attention import Attention
-from bertree.model.layers.positions import Places
+from bertree.model.layers.positions import TokenPositions
 from bertree.model.masks import Full, Mask
 
 MEMORY, KEYS, VALUES, LENGTHS = "memory", "keys", "values", "lengths"
@@ -40,7 +40,7 @@ class Spans(NamedTuple):
     past_s: Tensor  # tokens of its lane that are seen before it
     length_s: Tensor
     of_t: Tensor  # the sequence of each token
-    place_t: Tensor  # of each token in its lane, from the first token that is seen
+    position_t: Tensor  # of each token in its lane, from the first token that is seen
 
     @classmethod
     def of(cls, batch: Batch, continuation: Continuation, past_s: Tensor) -> "Spans":
@@ -93,11 +93,11 @@ class MemoryPast:
 
         away_m = size - torch.arange(size, device=device)  # how far from the segment each row is
         edge_s = torch.where(backward_s, spans.length_s, past_s)
-        place_cm = _beside(edge_s[first_c], backward_s[first_c], away_m)
+        position_cm = _beside(edge_s[first_c], backward_s[first_c], away_m)
         seen_cm = away_m <= past_s[first_c][:, None]
         unseen_cm = cu_k[-1] + (~seen_cm).flatten().cumsum(0).view_as(seen_cm) - 1
-        target_cm = torch.where(seen_cm, cu_k[first_c][:, None] + place_cm, unseen_cm)
-        self.target_r = target_r = torch.cat([target_cm.flatten(), cu_k[spans.of_t] + spans.place_t])
+        target_cm = torch.where(seen_cm, cu_k[first_c][:, None] + position_cm, unseen_cm)
+        self.target_r = target_r = torch.cat([target_cm.flatten(), cu_k[spans.of_t] + spans.position_t])
         rows_r = torch.arange(len(target_r), device=device)
         self.order_r = torch.empty_like(target_r).scatter(0, target_r, rows_r)
 
@@ -105,18 +105,18 @@ class MemoryPast:
         edge_s = torch.where(backward_s, spans.length_s - kept_s, past_s + kept_s)
         self.lengths_c = (past_s + kept_s)[last_c].clamp(max=size)
         there_cm = away_m <= self.lengths_c[:, None]
-        kept_place_cm = torch.where(there_cm, _beside(edge_s[last_c], backward_s[last_c], away_m), 0)
-        self.kept_cm = self.order_r[cu_k[last_c][:, None] + kept_place_cm]
+        kept_position_cm = torch.where(there_cm, _beside(edge_s[last_c], backward_s[last_c], away_m), 0)
+        self.kept_cm = self.order_r[cu_k[last_c][:, None] + kept_position_cm]
         self.memory_lcmh = memory_lcmh
         self.mask = mask
         self.bounds = (batch.cu_seqlens, cu_k.to(torch.int32), batch.max_seqlen, batch.max_seqlen + size)
-        self.query_places: tuple[Tensor, Tensor] | None = None
+        self.query_positions: tuple[Tensor, Tensor] | None = None
         if continuation.backward is not None:
-            self.query_places = spans.place_t.to(torch.int32), spans.past_s.to(torch.int32)
+            self.query_positions = spans.position_t.to(torch.int32), spans.past_s.to(torch.int32)
         near = batch.max_seqlen - 1
-        self.places = Places(
-            queries_t=spans.place_t,
-            keys_t=self.with_memory(spans.place_t, place_cm.clamp(min=0)),
+        self.token_positions = TokenPositions(
+            queries_t=spans.position_t,
+            keys_t=self.with_memory(spans.position_t, position_cm.clamp(min=0)),
             before=near + size,
             ahead=0 if not looks_ahead else near if continuation.backward is None else near + size,
             query_segments_t=batch.segments,
@@ -127,7 +127,7 @@ class MemoryPast:
 
     def layout(self, mask: Mask) -> Layout:
         """Return what the queries of a batch's tokens see, by the mask of an attention."""
-        return Layout(*self.bounds, self.mask or mask, None, *(self.query_places or ()))
+        return Layout(*self.bounds, self.mask or mask, None, *(self.query_positions or ()))
 
     def with_memory(self, of_t: Tensor, of_cm: Tensor | int) -> Tensor:
         """Put numbers of a batch's tokens and of the memory's rows, or one for all of those, in the order of keys."""
@@ -157,9 +157,9 @@ class MemoryLayer(NamedTuple):
         """Return the tokens that keys and values come from: those of the memory and the batch."""
         return permute_rows(torch.cat([self.memory_xh, x_th]), self.past.order_r, self.past.target_r)
 
-    def attend(self, part: Attention, x_th: Tensor, prepared: Any) -> Tensor:
+    def attend(self, attention: Attention, x_th: Tensor, prepared: Any) -> Tensor:
         """Attend from a batch's tokens to those of the memory and the batch."""
-        return part.mix(*part.project(x_th, self.source(x_th)), self.past.layout(part.mask), prepared)
+        return attention.mix(*attention.project(x_th, self.source(x_th)), self.past.layout(attention.mask), prepared)
 
 
 def _beside(edge_c: Tensor, backward_c: Tensor, away_m: Tensor) -> Tensor:
@@ -177,14 +177,14 @@ class TwoStreams:
         self.memory, self.tokens = memory, len(batch.ids)
         if memory is None:
             near = batch.max_seqlen - 1
-            places = Places(
+            token_positions = TokenPositions(
                 batch.positions, batch.positions, near, near, batch.segments, batch.segments, batch.one_segment
             )
             content, ranks_k = Layout.of(batch, Full()), order.ranks
         else:
-            places, content = memory.places, memory.layout(Full())
+            token_positions, content = memory.token_positions, memory.layout(Full())
             ranks_k = memory.with_memory(order.ranks, -1)
-        query_places_m = places.queries_t[order.queries]
+        query_positions_m = token_positions.queries_t[order.queries]
         self.content = content._replace(ranks=Ranks(order.ranks + 1, ranks_k))
         self.queries = Layout(
             order.cu_queries,
@@ -193,11 +193,13 @@ class TwoStreams:
             content.max_k,
             Full(),
             Ranks(order.ranks[order.queries], ranks_k),
-            query_places_m.to(torch.int32),
+            query_positions_m.to(torch.int32),
         )
-        self.places = places._replace(
-            queries_t=torch.cat([places.queries_t, query_places_m]),
-            query_segments_t=torch.cat([places.query_segments_t, places.query_segments_t[order.queries]]),
+        self.token_positions = token_positions._replace(
+            queries_t=torch.cat([token_positions.queries_t, query_positions_m]),
+            query_segments_t=torch.cat(
+                [token_positions.query_segments_t, token_positions.query_segments_t[order.queries]]
+            ),
         )
 
     def layer(self, x_rh: Tensor, read: Callable[[Tensor], Tensor]) -> "TwoStreamLayer":
@@ -215,15 +217,15 @@ class TwoStreamLayer(NamedTuple):
     past: TwoStreams
     memory: MemoryLayer | None
 
-    def attend(self, part: Attention, x_rh: Tensor, prepared: Any) -> Tensor:
+    def attend(self, attention: Attention, x_rh: Tensor, prepared: Any) -> Tensor:
         """Attend from the rows of both streams to memory and content."""
         content_th = x_rh[: self.past.tokens]
         source_kh = content_th if self.memory is None else self.memory.source(content_th)
-        q_rnd, k_knd, v_knd = part.project(x_rh, source_kh)
-        assert part.positions is not None, "a query row knows nothing but its place"
-        q_rnd, k_knd, relative = part.positions.change(q_rnd, k_knd, prepared)
+        q_rnd, k_knd, v_knd = attention.project(x_rh, source_kh)
+        assert attention.positions is not None, "a query row knows nothing but its place"
+        q_rnd, k_knd, relative = attention.positions.change(q_rnd, k_knd, prepared)
         assert relative is not None, "places of queries need scores by distance"
-        dropout = part.dropout if part.training else 0.0
+        dropout = attention.dropout if attention.training else 0.0
         streams = ((slice(self.past.tokens), self.past.content), (slice(self.past.tokens, None), self.past.queries))
         return torch.cat(
             [attend(q_rnd[rows], k_knd, v_knd, layout, dropout, relative.of_queries(rows)) for rows, layout in streams]

@@ -63,8 +63,8 @@ def _weighted(states_tw: Tensor, batch: Batch) -> Tensor:
 
 def _max(states_tw: Tensor, batch: Batch) -> Tensor:
     empty = states_tw.new_zeros(len(batch.cu_seqlens) - 1, states_tw.shape[1], dtype=torch.float32)
-    places = batch.sequence_ids[:, None].expand(-1, states_tw.shape[1])
-    return empty.scatter_reduce(0, places, states_tw.float(), "amax", include_self=False)
+    index = batch.sequence_ids[:, None].expand(-1, states_tw.shape[1])
+    return empty.scatter_reduce(0, index, states_tw.float(), "amax", include_self=False)
 
 
 POOLINGS: dict[str, Callable[[Tensor, Batch], Tensor]] = {
@@ -113,11 +113,11 @@ class PoolingConfig:
 
     def prompt_text(self, name: str | None, model: str = "the model") -> str:
         """Return the prompt of that name; None: the default prompt. `model`: its name, for messages."""
-        known = dict(self.prompts)
-        if name and name not in known:
-            why = suggest(name, known) if known else "it has no prompts"
+        prompts = dict(self.prompts)
+        if name and name not in prompts:
+            why = suggest(name, prompts) if prompts else "it has no prompts"
             raise UserError(f"{model}: has no prompt '{name}': {why}")
-        return known.get(self.prompt if name is None else name, "")
+        return prompts.get(self.prompt if name is None else name, "")
 
     def width(self, states: int) -> int:
         """Return the width of the vector, given the width of the states."""

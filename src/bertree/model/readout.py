@@ -47,8 +47,8 @@ class Crf(nn.Module):
             between_qw = transitions[answers_qw[:, :-1], answers_qw[:, 1:]] * real_qw[:, 1:]
             ends_q = start[answers_qw[:, 0]] + end[answers_qw.gather(1, last_q[:, None])[:, 0]]
             filled_q = real_qw[:, 0]
-            given = scores_mc.gather(1, answers_m[:, None]).sum() + between_qw.sum() + ends_q[filled_q].sum()
-            return everything_q[filled_q].sum() - given
+            tagged = scores_mc.gather(1, answers_m[:, None]).sum() + between_qw.sum() + ends_q[filled_q].sum()
+            return everything_q[filled_q].sum() - tagged
 
     @torch.no_grad()
     def decode(self, scores_mc: Tensor, cells_m: Tensor, width: int) -> Tensor:
@@ -172,13 +172,13 @@ class LayerFeatures(nn.Module):
 
     def states(self, encoder: Encoder, batch: Batch) -> list[Tensor]:
         """Return the states that are read; no layer above them is computed."""
-        wanted, found = set(self.depths), []
+        wanted, states = set(self.depths), []
         for depth, state in enumerate(encoder.states(batch)):
             if depth in wanted:
-                found.append(state)
-            if len(found) == len(wanted):
+                states.append(state)
+            if len(states) == len(wanted):
                 break
-        return found
+        return states
 
     def forward(self, states: Sequence[Tensor], batch: Batch) -> Tensor:
         """Return the features of each token (t x w)."""

@@ -21,7 +21,7 @@ def describe_presets() -> list[dict[str, Any]]:
         {
             "name": point.name,
             "parent": point.parent,
-            "year": int(found.group()) if (found := _YEAR.search(point.note)) else None,
+            "year": int(year.group()) if (year := _YEAR.search(point.note)) else None,
             "about": point.note,
             "study": point.study,
             "parameters": cost.parameters(point.architecture).total,
@@ -39,20 +39,24 @@ def describe_axes() -> list[dict[str, Any]]:
     """
     usual = Transformer().axes()
     described = ((name, _describe_axis(name, TYPES[name], usual[name])) for name in MEANING)
-    return [{"name": name} | found | {"about": MEANING[name]} for name, found in described if found is not None]
+    return [
+        {"name": name} | description | {"about": MEANING[name]}
+        for name, description in described
+        if description is not None
+    ]
 
 
 def _describe_axis(name: str, kind: type, usual: Any) -> dict[str, Any] | None:
-    found: dict[str, Any] = {"kind": "switch", "default": usual, "low": None, "high": None, "choices": None}
+    description: dict[str, Any] = {"kind": "switch", "default": usual, "low": None, "high": None, "choices": None}
     if kind is bool:
-        return found
+        return description
     if kind is str:
         words = (
             [*KINDS]
             if name == "body"
             else next((list(bound.options) for bound in _BOUNDS[name] if isinstance(bound, one_of | list_of)), None)
         )
-        return None if words is None else found | {"kind": "choice", "choices": words}
+        return None if words is None else description | {"kind": "choice", "choices": words}
     used = [point.architecture.axes().get(name, usual) for point in PRESETS.values()]
     bounds = _BOUNDS[name]
     if kind is int:
@@ -60,7 +64,7 @@ def _describe_axis(name: str, kind: type, usual: Any) -> dict[str, Any] | None:
         high = max(*used, low + 1)
     else:
         low, high = (0, 0.99) if probability in bounds else (min(used) / 10, 10 * max(used))
-    return found | {"kind": "number", "low": low, "high": high}
+    return description | {"kind": "number", "low": low, "high": high}
 
 
 def describe_point(name: str, changes: Mapping[str, Any], length: int | None = None, batch: int = 1) -> dict[str, Any]:
@@ -106,11 +110,11 @@ def _checked(axis: str, value: Any) -> Any:
 
 def _memory(a: Architecture, everything: int, batch: int, length: int) -> dict[str, int]:
     """Return the bytes of a training step by what they hold. The parts are not all there at once: see `peak`."""
-    found, tokens = cost.costs(a), batch * length
+    costs, tokens = cost.costs(a), batch * length
     return {
         "weights": 4 * everything,
         "gradients": 4 * everything,
         "optimizer": 8 * everything,
-        "activations": found.bytes_at_start(tokens, round(found.rate * tokens), getattr(a, "query_stream", False)),
+        "activations": costs.bytes_at_start(tokens, round(costs.rate * tokens), getattr(a, "query_stream", False)),
         "peak": cost.training_bytes(a, batch, length),
     }

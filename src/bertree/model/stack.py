@@ -48,28 +48,28 @@ class Stack(nn.Module):
 
     def _streams(self, x_th: Tensor, batch: Batch, past: Past | None) -> Iterator[Stream]:
         """Yield the residual stream after each layer."""
-        stream, prepared = self.residual.open(x_th), self._prepare(batch, past)
+        stream, by_kind = self.residual.open(x_th), self._prepare(batch, past)
         for a, f in self.plan:
             block = cast(Block, self.attention[a])
             seen = None if past is None else past.layer(states_of(stream), partial(self.residual.read, block=block))
             positions = getattr(block.part, "positions", None)
-            given = None if positions is None else prepared[positions.same]
+            prepared = None if positions is None else by_kind[positions.same]
             if self.recompute and self.training and torch.is_grad_enabled():
-                stream = checkpoint(self._layer, a, f, stream, batch, given, seen, use_reentrant=False)
+                stream = checkpoint(self._layer, a, f, stream, batch, prepared, seen, use_reentrant=False)
             else:
-                stream = self._layer(a, f, stream, batch, given, seen)
+                stream = self._layer(a, f, stream, batch, prepared, seen)
             yield stream
 
     def last(self, x_th: Tensor, batch: Batch, past: Past | None = None) -> Tensor:
         """Return the hidden states after the last layer. Reversible layers keep no activations for the backward pass,
         unless there is a past."""
         if isinstance(self.residual, Reversible) and past is None and torch.is_grad_enabled():
-            prepared, blocks = self._prepare(batch, None), []
+            by_kind, blocks = self._prepare(batch, None), []
             for a, f in self.plan:
                 attention, ffn = cast(Block, self.attention[a]), cast(Block, self.ffn[f])
                 positions = getattr(attention.part, "positions", None)
-                given = (batch,) if positions is None else (batch, prepared[positions.same])
-                blocks += [(attention, given), (ffn, (batch,))]
+                inputs = (batch,) if positions is None else (batch, by_kind[positions.same])
+                blocks += [(attention, inputs), (ffn, (batch,))]
             return reversible_states(self.residual.open(x_th)[0], blocks, list(self.parameters()))
         for stream in self._streams(x_th, batch, past):
             last = stream
@@ -77,16 +77,16 @@ class Stack(nn.Module):
 
     def _prepare(self, batch: Batch, past: Past | None) -> dict[Hashable, Any]:
         """Return what the attention blocks' positions need for a batch, computed once for all that are the same."""
-        found: dict[Hashable, Any] = {}
+        by_kind: dict[Hashable, Any] = {}
         for block in self.attention:
             positions = getattr(block.part, "positions", None)
-            if positions is not None and positions.same not in found:
-                places = block.part.places(batch) if past is None else past.places  # type: ignore[union-attr,operator]
-                found[positions.same] = positions.prepare(places)
-        return found
+            if positions is not None and positions.same not in by_kind:
+                token_positions = block.part.token_positions(batch) if past is None else past.token_positions  # type: ignore[union-attr,operator]
+                by_kind[positions.same] = positions.prepare(token_positions)
+        return by_kind
 
     def _layer(self, a: int, f: int, stream: Stream, batch: Batch, prepared: Any, past: LayerPast | None) -> Stream:
         # A part of one's own may take the batch alone.
-        given = (batch,) if prepared is None and past is None else (batch, prepared, past)
-        stream = self.attention[a](self.residual, stream, *given)
+        inputs = (batch,) if prepared is None and past is None else (batch, prepared, past)
+        stream = self.attention[a](self.residual, stream, *inputs)
         return self.ffn[f](self.residual, stream, batch)

@@ -132,9 +132,9 @@ class TransformerEncoder(Encoder):
     def start_cache(self, lanes: int, capacity: int) -> State:
         """Return an empty cache of keys and values for so many lanes, of so many tokens each."""
         assert self.causal, "tokens of a cache do not see those after them"
-        part = self.stack.attention[0].part
-        assert isinstance(part, Attention)
-        shape = (self.depth, lanes, part.heads, capacity, part.head_width)
+        attention = self.stack.attention[0].part
+        assert isinstance(attention, Attention)
+        shape = (self.depth, lanes, attention.heads, capacity, attention.head_width)
         keys, values = self._zeros(*shape), self._zeros(*shape)
         return {KEYS: keys, VALUES: values, LENGTHS: torch.zeros(lanes, dtype=torch.int64, device=keys.device)}
 
@@ -193,22 +193,24 @@ def build_transformer(a: Transformer) -> TransformerEncoder:
     encoder = TransformerEncoder(
         embeddings,
         Stack(
-            [Block(part, norm, a.dropout) for part, norm in zip(attention, _attention_norms(a), strict=True)],
-            [Block(part, build_norm(a, a.width), a.dropout) for part in ffn],
+            [Block(component, norm, a.dropout) for component, norm in zip(attention, _attention_norms(a), strict=True)],
+            [Block(component, build_norm(a, a.width), a.dropout) for component in ffn],
             list(zip(a.plan("attention"), a.plan("ffn"), strict=True)),
             residual,
         ),
         a.output_width,
         build_norm(a, a.output_width) if residual.norms_last and a.final_norm else None,
         nn.Linear(a.output_width, a.width) if a.pooler else None,
-        not any(part.mask.looks_ahead for part in attention),
+        not any(component.mask.looks_ahead for component in attention),
         MemorySettings(a.memory, a.same_length, a.memory_start == "zeros") if a.memory else None,
         a.query_stream,
         "last" if a.summarizes_last else a.summary,
     )
     initialize(encoder, a.init_std)
     if a.residual_init == "scaled":  # so that the sum over all layers starts as large as one term
-        scale_weights([part.out for part in attention] + [part.down for part in ffn], (2 * a.layers) ** -0.5)
+        scale_weights(
+            [component.out for component in attention] + [component.down for component in ffn], (2 * a.layers) ** -0.5
+        )
     return encoder
 
 
@@ -235,31 +237,33 @@ def vocabulary_clusters(a: Transformer) -> VocabularyClusters | None:
 
 
 @dataclass(frozen=True)
-class KnownPart:
+class KnownComponent:
     """A part by its exact types, and the parts in it by name; `*` is any name."""
 
     types: tuple[type[nn.Module], ...]
-    parts: Mapping[str, "KnownPart"] = field(default_factory=dict)
+    components: Mapping[str, "KnownComponent"] = field(default_factory=dict)
 
 
-def _blocks(part: KnownPart) -> KnownPart:
-    block = KnownPart((Block,), {"part": part, "norm": _NORM, "dropout": _DROPOUT})
-    return KnownPart((nn.ModuleList,), {"*": block})
+def _blocks(component: KnownComponent) -> KnownComponent:
+    block = KnownComponent((Block,), {"part": component, "norm": _NORM, "dropout": _DROPOUT})
+    return KnownComponent((nn.ModuleList,), {"*": block})
 
 
-_EMBEDDING, _LINEAR = KnownPart((nn.Embedding,)), KnownPart((nn.Linear,))
-_TOKENS = KnownPart((TokenEmbeddings,))
-_NORM, _DROPOUT = KnownPart((nn.LayerNorm,)), KnownPart((nn.Dropout,))
-TABLES = {"tokens": _TOKENS, "positions": KnownPart((LearnedPositions,)), "segments": _EMBEDDING}
-TRANSFORMER = KnownPart(
+_EMBEDDING, _LINEAR = KnownComponent((nn.Embedding,)), KnownComponent((nn.Linear,))
+_TOKENS = KnownComponent((TokenEmbeddings,))
+_NORM, _DROPOUT = KnownComponent((nn.LayerNorm,)), KnownComponent((nn.Dropout,))
+TABLES = {"tokens": _TOKENS, "positions": KnownComponent((LearnedPositions,)), "segments": _EMBEDDING}
+TRANSFORMER = KnownComponent(
     (TransformerEncoder,),
     {
-        "embeddings": KnownPart((Embeddings,), {**TABLES, "norm": _NORM, "dropout": _DROPOUT, "projection": _LINEAR}),
-        "stack": KnownPart(
+        "embeddings": KnownComponent(
+            (Embeddings,), {**TABLES, "norm": _NORM, "dropout": _DROPOUT, "projection": _LINEAR}
+        ),
+        "stack": KnownComponent(
             (Stack,),
             {
-                "attention": _blocks(KnownPart((Attention,), {"qkv": _LINEAR, "out": _LINEAR})),
-                "ffn": _blocks(KnownPart((FeedForward,), {"up": _LINEAR, "down": _LINEAR})),
+                "attention": _blocks(KnownComponent((Attention,), {"qkv": _LINEAR, "out": _LINEAR})),
+                "ffn": _blocks(KnownComponent((FeedForward,), {"up": _LINEAR, "down": _LINEAR})),
             },
         ),
         "norm": _NORM,
@@ -268,60 +272,60 @@ TRANSFORMER = KnownPart(
 )
 
 
-def unknown_part(encoder: nn.Module, embeddings: bool = True) -> str:
+def unknown_component(encoder: nn.Module, embeddings: bool = True) -> str:
     """Name the first part of an encoder that is not built as `TRANSFORMER` says; empty if there is none.
 
     Code that computes from an encoder's weights without calling its modules must ask this first: a subclass, another
     activation or a forward hook would be left out of the result without an error. `embeddings`: False leaves them
     out, for code that calls their module.
     """
-    found = _find_unknown(encoder, TRANSFORMER, () if embeddings else ("embeddings",))
-    return f"encoder{found}" if found else ""
+    difference = _find_unknown(encoder, TRANSFORMER, () if embeddings else ("embeddings",))
+    return f"encoder{difference}" if difference else ""
 
 
 def unknown_attention(encoder: nn.Module) -> str:
     """The same for the parts that mix tokens, for code that calls all others."""
-    if reason := part_difference(encoder, TRANSFORMER.types):
+    if reason := component_difference(encoder, TRANSFORMER.types):
         return f"encoder {reason}"
     assert isinstance(encoder, TransformerEncoder)
-    stack = TRANSFORMER.parts["stack"]
-    if reason := part_difference(encoder.stack, stack.types):
+    stack = TRANSFORMER.components["stack"]
+    if reason := component_difference(encoder.stack, stack.types):
         return f"encoder.stack {reason}"
-    found = _find_unknown(encoder.stack.attention, stack.parts["attention"])
-    return f"encoder.stack.attention{found}" if found else ""
+    difference = _find_unknown(encoder.stack.attention, stack.components["attention"])
+    return f"encoder.stack.attention{difference}" if difference else ""
 
 
-def _find_unknown(part: nn.Module, known: KnownPart, left_out: tuple[str, ...] = ()) -> str:
-    if reason := part_difference(part, known.types):
+def _find_unknown(component: nn.Module, expected: KnownComponent, left_out: tuple[str, ...] = ()) -> str:
+    if reason := component_difference(component, expected.types):
         return f" {reason}"
-    for name, inner in part._modules.items():
-        known_inner = known.parts.get(name) or known.parts.get("*") or KnownPart(())
-        if inner is not None and name not in left_out and (found := _find_unknown(inner, known_inner)):
-            return f".{name}{found}"
+    for name, inner in component._modules.items():
+        expected_inner = expected.components.get(name) or expected.components.get("*") or KnownComponent(())
+        if inner is not None and name not in left_out and (difference := _find_unknown(inner, expected_inner)):
+            return f".{name}{difference}"
     return ""
 
 
-def part_difference(part: nn.Module, known: tuple[type[nn.Module], ...]) -> str:
+def component_difference(component: nn.Module, types: tuple[type[nn.Module], ...]) -> str:
     """Say how a module differs from those of a known type; empty if it does not."""
-    if type(part) not in known:
-        return f"is a {type(part).__name__}"
-    if has_forward_hooks(part) or "forward" in vars(part):
+    if type(component) not in types:
+        return f"is a {type(component).__name__}"
+    if has_forward_hooks(component) or "forward" in vars(component):
         return "has a forward hook or a forward function of its own"
-    for name, parameter in part._parameters.items():
+    for name, parameter in component._parameters.items():
         if parameter is None:
             return f"has no {name}"
-    if type(part) is Stack and type(part.residual) not in (PostNorm, PreNorm):
-        return f"has the residual connection {type(part.residual).__name__}"
-    if type(part) is TokenEmbeddings and part.scale != 1.0:
+    if type(component) is Stack and type(component.residual) not in (PostNorm, PreNorm):
+        return f"has the residual connection {type(component.residual).__name__}"
+    if type(component) is TokenEmbeddings and component.scale != 1.0:
         return "is scaled"
-    if type(part) is TransformerEncoder and part.memory is not None:
+    if type(component) is TransformerEncoder and component.memory is not None:
         return "has a memory"
-    if type(part) is TransformerEncoder and part.query_start is not None:
+    if type(component) is TransformerEncoder and component.query_start is not None:
         return "has a query stream"
-    if type(part) is Attention and part.positions is not None:
-        return f"has {type(part.positions).__name__}"
-    if type(part) is Attention and part.out.in_features != part.out.out_features:
+    if type(component) is Attention and component.positions is not None:
+        return f"has {type(component.positions).__name__}"
+    if type(component) is Attention and component.out.in_features != component.out.out_features:
         return "has heads of another width than the layer's"
-    if type(part) is FeedForward and part.activation_name not in ACTIVATIONS:
-        return f"has the activation {part.activation_name or part.activation}"
+    if type(component) is FeedForward and component.activation_name not in ACTIVATIONS:
+        return f"has the activation {component.activation_name or component.activation}"
     return ""

@@ -154,7 +154,7 @@ class GatheredMemory:
 
     def __init__(self, past: MemoryPast | TwoStreams, group: TensorGroup, tokens: int) -> None:
         self.past, self.group, self.tokens = past, group, tokens
-        self.places = past.places
+        self.token_positions = past.token_positions
 
     def layer(self, x_rh: Tensor, read: Callable[[Tensor], Tensor]) -> MemoryLayer | TwoStreamLayer:
         """Return the memory for the next layer, updated with the inputs of all ranks."""

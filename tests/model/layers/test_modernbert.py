@@ -14,7 +14,7 @@ from bertree.batch import Batch
 from bertree.model.layers.attention import Attention
 from bertree.model.layers.basic import NORMS
 from bertree.model.layers.feed_forward import GatedFeedForward
-from bertree.model.layers.positions import Places, RotaryPositions
+from bertree.model.layers.positions import RotaryPositions, TokenPositions
 from bertree.model.layers.residual import Block, PreNorm
 from bertree.model.masks import Full, Window
 from bertree.model.stack import Stack
@@ -164,7 +164,7 @@ def test_scores_depend_on_distance_alone() -> None:
     none = torch.zeros(1, dtype=torch.int64)
 
     def score(one: int, two: int) -> Tensor:
-        places = Places(torch.tensor([one]), torch.tensor([two]), 200, 200, none, none)
+        places = TokenPositions(torch.tensor([one]), torch.tensor([two]), 200, 200, none, none)
         return torch.mul(*rotary.change(q, k, rotary.prepare(places))[:2]).sum(-1)
 
     scores = [score(one, two) for one, two in ((7, 3), (104, 100), (4, 0), (4, 1))]

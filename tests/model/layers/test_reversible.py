@@ -15,7 +15,7 @@ from bertree.model.layers import lsh, reversible
 from bertree.model.layers.residual import Reversible
 from bertree.model.network import build, build_encoder
 from bertree.model.readout import Readout
-from bertree.model.transformer import TransformerEncoder, unknown_part
+from bertree.model.transformer import TransformerEncoder, unknown_component
 
 BATCH = Batch.pack([[4, 9, 2, 33, 7, 8, 9], [5, 6, 7], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]])
 
@@ -210,7 +210,7 @@ def test_a_compiled_step_has_the_same_gradients(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_code_that_knows_other_residuals_refuses_this_one() -> None:
-    assert unknown_part(made(layers=1)) == "encoder.stack has the residual connection Reversible"
+    assert unknown_component(made(layers=1)) == "encoder.stack has the residual connection Reversible"
 
 
 @pytest.mark.parametrize(("axes", "message"), [

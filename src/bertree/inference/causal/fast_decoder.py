@@ -34,7 +34,7 @@ from bertree.model.layers.embeddings import TokenEmbeddings
 from bertree.model.masks import Causal
 from bertree.model.memory import KEYS, VALUES
 from bertree.model.network import Network
-from bertree.model.transformer import TransformerEncoder, part_difference, unknown_part
+from bertree.model.transformer import TransformerEncoder, component_difference, unknown_component
 
 ROUNDING = 1e-5  # relative error of both products beside that of the 8-bit integers
 
@@ -90,8 +90,12 @@ class DecoderWeights:
 
         `one_lane`: for one token at a time. `greedy`: only the likeliest one is asked for, with `one_lane`."""
         encoder, head = network.encoder, network.heads["mask"]
-        unknown = unknown_part(encoder, embeddings=False) or part_difference(head, (MaskHead,))
-        if unknown or part_difference(network, (Network,)) or type(encoder.embeddings.tokens) is not TokenEmbeddings:
+        unknown = unknown_component(encoder, embeddings=False) or component_difference(head, (MaskHead,))
+        if (
+            unknown
+            or component_difference(network, (Network,))
+            or type(encoder.embeddings.tokens) is not TokenEmbeddings
+        ):
             return None
         assert isinstance(encoder, TransformerEncoder)
         assert isinstance(head, MaskHead)

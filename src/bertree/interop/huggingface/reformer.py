@@ -149,7 +149,7 @@ def _write(a: Transformer) -> Json:
         "tie_word_embeddings": False,
     }
     if a.positions == "axial":
-        config |= {"axial_pos_shape": list(a.axial_sizes), "axial_pos_embds_dim": list(a.axial_parts)}
+        config |= {"axial_pos_shape": list(a.axial_sizes), "axial_pos_embds_dim": list(a.axial_vector_widths)}
     return config
 
 
@@ -191,7 +191,7 @@ def _axial(a: Transformer) -> tuple[Row, ...]:
     """Return the rows of axial positions, whose tables there have a dimension for each of rows and columns."""
     if a.positions != "axial":
         return ()
-    (rows, columns), (of_row, of_column) = a.axial_sizes, a.axial_parts
+    (rows, columns), (of_row, of_column) = a.axial_sizes, a.axial_vector_widths
     name = "embeddings.position_embeddings.weights."
     return (
         ("encoder.embeddings.positions.rows.weight", Stored((name + "0",), shape=(rows, 1, of_row))),

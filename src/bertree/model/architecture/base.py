@@ -187,8 +187,8 @@ class Architecture(ABC):
     def axes(self) -> dict[str, Any]:
         """Return all axes with their values, in order. One that this kind does not have has a fixed value."""
         own = {field.name: getattr(self, field.name) for field in fields(self)}
-        there = own | {"body": self.body} | self._fixed()
-        return {name: there[name] for name in (*WRITTEN, *own)}
+        values = own | {"body": self.body} | self._fixed()
+        return {name: values[name] for name in (*WRITTEN, *own)}
 
     def written_axes(self) -> dict[str, Any]:
         """Return the axes that files have, with their values."""
@@ -289,8 +289,8 @@ def later_axes(a: Architecture) -> dict[str, Any]:
     return {field.name: field.default for field in fields(a) if field.name not in WRITTEN}
 
 
-def axis_problems(known: Iterable[Field[Any]], values: Mapping[str, Any]) -> list[str]:
+def axis_problems(axes: Iterable[Field[Any]], values: Mapping[str, Any]) -> list[str]:
     """Return every value that is out of its bounds, with the reason."""
-    bounds = {field.name: field.metadata.get("bounds", ()) for field in known}
-    found = [(name, bound(value)) for name, value in values.items() for bound in bounds.get(name, ())]
-    return [f"{name}: {problem}" for name, problem in found if problem]
+    bounds = {field.name: field.metadata.get("bounds", ()) for field in axes}
+    problems = [(name, bound(value)) for name, value in values.items() for bound in bounds.get(name, ())]
+    return [f"{name}: {problem}" for name, problem in problems if problem]

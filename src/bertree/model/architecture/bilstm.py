@@ -49,12 +49,12 @@ class BiLstm(Architecture):
     sequence_head: str = "relu"
 
     def _problems(self) -> list[str]:
-        found = [f"width: a bilstm has two equal halves, but {self.width} is odd"] if self.width % 2 else []
+        problems = [f"width: a bilstm has two equal halves, but {self.width} is odd"] if self.width % 2 else []
         if self.sequence_head not in ("relu", "compare"):
-            found.append(
+            problems.append(
                 f"sequence_head: a bilstm's is relu (single texts) or compare (pairs), not {self.sequence_head}"
             )
-        return found
+        return problems
 
     @classmethod
     def _make(cls, values: Mapping[str, Any]) -> Self:
@@ -100,9 +100,9 @@ class BiLstm(Architecture):
 
 def _check_foreign(values: Mapping[str, Any]) -> None:
     """Refuse values of a transformer's axes that are impossible, or that a BiLSTM cannot follow."""
-    known = fields(Transformer)
-    fixed = {field.name: field.default for field in known} | FIXED
-    problems = axis_problems(known, values)
+    axes = fields(Transformer)
+    fixed = {field.name: field.default for field in axes} | FIXED
+    problems = axis_problems(axes, values)
     for name, value in values.items():
         reason = REASONS.get(name, "" if name in FIXED else "only a transformer has it")
         if reason and value != fixed[name]:

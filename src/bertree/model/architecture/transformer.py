@@ -11,49 +11,51 @@ from bertree.model.architecture.transformer_axes import TransformerAxes
 
 def transformer_problems(a: TransformerAxes) -> list[str]:
     """Return each violated constraint on more than one axis."""
-    found = []
+    problems = []
     if a.width % a.heads and not a.head_width:
-        found.append(f"heads: {a.heads} heads cannot divide a width of {a.width} evenly; or set head_width")
+        problems.append(f"heads: {a.heads} heads cannot divide a width of {a.width} evenly; or set head_width")
     if a.embedding_width != a.width and not (a.embedding_projection or a.cutoffs):
-        found.append(
+        problems.append(
             f"embedding_width: {a.embedding_width} differs from width {a.width}, so embedding_projection must be true"
         )
     if a.sequence_head == "compare":
-        found.append("sequence_head: compare reads the texts of a pair apart, which only body = bilstm does")
+        problems.append("sequence_head: compare reads the texts of a pair apart, which only body = bilstm does")
     if not a.first_norm and (a.residual == "post-norm" or a.sharing in ("attention", "all")):
-        found.append("first_norm: only a pre-norm or reversible model whose attention is not shared can be without it")
+        problems.append(
+            "first_norm: only a pre-norm or reversible model whose attention is not shared can be without it"
+        )
     if a.positions != "learned" and a.position_offset:
-        found.append(
+        problems.append(
             f"position_offset: {a.positions} positions have no table, so it must be 0, not {a.position_offset}"
         )
     if a.positions == "rotary" and a.head_size % 2:
-        found.append(f"heads: rotary positions need heads of an even width, not {a.head_size}")
+        problems.append(f"heads: rotary positions need heads of an even width, not {a.head_size}")
     if a.positions in ("sinusoidal", "relative") and a.width % 2:
-        found.append(f"width: {a.positions} positions need an even width, not {a.width}")
-    found += _memory_problems(a) + _stream_problems(a) + _cluster_problems(a) + _reformer_problems(a)
+        problems.append(f"width: {a.positions} positions need an even width, not {a.width}")
+    problems += _memory_problems(a) + _stream_problems(a) + _cluster_problems(a) + _reformer_problems(a)
     if not 1 <= a.groups <= a.layers:
-        found.append(f"groups: {a.groups} groups do not fit {a.layers} layers")
+        problems.append(f"groups: {a.groups} groups do not fit {a.layers} layers")
     if a.sharing == "none" and a.groups != 1:
-        found.append(f"groups: {a.groups} has no meaning when nothing is shared (sharing = none)")
-    kinds = () if found else set(zip(a.plan("attention"), a.attention_kinds, strict=True))
+        problems.append(f"groups: {a.groups} has no meaning when nothing is shared (sharing = none)")
+    kinds = () if problems else set(zip(a.plan("attention"), a.attention_kinds, strict=True))
     if len(kinds) > len({stored for stored, _ in kinds}):
-        found.append(f"sharing: layers with different attention ({a.attention}) cannot share it")
-    return found
+        problems.append(f"sharing: layers with different attention ({a.attention}) cannot share it")
+    return problems
 
 
 def _memory_problems(a: TransformerAxes) -> list[str]:
-    found = []
+    problems = []
     if a.positions != "relative":
         for name in ("memory", "clamp", "shared_position_bias"):
             if getattr(a, name):
-                found.append(f"{name}: needs positions = relative, not {a.positions}")
+                problems.append(f"{name}: needs positions = relative, not {a.positions}")
     if a.memory and a.attention not in ("causal", "full"):
-        found.append(f"memory: needs attention = causal or full, not {a.attention}")
+        problems.append(f"memory: needs attention = causal or full, not {a.attention}")
     if not a.memory and a.same_length:
-        found.append("same_length: has no meaning without a memory")
+        problems.append("same_length: has no meaning without a memory")
     if a.same_length and not a.causal:
-        found.append(f"same_length: needs attention = causal, not {a.attention}")
-    return found
+        problems.append(f"same_length: needs attention = causal, not {a.attention}")
+    return problems
 
 
 def _stream_problems(a: TransformerAxes) -> list[str]:
@@ -65,28 +67,28 @@ def _stream_problems(a: TransformerAxes) -> list[str]:
             return [f"segments: there must be 2 or more to be told apart by scores, not {a.segments}"]
     if a.query_stream:
         needs.append("query_stream:")
-    found = [f"{what} needs positions = relative, not {a.positions}" for what in needs]
-    found = found if a.positions != "relative" else []
+    problems = [f"{what} needs positions = relative, not {a.positions}" for what in needs]
+    problems = problems if a.positions != "relative" else []
     if a.attention != "full":
-        found += [f"{what} needs attention = full, not {a.attention}" for what in needs]
-    return found
+        problems += [f"{what} needs attention = full, not {a.attention}" for what in needs]
+    return problems
 
 
 def _cluster_problems(a: TransformerAxes) -> list[str]:
     if not a.cutoffs:
         return ["embedding_divisor: has no meaning without cutoffs"] if a.embedding_divisor > 1 else []
-    found = []
+    problems = []
     if a.cluster_starts[-2] >= a.vocab_size:
-        found.append(f"cutoffs: {a.cutoffs} must lie below the vocabulary size {a.vocab_size}")
+        problems.append(f"cutoffs: {a.cutoffs} must lie below the vocabulary size {a.vocab_size}")
     if a.embedding_projection:
-        found.append("embedding_projection: clusters (cutoffs) have projections of their own")
+        problems.append("embedding_projection: clusters (cutoffs) have projections of their own")
     if a.mask_transform or not a.mask_bias:
-        found.append("cutoffs: an adaptive softmax has a bias and no transform (mask_transform = false)")
+        problems.append("cutoffs: an adaptive softmax has a bias and no transform (mask_transform = false)")
     if a.embedding_norm or a.segments or a.positions == "learned":
-        found.append("cutoffs: need embeddings without norm, segments and learned positions")
+        problems.append("cutoffs: need embeddings without norm, segments and learned positions")
     if int(a.output_projections.split(",")[-1] or 0) >= len(a.cluster_starts) - 1:
-        found.append(f"output_projections: {a.output_projections} names a cluster that is not there")
-    return found
+        problems.append(f"output_projections: {a.output_projections} names a cluster that is not there")
+    return problems
 
 
 def _reformer_problems(a: TransformerAxes) -> list[str]:
@@ -123,10 +125,10 @@ def _axial_problems(a: TransformerAxes) -> Iterator[str]:
         )
     if a.embedding_width < 2:
         yield f"embedding_width: axial positions have two parts of at least 1, but it is {a.embedding_width}"
-    elif sum(a.axial_parts) != a.embedding_width:
-        of_row = min(a.axial_parts[0], a.embedding_width - 1)
+    elif sum(a.axial_vector_widths) != a.embedding_width:
+        of_row = min(a.axial_vector_widths[0], a.embedding_width - 1)
         yield (
-            f"axial_widths: {a.axial_widths} sum to {sum(a.axial_parts)}, not to the embedding width "
+            f"axial_widths: {a.axial_widths} sum to {sum(a.axial_vector_widths)}, not to the embedding width "
             f"{a.embedding_width}; for example {of_row},{a.embedding_width - of_row}"
         )
 

@@ -232,7 +232,7 @@ class TransformerAxes(Architecture):
         return rows, columns
 
     @property
-    def axial_parts(self) -> tuple[int, int]:
+    def axial_vector_widths(self) -> tuple[int, int]:
         """Widths of the vectors of a row and of a column."""
         if not self.axial_widths:
             return self.embedding_width // 2, self.embedding_width - self.embedding_width // 2

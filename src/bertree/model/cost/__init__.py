@@ -85,14 +85,14 @@ def pretraining_forward_flops(
 
     `rate` is their share; None: the usual one. `query_stream`: whether they are predicted by a query stream; None: if
     there is one."""
-    found = costs(a)
-    rate = found.rate if rate is None else rate
-    return found.forward_flops(length) + rate * found.predicted_flops(length, _queries(a, query_stream))
+    formulas = costs(a)
+    rate = formulas.rate if rate is None else rate
+    return formulas.forward_flops(length) + rate * formulas.predicted_flops(length, _queries(a, query_stream))
 
 
 def _queries(a: Architecture, query_stream: bool | None) -> bool:
-    there = isinstance(a, Transformer) and a.query_stream
-    return there if query_stream is None else there and query_stream
+    has_stream = isinstance(a, Transformer) and a.query_stream
+    return has_stream if query_stream is None else has_stream and query_stream
 
 
 def training_flops(a: Architecture, length: int, rate: float | None = None, query_stream: bool | None = None) -> int:
@@ -105,13 +105,13 @@ def training_bytes(
 ) -> int:
     """Peak bytes of one training step on `batch` sequences of `length` tokens; the rest: see
     `pretraining_forward_flops`."""
-    found, counts = costs(a), parameters(a)
-    rate = found.rate if rate is None else rate
+    formulas, counts = costs(a), parameters(a)
+    rate = formulas.rate if rate is None else rate
     everything = counts.total + counts.mlm_head
     tokens = batch * length
-    kept = found.bytes_at_start(tokens, round(rate * tokens), _queries(a, query_stream))
-    begins = 12 * everything + 2 * everything + 4 * found.output_matrix() + kept
-    return max(begins, 16 * everything + found.bytes_at_end(tokens))
+    kept = formulas.bytes_at_start(tokens, round(rate * tokens), _queries(a, query_stream))
+    begins = 12 * everything + 2 * everything + 4 * formulas.output_matrix() + kept
+    return max(begins, 16 * everything + formulas.bytes_at_end(tokens))
 
 
 def largest_batch(a: Architecture, length: int, card_gb: float) -> int:
@@ -177,8 +177,8 @@ def _can_be(a: Architecture, changes: dict[str, Any]) -> bool:
 def _options(a: Transformer) -> Iterator[Option]:
     used = bool(_CHUNKS & set(a.attention_kinds))
     pattern = a.attention if used else "lsh" if a.sharing in ("attention", "all") else "chunked,lsh"
-    whole = "full" if a.look_ahead else "causal"
-    plain = ",".join(whole if kind in _CHUNKS else kind for kind in a.attention.split(","))
+    exact = "full" if a.look_ahead else "causal"
+    plain = ",".join(exact if kind in _CHUNKS else kind for kind in a.attention.split(","))
     off = {"attention": plain, "look_ahead": a.look_ahead}
     on = {"attention": pattern, "look_ahead": a.look_ahead if used else not a.causal}
     yield Option("lsh attention" if "lsh" in pattern else "chunked attention", used, on, off)

@@ -24,13 +24,13 @@ class Activations:
         """Bytes of a block of attention of some kind, with its norm."""
         a = self.a
         h = a.width
-        found = 2 * h + 6 * h + 2 * h + 4 * a.heads  # input, q k v, output, log-sum-exp
-        found += 4 * h if a.positions == "rotary" else 0  # q and k before they are rotated
-        found += 2 * h if a.positions == "relative" else 0  # q with each of two biases
+        size = 2 * h + 6 * h + 2 * h + 4 * a.heads  # input, q k v, output, log-sum-exp
+        size += 4 * h if a.positions == "rotary" else 0  # q and k before they are rotated
+        size += 2 * h if a.positions == "relative" else 0  # q with each of two biases
         shared = kind == "lsh" or (a.shared_qk and kind in ("full", "causal"))
-        found += 4 * h if shared else 0  # q in float32, of which keys of unit length are made
+        size += 4 * h if shared else 0  # q in float32, of which keys of unit length are made
         lines = {"lsh": a.heads * a.hashes, "chunked": 1}.get(kind, 0)
-        return self._mask + self._norm + found + ORDER_BYTES * lines
+        return self._mask + self._norm + size + ORDER_BYTES * lines
 
     def feed_forward(self) -> int:
         """Bytes of a feed-forward block with its norm, without the inner states."""
@@ -39,8 +39,8 @@ class Activations:
     def inner(self) -> int:
         """Bytes of the inner states of a feed-forward block."""
         f = self.a.ffn_width
-        found = 2 * f + 2 * f  # before and after the activation
-        return found + (4 * f if self.a.ffn == "gated" else 0)  # the gate, and its product with the activation
+        size = 2 * f + 2 * f  # before and after the activation
+        return size + (4 * f if self.a.ffn == "gated" else 0)  # the gate, and its product with the activation
 
     def outside(self) -> int:
         """Bytes of what is not in the layers: embeddings, angles of rotary positions, the norm after the last layer."""
@@ -157,7 +157,7 @@ class TransformerCosts:
         segments = a.segments if a.segment_encoding == "absolute" else 0
         tables = sum(rows * width for rows, width in self._clusters()) + (places + segments) * a.embedding_width
         if a.positions == "axial":
-            tables += sum(size * width for size, width in zip(a.axial_sizes, a.axial_parts, strict=True))
+            tables += sum(size * width for size, width in zip(a.axial_sizes, a.axial_vector_widths, strict=True))
         projection = linear(a.embedding_width, a.width) if a.embedding_projection else sum(self._projections())
         return tables + (norm * a.embedding_width if a.embedding_norm else 0) + projection
 

@@ -158,12 +158,12 @@ def _attend_backward(
     queries, keys = cut_streams(cu_q, cu_k)
     grads: list[Sequence[Tensor]] = []
     cuts = (queries.cut(grad_tnd), queries.cut(q_tnd), keys.cut(k_tnd), keys.cut(v_tnd))
-    for grad, q, k, v, *made in zip(*cuts, queries.cut(out_tnd), queries.cut(scale_tn), strict=True):
+    for grad, q, k, v, *results in zip(*cuts, queries.cut(out_tnd), queries.cut(scale_tn), strict=True):
         if not (q.shape[2] and k.shape[2]):
             grads.append([torch.zeros_like(x) for x in (q, k, v)])
             continue
         causal, mask = _mask(q.shape[2], k.shape[2], left, right, hides_self, q)
-        grads.append(flash_attention_for_cpu_backward(grad, q, k, v, *made, is_causal=causal, attn_mask=mask))
+        grads.append(flash_attention_for_cpu_backward(grad, q, k, v, *results, is_causal=causal, attn_mask=mask))
     q_grad = queries.join([grad[0] for grad in grads], q_tnd)
     return q_grad, keys.join([grad[1] for grad in grads], k_tnd), keys.join([grad[2] for grad in grads], v_tnd)
 

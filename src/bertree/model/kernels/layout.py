@@ -35,7 +35,7 @@ class Layout(NamedTuple):
     max_k: int
     mask: Mask
     ranks: Ranks | None = None  # None: a query sees what the mask says
-    places: Tensor | None = None  # t, int32: of each query among the keys of its sequence, rising within a sequence
+    positions: Tensor | None = None  # t, int32: of each query among the keys of its sequence, rising within a sequence
     # s, int32: the place of each sequence's first query, where the places of the others follow from it
     starts: Tensor | None = None
 
@@ -52,7 +52,7 @@ class Layout(NamedTuple):
     @property
     def ranked(self) -> bool:
         """True if an order says what queries see, or they are not the last keys."""
-        return self.ranks is not None or self.places is not None
+        return self.ranks is not None or self.positions is not None
 
 
 class SegmentScores(NamedTuple):

@@ -60,41 +60,43 @@ def look_up(table_ve: Tensor, ids_t: Tensor) -> Tensor:
     A compiler turns the gradient into additions that collide at every frequent token: slow, and in another
     order each time. PyTorch's own kernel sorts the ids first.
     """
-    found: Tensor = _look_up(table_ve, ids_t) if table_ve.is_cuda else F.embedding(ids_t, table_ve)
-    return found
+    rows_te: Tensor = _look_up(table_ve, ids_t) if table_ve.is_cuda else F.embedding(ids_t, table_ve)
+    return rows_te
 
 
-def rotary_angles(places_t: Tensor, head_width: int, base: float) -> tuple[Tensor, Tensor]:
+def rotary_angles(positions_t: Tensor, head_width: int, base: float) -> tuple[Tensor, Tensor]:
     """Cosine and sine of the angles of places, place / base^(2 i / d) (each t x 1 x d / 2, float32).
 
     A compiler computes powers, cosines and sines again for every query and key of every layer, forwards and backwards.
     """
-    both = _rotary_angles(places_t, head_width, base) if places_t.is_cuda else _angles(places_t, head_width, base)
-    return both[0], both[1]
+    angles = (
+        _rotary_angles(positions_t, head_width, base) if positions_t.is_cuda else _angles(positions_t, head_width, base)
+    )
+    return angles[0], angles[1]
 
 
-def _angles(places_t: Tensor, head_width: int, base: float) -> Tensor:
-    exponents = torch.arange(0, head_width, 2, dtype=torch.float32, device=places_t.device) / head_width
-    angles = places_t[:, None, None].float() * (1.0 / base**exponents)
+def _angles(positions_t: Tensor, head_width: int, base: float) -> Tensor:
+    exponents = torch.arange(0, head_width, 2, dtype=torch.float32, device=positions_t.device) / head_width
+    angles = positions_t[:, None, None].float() * (1.0 / base**exponents)
     return torch.stack([angles.cos(), angles.sin()])
 
 
-def permute_rows(x_th: Tensor, order_t: Tensor, places_t: Tensor) -> Tensor:
+def permute_rows(x_th: Tensor, order_t: Tensor, positions_t: Tensor) -> Tensor:
     """Put rows in another order; `places_t` says where each row goes, `order_t` where each comes from.
 
     The gradient is the way back. PyTorch, which cannot know that no row is read twice, would sort the order first.
     """
-    permuted: Tensor = _permute_rows(x_th, order_t, places_t)
+    permuted: Tensor = _permute_rows(x_th, order_t, positions_t)
     return permuted
 
 
 @custom_op("bertree::rotary_angles", mutates_args=())
-def _rotary_angles(places_t: Tensor, head_width: int, base: float) -> Tensor:
-    return _angles(places_t, head_width, base)
+def _rotary_angles(positions_t: Tensor, head_width: int, base: float) -> Tensor:
+    return _angles(positions_t, head_width, base)
 
 
 @operator("bertree::permute_rows")
-def _permute_rows(x_th: Tensor, order_t: Tensor, places_t: Tensor) -> Tensor:
+def _permute_rows(x_th: Tensor, order_t: Tensor, positions_t: Tensor) -> Tensor:
     return x_th.index_select(0, order_t)
 
 
@@ -109,12 +111,12 @@ def _look_up_backward(grad_te: Tensor, ids_t: Tensor, rows: int) -> Tensor:
 
 
 @_rotary_angles.register_fake
-def _(places_t: Tensor, head_width: int, base: float) -> Tensor:
-    return places_t.new_empty((2, len(places_t), 1, head_width // 2), dtype=torch.float32)
+def _(positions_t: Tensor, head_width: int, base: float) -> Tensor:
+    return positions_t.new_empty((2, len(positions_t), 1, head_width // 2), dtype=torch.float32)
 
 
 @fake_of("bertree::permute_rows")
-def _(x_th: Tensor, order_t: Tensor, places_t: Tensor) -> Tensor:
+def _(x_th: Tensor, order_t: Tensor, positions_t: Tensor) -> Tensor:
     return x_th.new_empty(x_th.shape)
 
 
@@ -133,8 +135,8 @@ def _keep_orders(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor
 
 
 def _back_to_places(ctx: Any, grad_th: Tensor) -> tuple[Tensor, None, None]:
-    order_t, places_t = ctx.saved_tensors
-    return _permute_rows(grad_th.contiguous(), places_t, order_t), None, None
+    order_t, positions_t = ctx.saved_tensors
+    return _permute_rows(grad_th.contiguous(), positions_t, order_t), None, None
 
 
 def _keep_ids(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:

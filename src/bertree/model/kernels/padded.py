@@ -17,21 +17,21 @@ def attend(
     q_tnd: Tensor, k_tnd: Tensor, v_tnd: Tensor, layout: Layout, dropout: float, relative: RelativeScores | None = None
 ) -> Tensor:
     """Pad to the longest sequence, attend under a mask, remove the padding."""
-    places_q, real_sq, token_sq = _rectangle(layout.cu_q, layout.max_q)
-    places_k, real_sk, token_sk = places_q, real_sq, token_sq
+    positions_q, real_sq, token_sq = _rectangle(layout.cu_q, layout.max_q)
+    positions_k, real_sk, token_sk = positions_q, real_sq, token_sq
     if layout.separate_keys:
-        places_k, real_sk, token_sk = _rectangle(layout.cu_k, layout.max_k)
-    if layout.places is not None:
-        places_q = layout.places.long()[token_sq]  # s x q
+        positions_k, real_sk, token_sk = _rectangle(layout.cu_k, layout.max_k)
+    if layout.positions is not None:
+        positions_q = layout.positions.long()[token_sq]  # s x q
     elif layout.separate_keys:
-        places_q = places_q + (layout.cu_k.diff() - layout.cu_q.diff())[:, None]  # s x q
+        positions_q = positions_q + (layout.cu_k.diff() - layout.cu_q.diff())[:, None]  # s x q
     if relative is not None:
         q_tnd, qv_tnd, r_xnd = relative.add_to(q_tnd)
     q_snqd = q_tnd[token_sq].transpose(1, 2)
     k_snkd, v_snkd = (x[token_sk].transpose(1, 2) for x in (k_tnd, v_tnd))
     mask = real_sk[:, None, None, :]
     if not isinstance(layout.mask, Full):
-        seen = layout.mask.sees(places_q, places_k)  # q x k, or s x q x k
+        seen = layout.mask.sees(positions_q, positions_k)  # q x k, or s x q x k
         seen = seen[:, None] if seen.dim() == 3 else seen
         mask = mask & seen
         if isinstance(layout.mask, FullButSelf):  # a sequence of one token sees itself
@@ -45,7 +45,7 @@ def attend(
         blind = ~mask.any(-1, keepdim=True)
         mask = mask | blind
     if relative is not None:
-        rows_qk = places_q[..., :, None] - places_k - relative.lowest  # q x k, or s x q x k
+        rows_qk = positions_q[..., :, None] - positions_k - relative.lowest  # q x k, or s x q x k
         bias_snqk = scores_by_distance(qv_tnd[token_sq], r_xnd, rows_qk)
         if relative.segments is not None:
             bias_snqk = bias_snqk + _scores_by_segment(relative.segments, token_sq, token_sk, q_tnd.shape[-1])
@@ -77,9 +77,9 @@ def _scores_by_segment(scores: SegmentScores, token_sq: Tensor, token_sk: Tensor
 def _rectangle(bounds: Tensor, longest: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return places (l), where a token is in the rectangle (s x l), and which (s x l); token 0 where none is."""
     starts_s1 = bounds[:-1, None].long()
-    places_l = torch.arange(longest, device=bounds.device)
-    real_sl = places_l < bounds.diff()[:, None]
-    return places_l, real_sl, torch.where(real_sl, starts_s1 + places_l, 0)
+    positions_l = torch.arange(longest, device=bounds.device)
+    real_sl = positions_l < bounds.diff()[:, None]
+    return positions_l, real_sl, torch.where(real_sl, starts_s1 + positions_l, 0)
 
 
 KERNEL = Kernel(

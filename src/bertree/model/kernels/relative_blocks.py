@@ -105,15 +105,15 @@ class ScatteredBlock(NamedTuple):
 Block = QueryBlock | ScatteredBlock
 
 
-def cut_scattered(places_cq: Tensor, keys: int) -> list[ScatteredBlock]:
+def cut_scattered(positions_cq: Tensor, keys: int) -> list[ScatteredBlock]:
     """Cut sequences whose queries are at any places into blocks."""
-    blocks, key_places = [], torch.arange(keys)
-    for first in range(0, places_cq.shape[1] if keys else 0, ROWS):
-        places_cr = places_cq[:, first : first + ROWS].long()
-        farthest, nearest = int(places_cr.max()), int(places_cr.min()) + 1 - keys
+    blocks, key_positions = [], torch.arange(keys)
+    for first in range(0, positions_cq.shape[1] if keys else 0, ROWS):
+        positions_cr = positions_cq[:, first : first + ROWS].long()
+        farthest, nearest = int(positions_cr.max()), int(positions_cr.min()) + 1 - keys
         pitch = -(-(farthest - nearest + 1) // ALIGNED) * ALIGNED
-        rows = places_cr.shape[1]
-        cells_crk = farthest - places_cr[..., None] + key_places
+        rows = positions_cr.shape[1]
+        cells_crk = farthest - positions_cr[..., None] + key_positions
         blocks.append(
             ScatteredBlock(slice(first, first + rows), slice(0, keys), rows, keys, farthest, pitch, cells_crk)
         )
@@ -126,11 +126,11 @@ def cut_blocks(queries: int, keys: int, shift: int, left: int, right: int) -> li
     blind = max(0, -shift - right) if right >= 0 else 0
     for first in range(blind, queries if keys else 0, ROWS):
         last = min(first + ROWS, queries)
-        place = first + shift
-        low = max(0, place - left) if left >= 0 else 0
+        position = first + shift
+        low = max(0, position - left) if left >= 0 else 0
         high = min(keys, last + shift + right) if right >= 0 else keys
-        reach = place + right - low if right >= 0 else high
-        hidden = place - left - low if left >= 0 else first - last
+        reach = position + right - low if right >= 0 else high
+        hidden = position - left - low if left >= 0 else first - last
         cut = (slice(first, last), slice(low, high), last - first, high - low)
         blocks.append(QueryBlock(*cut, last - 1 + shift - low, reach, hidden))
     return blocks
@@ -150,7 +150,7 @@ class DistanceRows(NamedTuple):
 
     rows_nxd: Tensor
     farthest: int
-    given: slice  # of r, in its own order
+    source: slice  # of r, in its own order
     own: slice  # the same distances here
 
     @classmethod
@@ -159,10 +159,10 @@ class DistanceRows(NamedTuple):
         top = max(block.farthest for block in blocks)
         bottom = min(block.farthest - block.pitch + 1 for block in blocks)
         low, high = max(bottom, lowest), min(top, lowest + len(r_xnd) - 1)
-        given, own = slice(low - lowest, high - lowest + 1), slice(top - high, top - low + 1)
+        source, own = slice(low - lowest, high - lowest + 1), slice(top - high, top - low + 1)
         rows_nxd = r_xnd.new_zeros(r_xnd.shape[1], top - bottom + 1, r_xnd.shape[2])
-        rows_nxd[:, own] = r_xnd[given].flip(0).transpose(0, 1)
-        return cls(rows_nxd, top, given, own)
+        rows_nxd[:, own] = r_xnd[source].flip(0).transpose(0, 1)
+        return cls(rows_nxd, top, source, own)
 
     def rows_of(self, block: Block) -> slice:
         """Return the rows for the distances of a block."""

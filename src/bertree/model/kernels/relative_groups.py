@@ -33,7 +33,7 @@ class Group(NamedTuple):
     """Where the queries of a group are, what they see, and their scores by segment."""
 
     shift: int  # place of the first query, if they are at consecutive places
-    places_cq: Tensor | None  # of scattered queries
+    positions_cq: Tensor | None  # of scattered queries
     ranks: GroupRanks | None
     segments: GroupSegments | None
     lowest: int
@@ -41,8 +41,8 @@ class Group(NamedTuple):
 
     def cut(self, queries: int, keys: int) -> list[Block]:
         """Cut the group into blocks."""
-        if self.places_cq is not None:
-            return [*cut_scattered(self.places_cq, keys)]
+        if self.positions_cq is not None:
+            return [*cut_scattered(self.positions_cq, keys)]
         return [*cut_blocks(queries, keys, self.shift, *((-1, -1) if self.ranks else self.band))]
 
     def rules(self, block: Block) -> "BlockRules":
@@ -55,7 +55,7 @@ class Group(NamedTuple):
 
     def _hidden(self, block: Block) -> Tensor | None:
         """Return where queries of a block do not see a key (c x r x k); None: the block knows it."""
-        if self.ranks is None and self.places_cq is None:
+        if self.ranks is None and self.positions_cq is None:
             return None
         hidden = None
         if self.ranks is not None:
@@ -63,12 +63,12 @@ class Group(NamedTuple):
         if self.band == (-1, -1):
             return hidden
         keys = torch.arange(block.keys.start, block.keys.stop)
-        places = torch.arange(block.queries.start, block.queries.stop)[None] + self.shift
-        if self.places_cq is not None:
-            places = self.places_cq[:, block.queries].long()
-        everything = len(keys) + int(places.max()) + 1
+        positions = torch.arange(block.queries.start, block.queries.stop)[None] + self.shift
+        if self.positions_cq is not None:
+            positions = self.positions_cq[:, block.queries].long()
+        everything = len(keys) + int(positions.max()) + 1
         window = Window(*(everything if side < 0 else side for side in self.band))
-        beyond = ~window.sees(places, keys)
+        beyond = ~window.sees(positions, keys)
         return beyond if hidden is None else hidden | beyond
 
 
@@ -209,7 +209,7 @@ def backward(
     to.k.copy_(dk)
     to.v.copy_(dv)
     if blocks:
-        to.r_xnd[distances.given] += dr_nxd[:, distances.own].transpose(0, 1).flip(0)
+        to.r_xnd[distances.source] += dr_nxd[:, distances.own].transpose(0, 1).flip(0)
 
 
 def _wider(x: Tensor, last: Tensor | float) -> Tensor:

@@ -98,10 +98,10 @@ def choose(case: Case) -> Kernel:
 
 def refusals(case: Case) -> dict[str, str]:
     """Return the kernels that are preferred to the one chosen, and why each cannot take the call."""
-    found = {}
+    reasons = {}
     for kernel in KERNELS:
         reason = kernel.supports.refusal(case)
         if not reason:
             break
-        found[kernel.name] = reason
-    return found
+        reasons[kernel.name] = reason
+    return reasons

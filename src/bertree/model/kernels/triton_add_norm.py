@@ -132,15 +132,15 @@ if triton is not None:
         rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
         columns = tl.arange(0, 128)
         live = (rows < count)[:, None]
-        place = rows.to(tl.int64)[:, None] * WIDTH + columns[None, :]
+        offset = rows.to(tl.int64)[:, None] * WIDTH + columns[None, :]
         words = tl.randint4x(tl.load(seed), rows[:, None] * 128 + columns[None, :], 7)
         total = tl.zeros((ROWS, 128), tl.float32)
         sums = ()
         for i in tl.static_range(parts):
-            change = tl.load(f + place + i * 128, mask=live, other=0.0).to(tl.float32)
+            change = tl.load(f + offset + i * 128, mask=live, other=0.0).to(tl.float32)
             if BIASED:
                 change += _row(bias + i * 128, columns, ROWS)
-            s = tl.load(x + place + i * 128, mask=live, other=0.0).to(tl.float32)
+            s = tl.load(x + offset + i * 128, mask=live, other=0.0).to(tl.float32)
             s += change * _factors(words, i, DROPPED)
             total += s
             sums = sums + (s,)  # type: ignore[assignment]  # noqa: RUF005
@@ -154,7 +154,7 @@ if triton is not None:
             normed = (sums[i] - mean[:, None]) * scale[:, None]
             w = _row(weight + i * 128, columns, ROWS)
             b = _row(norm_bias + i * 128, columns, ROWS)
-            tl.store(out + place + i * 128, normed * w + b, mask=live)
+            tl.store(out + offset + i * 128, normed * w + b, mask=live)
         tl.store(stats + rows, mean, mask=rows < count)
         tl.store(stats + count + rows, scale, mask=rows < count)
 
@@ -176,20 +176,20 @@ if triton is not None:
             rows = first + tl.arange(0, ROWS)
             first += tl.num_programs(0) * ROWS
             live = (rows < count)[:, None]
-            place = rows.to(tl.int64)[:, None] * WIDTH + columns[None, :]
+            offset = rows.to(tl.int64)[:, None] * WIDTH + columns[None, :]
             mean = tl.load(stats + rows, mask=rows < count, other=0.0)[:, None]
             scale = tl.load(stats + count + rows, mask=rows < count, other=0.0)[:, None]
             words = tl.randint4x(key, rows[:, None] * 128 + columns[None, :], 7)
             by_normed, by_one = zero, zero
-            normed, given, new_weight, new_norm_bias = (), (), (), ()
+            normed, rest, new_weight, new_norm_bias = (), (), (), ()
             for i in tl.static_range(parts):
-                g = tl.load(grad + place + i * 128, mask=live, other=0.0).to(tl.float32)
+                g = tl.load(grad + offset + i * 128, mask=live, other=0.0).to(tl.float32)
                 if TWICE:
-                    g += tl.load(grad_way + place + i * 128, mask=live, other=0.0).to(tl.float32)
-                change = tl.load(f + place + i * 128, mask=live, other=0.0).to(tl.float32)
+                    g += tl.load(grad_way + offset + i * 128, mask=live, other=0.0).to(tl.float32)
+                change = tl.load(f + offset + i * 128, mask=live, other=0.0).to(tl.float32)
                 if BIASED:
                     change += _row(bias + i * 128, columns, ROWS)
-                s = tl.load(x + place + i * 128, mask=live, other=0.0).to(tl.float32)
+                s = tl.load(x + offset + i * 128, mask=live, other=0.0).to(tl.float32)
                 s += change * _factors(words, i, DROPPED)
                 n = (s - mean) * scale
                 new_weight = new_weight + (d_weight[i] + g * n,)  # type: ignore[assignment]  # noqa: RUF005
@@ -198,16 +198,16 @@ if triton is not None:
                 by_normed += g * n
                 by_one += g
                 normed = normed + (n,)  # type: ignore[assignment]  # noqa: RUF005
-                given = given + (g,)  # type: ignore[assignment]  # noqa: RUF005
+                rest = rest + (g,)  # type: ignore[assignment]  # noqa: RUF005
             d_weight, d_norm_bias = new_weight, new_norm_bias
             by_normed = (tl.sum(by_normed, 1) / WIDTH)[:, None]
             by_one = (tl.sum(by_one, 1) / WIDTH)[:, None]
             new_bias = ()
             for i in tl.static_range(parts):
-                d_s = (given[i] - by_one - normed[i] * by_normed) * scale  # 0 beyond the last row, as scale is
-                tl.store(d_x + place + i * 128, d_s, mask=live)
+                d_s = (rest[i] - by_one - normed[i] * by_normed) * scale  # 0 beyond the last row, as scale is
+                tl.store(d_x + offset + i * 128, d_s, mask=live)
                 d_s *= _factors(words, i, DROPPED)
-                tl.store(d_f + place + i * 128, d_s, mask=live)
+                tl.store(d_f + offset + i * 128, d_s, mask=live)
                 new_bias = new_bias + (d_bias[i] + d_s,)  # type: ignore[assignment]  # noqa: RUF005
             d_bias = new_bias
         at = sums + tl.program_id(0) * (3 * WIDTH) + columns
@@ -245,8 +245,8 @@ def _add_norm(
         stats = torch.stack([mean_t[:, 0], scale_t[:, 0]])
         return out_th.to(x_th.dtype), torch.zeros_like(x_th), stats
     out_th = torch.empty_like(x_th)
-    given = (x_th, f_th, bias_h, weight_h, norm_bias_h, seed, out_th, stats, tokens, eps, width)
-    _forward[(triton.cdiv(tokens, FORWARD_ROWS),)](*given, bias_h is not None, dropped, FORWARD_ROWS)
+    arguments = (x_th, f_th, bias_h, weight_h, norm_bias_h, seed, out_th, stats, tokens, eps, width)
+    _forward[(triton.cdiv(tokens, FORWARD_ROWS),)](*arguments, bias_h is not None, dropped, FORWARD_ROWS)
     return out_th, torch.empty_like(x_th), stats
 
 
@@ -276,21 +276,21 @@ def _add_norm_backward(
     d_x_th, d_f_th = torch.empty_like(x_th), torch.empty_like(f_th)
     programs = min(_programs(x_th.device), triton.cdiv(tokens, BACKWARD_ROWS))
     sums = x_th.new_empty(programs, 3, width, dtype=torch.float32)
-    given = (grad_th, grad_way_th, x_th, f_th, bias_h, weight_h, seed, stats, d_x_th, d_f_th, sums, tokens, width)
+    arguments = (grad_th, grad_way_th, x_th, f_th, bias_h, weight_h, seed, stats, d_x_th, d_f_th, sums, tokens, width)
     _backward[(programs,)](
-        *given, bias_h is not None, grad_way_th is not None, dropped, BACKWARD_ROWS, maxnreg=REGISTERS
+        *arguments, bias_h is not None, grad_way_th is not None, dropped, BACKWARD_ROWS, maxnreg=REGISTERS
     )
     return d_x_th, d_f_th, sums.sum(0)
 
 
 @_add_norm.register_fake
-def _(x_th: Tensor, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _(x_th: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
     stats = x_th.new_empty(2, len(x_th), dtype=torch.promote_types(x_th.dtype, torch.float32))
     return torch.empty_like(x_th), torch.empty_like(x_th), stats
 
 
 @_add_norm_backward.register_fake
-def _(grad_th: Tensor, way_th: Tensor | None, x_th: Tensor, f_th: Tensor, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _(grad_th: Tensor, way_th: Tensor | None, x_th: Tensor, f_th: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
     dtype = torch.promote_types(x_th.dtype, torch.float32)
     return torch.empty_like(x_th), torch.empty_like(f_th), x_th.new_empty(3, x_th.shape[1], dtype=dtype)
 

@@ -73,11 +73,11 @@ if triton is not None:
         mixed = tl.zeros([STAYS, WIDTH], tl.float32)
         for start in range(0, length, WALKS):
             keys = start + tl.arange(0, WALKS)
-            there = keys < length
+            valid = keys < length
             at = qkv + (first + keys)[:, None] * stride + columns[None, :]
-            k = tl.load(at + HEADS * WIDTH, mask=there[:, None], other=0.0)
-            v = tl.load(at + 2 * HEADS * WIDTH, mask=there[:, None], other=0.0)
-            s = tl.where(there[None, :], tl.dot(q, tl.trans(k)) * scale, float("-inf"))
+            k = tl.load(at + HEADS * WIDTH, mask=valid[:, None], other=0.0)
+            v = tl.load(at + 2 * HEADS * WIDTH, mask=valid[:, None], other=0.0)
+            s = tl.where(valid[None, :], tl.dot(q, tl.trans(k)) * scale, float("-inf"))
             higher = tl.maximum(high, tl.max(s, 1))
             p = tl.exp2(s - higher[:, None])
             shrink = tl.exp2(high - higher)
@@ -117,9 +117,9 @@ if triton is not None:
         rows = begin + tl.arange(0, STAYS)
         live = rows < length
         stride: tl.constexpr = 3 * HEADS * WIDTH
-        place = (first + rows)[:, None] * stride + columns[None, :]
+        offset = (first + rows)[:, None] * stride + columns[None, :]
         plain = (first + rows)[:, None] * (HEADS * WIDTH) + columns[None, :]
-        q = tl.load(qkv + place, mask=live[:, None], other=0.0)
+        q = tl.load(qkv + offset, mask=live[:, None], other=0.0)
         do = tl.load(grad + plain, mask=live[:, None], other=0.0)
         o = tl.load(out + plain, mask=live[:, None], other=0.0)
         delta = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
@@ -128,14 +128,14 @@ if triton is not None:
         dq = tl.zeros([STAYS, WIDTH], tl.float32)
         for start in range(0, length, WALKS):
             keys = start + tl.arange(0, WALKS)
-            there = keys < length
+            valid = keys < length
             at = qkv + (first + keys)[:, None] * stride + columns[None, :]
-            k = tl.load(at + HEADS * WIDTH, mask=there[:, None], other=0.0)
-            v = tl.load(at + 2 * HEADS * WIDTH, mask=there[:, None], other=0.0)
+            k = tl.load(at + HEADS * WIDTH, mask=valid[:, None], other=0.0)
+            v = tl.load(at + 2 * HEADS * WIDTH, mask=valid[:, None], other=0.0)
             p = tl.exp2(tl.dot(q, tl.trans(k)) * scale - norm[:, None])
             ds = p * (tl.dot(do, tl.trans(v)) - delta[:, None])
-            dq += tl.dot(tl.where(there[None, :], ds, 0.0).to(k.dtype), k)
-        tl.store(to + place, (dq * natural).to(q.dtype), mask=live[:, None])
+            dq += tl.dot(tl.where(valid[None, :], ds, 0.0).to(k.dtype), k)
+        tl.store(to + offset, (dq * natural).to(q.dtype), mask=live[:, None])
 
     @triton.jit  # type: ignore[untyped-decorator]
     def _keys(  # type: ignore[no-untyped-def]
@@ -164,25 +164,25 @@ if triton is not None:
         rows = begin + tl.arange(0, STAYS)
         live = rows < length
         stride: tl.constexpr = 3 * HEADS * WIDTH
-        place = (first + rows)[:, None] * stride + columns[None, :]
-        k = tl.load(qkv + place + HEADS * WIDTH, mask=live[:, None], other=0.0)
-        v = tl.load(qkv + place + 2 * HEADS * WIDTH, mask=live[:, None], other=0.0)
+        offset = (first + rows)[:, None] * stride + columns[None, :]
+        k = tl.load(qkv + offset + HEADS * WIDTH, mask=live[:, None], other=0.0)
+        v = tl.load(qkv + offset + 2 * HEADS * WIDTH, mask=live[:, None], other=0.0)
         dk = tl.zeros([STAYS, WIDTH], tl.float32)
         dv = tl.zeros([STAYS, WIDTH], tl.float32)
         for start in range(0, length, WALKS):
             queries = start + tl.arange(0, WALKS)
-            there = queries < length
-            q = tl.load(qkv + (first + queries)[:, None] * stride + columns[None, :], mask=there[:, None], other=0.0)
+            valid = queries < length
+            q = tl.load(qkv + (first + queries)[:, None] * stride + columns[None, :], mask=valid[:, None], other=0.0)
             at = grad + (first + queries)[:, None] * (HEADS * WIDTH) + columns[None, :]
-            do = tl.load(at, mask=there[:, None], other=0.0)
-            norm = tl.load(sums + head * tokens + first + queries, mask=there, other=float("inf"))
-            delta = tl.load(deltas + head * tokens + first + queries, mask=there, other=0.0)
+            do = tl.load(at, mask=valid[:, None], other=0.0)
+            norm = tl.load(sums + head * tokens + first + queries, mask=valid, other=float("inf"))
+            delta = tl.load(deltas + head * tokens + first + queries, mask=valid, other=0.0)
             p = tl.exp2(tl.dot(k, tl.trans(q)) * scale - norm[None, :])
             dv += tl.dot(p.to(do.dtype), do)
             ds = p * (tl.dot(v, tl.trans(do)) - delta[None, :])
             dk += tl.dot(ds.to(q.dtype), q)
-        tl.store(to + place + HEADS * WIDTH, (dk * natural).to(k.dtype), mask=live[:, None])
-        tl.store(to + place + 2 * HEADS * WIDTH, dv.to(k.dtype), mask=live[:, None])
+        tl.store(to + offset + HEADS * WIDTH, (dk * natural).to(k.dtype), mask=live[:, None])
+        tl.store(to + offset + 2 * HEADS * WIDTH, dv.to(k.dtype), mask=live[:, None])
 
 
 def _grid(cu_seqlens: Tensor, longest: int, stays: int, heads: int) -> tuple[int, int, int]:

@@ -78,13 +78,13 @@ if triton is not None:
         row = tl.program_id(0).to(tl.int64)
         columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
         live = columns < INNER
-        place = row * (2 * INNER) + columns
-        a = tl.load(both + place, mask=live).to(tl.float32)
-        gate = tl.load(both + place + INNER, mask=live).to(tl.float32)
-        given = tl.load(grad + row * INNER + columns, mask=live).to(tl.float32)
+        offset = row * (2 * INNER) + columns
+        a = tl.load(both + offset, mask=live).to(tl.float32)
+        gate = tl.load(both + offset + INNER, mask=live).to(tl.float32)
+        incoming = tl.load(grad + row * INNER + columns, mask=live).to(tl.float32)
         value, slope = _activated(a, GELU)
-        tl.store(out + place, given * gate * slope, mask=live)
-        tl.store(out + place + INNER, given * value, mask=live)
+        tl.store(out + offset, incoming * gate * slope, mask=live)
+        tl.store(out + offset + INNER, incoming * value, mask=live)
 
 
 @custom_op("bertree::gated", mutates_args=())

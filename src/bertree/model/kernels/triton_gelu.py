@@ -76,12 +76,12 @@ if triton is not None:
         for turn in range(TURNS):
             rows = (tl.program_id(0) * TURNS + turn) * ROWS + tl.arange(0, ROWS)
             live = (rows < count)[:, None] & (columns < WIDTH)[None, :]
-            place = rows.to(tl.int64)[:, None] * WIDTH + columns[None, :]
-            a = tl.load(x + place, mask=live, other=0.0).to(tl.float32)
+            offset = rows.to(tl.int64)[:, None] * WIDTH + columns[None, :]
+            a = tl.load(x + offset, mask=live, other=0.0).to(tl.float32)
             if BIASED:
                 a += added
             below, _ = normal(a)
-            tl.store(out + place, a * below, mask=live)
+            tl.store(out + offset, a * below, mask=live)
 
     @triton.jit  # type: ignore[untyped-decorator]
     def _gradients(  # type: ignore[no-untyped-def]
@@ -95,14 +95,14 @@ if triton is not None:
         for turn in range(TURNS):
             rows = (tl.program_id(0) * TURNS + turn) * ROWS + tl.arange(0, ROWS)
             live = (rows < count)[:, None] & (columns < WIDTH)[None, :]
-            place = rows.to(tl.int64)[:, None] * WIDTH + columns[None, :]
-            given = tl.load(grad + place, mask=live, other=0.0).to(tl.float32)
-            a = tl.load(x + place, mask=live, other=0.0).to(tl.float32)
+            offset = rows.to(tl.int64)[:, None] * WIDTH + columns[None, :]
+            incoming = tl.load(grad + offset, mask=live, other=0.0).to(tl.float32)
+            a = tl.load(x + offset, mask=live, other=0.0).to(tl.float32)
             if BIASED:
                 a += added
             below, density = normal(a)
-            change = given * (below + a * density)
-            tl.store(out + place, change, mask=live)
+            change = incoming * (below + a * density)
+            tl.store(out + offset, change, mask=live)
             if BIASED:
                 total += change
         if BIASED:

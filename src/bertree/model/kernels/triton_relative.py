@@ -36,14 +36,14 @@ def attend(
     qu_tnd, qv_tnd, r_xnd = relative.add_to(q_tnd)
     if not _same_rows(k_tnd, v_tnd):
         k_tnd, v_tnd = k_tnd.contiguous(), v_tnd.contiguous()
-    given = (qu_tnd.contiguous(), qv_tnd.contiguous(), k_tnd, v_tnd, r_xnd.contiguous())
+    tensors = (qu_tnd.contiguous(), qv_tnd.contiguous(), k_tnd, v_tnd, r_xnd.contiguous())
     apart, of_t, of_k = relative.segments or (None, None, None)
     apart = None if apart is None else apart.contiguous()
     bounds, ranks = layout.ranks or (None, None)
-    places = layout.places if layout.starts is None else None
-    order = (layout.starts, places, bounds, ranks, of_t, of_k)
+    positions = layout.positions if layout.starts is None else None
+    order = (layout.starts, positions, bounds, ranks, of_t, of_k)
     sizes = (layout.separate_keys, layout.max_q, layout.max_k, relative.lowest, *layout.mask.band)
-    mixed_tnd: Tensor = _attend(*given, apart, layout.cu_q, layout.cu_k, *order, *sizes)[0]
+    mixed_tnd: Tensor = _attend(*tensors, apart, layout.cu_q, layout.cu_k, *order, *sizes)[0]
     return mixed_tnd
 
 
@@ -57,8 +57,8 @@ def _constants(
     heads: int, width: int, band: tuple[int, int], order: tuple[Ints, ...], longest: int, tuned: tuple[int, ...]
 ) -> dict[str, Any]:
     rows, keys, warps, stages = tuned
-    starts, places, bounds, _, segments, _ = order
-    if places is not None:  # elsewhere blocks are square
+    starts, positions, bounds, _, segments, _ = order
+    if positions is not None:  # elsewhere blocks are square
         rows = min(rows, max(16, 1 << (longest - 1).bit_length()))
     return {
         "HEADS": heads,
@@ -69,7 +69,7 @@ def _constants(
         "LEFT": band[0],
         "RIGHT": band[1],
         "STARTED": starts is not None,
-        "PLACED": places is not None,
+        "PLACED": positions is not None,
         "RANKED": bounds is not None,
         "SEGMENTS": segments is not None,
         "num_warps": warps,
@@ -143,7 +143,7 @@ def _attend(
     cu_q: Tensor,
     cu_k: Tensor,
     starts: Tensor | None,
-    places: Tensor | None,
+    positions: Tensor | None,
     bounds: Tensor | None,
     ranks: Tensor | None,
     segments: Tensor | None,
@@ -158,9 +158,9 @@ def _attend(
     tokens, heads, width = qu_tnd.shape
     out_tnd = torch.empty_like(qu_tnd)
     sums_nt = torch.empty(heads, tokens, dtype=torch.float32, device=qu_tnd.device)
-    order = (starts, places, bounds, ranks, segments, segments_k)
+    order = (starts, positions, bounds, ranks, segments, segments_k)
     constants = _constants(heads, width, (left, right), order, longest_q, FORWARD)
-    tables = Tables(qv_tnd, r_xnd) if places is not None else None
+    tables = Tables(qv_tnd, r_xnd) if positions is not None else None
     for some in tables.parts() if tables is not None else (slice(0, heads),):
         part = some.stop - some.start
         products = tables.products(some) if tables is not None else qv_tnd  # not read
@@ -188,7 +188,7 @@ def _attend_backward(
     cu_q: Tensor,
     cu_k: Tensor,
     starts: Tensor | None,
-    places: Tensor | None,
+    positions: Tensor | None,
     bounds: Tensor | None,
     ranks: Tensor | None,
     segments: Tensor | None,
@@ -207,7 +207,7 @@ def _attend_backward(
     dk, dv = new(k_und.shape), new(k_und.shape)
     dr = torch.empty_like(r_xnd)
     d_apart = qu_tnd.new_empty((tokens, heads) if apart_tn is not None else (0,), dtype=torch.float32)
-    order = (starts, places, bounds, ranks, segments, segments_k)
+    order = (starts, positions, bounds, ranks, segments, segments_k)
     shape = (heads, width, (left, right), order, longest_q)
     by_query, by_key = _constants(*shape, QUERIES), _constants(*shape, KEYS)
     by_key["RANKED"] = by_key["RANKED"] and by_key["PLACED"]  # elsewhere weights say what is seen
@@ -215,7 +215,7 @@ def _attend_backward(
     key_blocks = -(-(longest_k + RESIDUES - 1) // by_key["KEYS"])
     tables = Tables(qv_tnd, r_xnd)
     for some in tables.parts():
-        part, products = some.stop - some.start, tables.products(some) if places is not None else qv_tnd
+        part, products = some.stop - some.start, tables.products(some) if positions is not None else qv_tnd
         weights = tables.empty(some)
         changes, sizes = torch.zeros_like(weights), tables.sizes(some, lowest)
         jit.query_gradients[(sequences, query_blocks, part)](
@@ -235,14 +235,14 @@ def _attend_backward(
 
 
 @_attend.register_fake
-def _(qu_tnd: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
+def _(qu_tnd: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     tokens, heads, _ = qu_tnd.shape
     return torch.empty_like(qu_tnd), qu_tnd.new_empty(heads, tokens, dtype=torch.float32)
 
 
 @_attend_backward.register_fake
-def _(grad_tnd: Tensor, *given: Any) -> tuple[Tensor, ...]:
-    *tensors, apart_tn = given[:6]
+def _(grad_tnd: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    *tensors, apart_tn = rest[:6]
     d_apart = grad_tnd.new_empty(0, dtype=torch.float32) if apart_tn is None else apart_tn.new_empty(apart_tn.shape)
     return (*(x.new_empty(x.shape) for x in tensors), d_apart)
 

@@ -47,21 +47,21 @@ if triton is not None:
         """Where the queries and the keys of a sequence start, how many there are, and the first query's place."""
         first, first_k = tl.load(cu_q + sequence), tl.load(cu_k + sequence)
         count, count_k = tl.load(cu_q + sequence + 1) - first, tl.load(cu_k + sequence + 1) - first_k
-        place = count_k - count
+        position = count_k - count
         if STARTED:
-            place = tl.load(starts + sequence)
-        return first, count, first_k, count_k, place
+            position = tl.load(starts + sequence)
+        return first, count, first_k, count_k, position
 
     @triton.jit  # type: ignore[untyped-decorator]
     def _range(  # type: ignore[no-untyped-def]
-        place, count, size, B: tl.constexpr, BEFORE: tl.constexpr, AFTER: tl.constexpr
+        position, count, size, B: tl.constexpr, BEFORE: tl.constexpr, AFTER: tl.constexpr
     ):
         """First block and end of what `size` places see, or are seen from, among `count`: BEFORE and AFTER them."""
-        low, stop = place * 0, count
+        low, stop = position * 0, count
         if BEFORE >= 0:
-            low = tl.maximum(place - BEFORE, 0) // B * B
+            low = tl.maximum(position - BEFORE, 0) // B * B
         if AFTER >= 0:
-            stop = tl.minimum(count, place + size + AFTER)
+            stop = tl.minimum(count, position + size + AFTER)
         return low, stop
 
     @triton.jit  # type: ignore[untyped-decorator]
@@ -83,41 +83,41 @@ if triton is not None:
 
     @triton.jit  # type: ignore[untyped-decorator]
     def _columns(  # type: ignore[no-untyped-def]
-        row, place, start, padded, pitch, farthest, live, seen, head, PART: tl.constexpr, KEYS: tl.constexpr,
+        row, position, start, padded, pitch, farthest, live, seen, head, PART: tl.constexpr, KEYS: tl.constexpr,
         PLACED: tl.constexpr,
     ):  # fmt: skip
         """Where a block's queries and keys are in a table, and which of them: whole groups of 8 columns."""
         begin = ((row % 8 * PART + head).to(tl.int64) * (padded // 8) + row // 8) * pitch
-        first = farthest + 8 + row % 8 - place + start
+        first = farthest + 8 + row % 8 - position + start
         keys = tl.arange(0, KEYS)[None, :]
         if PLACED:
             return begin[:, None] + first[:, None] + keys, seen
         column = tl.multiple_of(first, 8)[:, None] + keys
         group = (column + 1024) // 8  # blocks may reach beyond the columns of a row, to both sides
-        there = live[:, None] & (group >= 128) & (group < 128 + pitch // 8)
-        return tl.multiple_of(begin, 8)[:, None] + column, there
+        valid = live[:, None] & (group >= 128) & (group < 128 + pitch // 8)
+        return tl.multiple_of(begin, 8)[:, None] + column, valid
 
     @triton.jit  # type: ignore[untyped-decorator]
     def _queries(  # type: ignore[no-untyped-def]
-        places, bounds, segments, apart, first, rows, count, shift, head, HEADS: tl.constexpr, PLACED: tl.constexpr,
+        positions, bounds, segments, apart, first, rows, count, shift, head, HEADS: tl.constexpr, PLACED: tl.constexpr,
         RANKED: tl.constexpr, SEGMENTS: tl.constexpr,
     ):  # fmt: skip
         """What a block of queries is compared by: their places, bounds, segments and scores of other segments."""
         live = rows < count
-        place, bound, segment, other = rows + shift, rows, rows, rows * 0.0
+        position, bound, segment, other = rows + shift, rows, rows, rows * 0.0
         if PLACED:
-            place = tl.load(places + first + rows, mask=live, other=0)
+            position = tl.load(positions + first + rows, mask=live, other=0)
         if RANKED:
             bound = tl.load(bounds + first + rows, mask=live, other=-(1 << 30))
         if SEGMENTS:
             segment = tl.load(segments + first + rows, mask=live, other=0)
             at = (first + rows).to(tl.int64) * HEADS + head
             other = tl.load(apart + at, mask=live, other=0.0).to(tl.float32)
-        return place, bound, segment, other
+        return position, bound, segment, other
 
     @triton.jit  # type: ignore[untyped-decorator]
     def _seen(  # type: ignore[no-untyped-def]
-        place, bound, ranks, first_k, rows, keys, count, count_k, LEFT: tl.constexpr, RIGHT: tl.constexpr,
+        position, bound, ranks, first_k, rows, keys, count, count_k, LEFT: tl.constexpr, RIGHT: tl.constexpr,
         RANKED: tl.constexpr,
     ):  # fmt: skip
         """Whether each query of a block sees each key of another."""
@@ -127,7 +127,7 @@ if triton is not None:
             seen = rank[None, :] < bound[:, None]
         else:
             seen = (rows < count)[:, None] & live[None, :]
-        distance = place[:, None] - keys[None, :]
+        distance = position[:, None] - keys[None, :]
         if LEFT >= 0:
             seen = seen & (distance <= LEFT)
         if RIGHT >= 0:
@@ -142,7 +142,7 @@ if triton is not None:
 
     @triton.jit  # type: ignore[untyped-decorator]
     def forward(  # type: ignore[no-untyped-def]
-        qu_, qv_, k_, v_, r_, products, out, sums, cu_q, cu_k, starts, places, bounds, ranks, segments, segments_k,
+        qu_, qv_, k_, v_, r_, products, out, sums, cu_q, cu_k, starts, positions, bounds, ranks, segments, segments_k,
         apart, tokens, padded, pitch, distances, farthest, head0, stride_k, scale, HEADS: tl.constexpr,
         PART: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
         LEFT: tl.constexpr, RIGHT: tl.constexpr, PLACED: tl.constexpr, RANKED: tl.constexpr, SEGMENTS: tl.constexpr,
@@ -155,8 +155,8 @@ if triton is not None:
         if begin >= count:
             return
         rows = begin + tl.arange(0, ROWS)
-        place, bound, segment, other = _queries(
-            places, bounds, segments, apart, first, rows, count, shift, head, HEADS, PLACED, RANKED, SEGMENTS
+        position, bound, segment, other = _queries(
+            positions, bounds, segments, apart, first, rows, count, shift, head, HEADS, PLACED, RANKED, SEGMENTS
         )
         qu = _rows(qu_, first, rows, count, HEADS * WIDTH, head, WIDTH, PADDED)
         high = tl.full([ROWS], float("-inf"), tl.float32)
@@ -171,14 +171,14 @@ if triton is not None:
             keys = start + tl.arange(0, KEYS)
             k = _rows(k_, first_k, keys, count_k, stride_k, head, WIDTH, PADDED)
             v = _rows(v_, first_k, keys, count_k, stride_k, head, WIDTH, PADDED)
-            seen = _seen(place, bound, ranks, first_k, rows, keys, count, count_k, LEFT, RIGHT, RANKED)
+            seen = _seen(position, bound, ranks, first_k, rows, keys, count, count_k, LEFT, RIGHT, RANKED)
             s = tl.dot(qu, tl.trans(k))
             if PLACED:
-                at, there = _columns(
-                    first + rows, place, start, padded, pitch, farthest, rows < count, seen, tl.program_id(2), PART,
+                at, valid = _columns(
+                    first + rows, position, start, padded, pitch, farthest, rows < count, seen, tl.program_id(2), PART,
                     KEYS, PLACED,
                 )  # fmt: skip
-                s += tl.load(products + at, mask=there, other=0.0).to(tl.float32)
+                s += tl.load(products + at, mask=valid, other=0.0).to(tl.float32)
             else:
                 row = _rows(r_, 0, row_r - start - KEYS, distances, HEADS * WIDTH, head, WIDTH, PADDED)
                 near = tl.dot(qv, tl.trans(row))
@@ -201,11 +201,11 @@ if triton is not None:
 
     @triton.jit  # type: ignore[untyped-decorator]
     def query_gradients(  # type: ignore[no-untyped-def]
-        grad, qu_, qv_, k_, v_, r_, products, out, sums, to_qu, changes, weights, to_apart, cu_q, cu_k, starts, places,
-        bounds, ranks, segments, segments_k, apart, tokens, padded, pitch, distances, farthest, head0, stride_k, scale,
-        natural, HEADS: tl.constexpr, PART: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr,
-        KEYS: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, PLACED: tl.constexpr, RANKED: tl.constexpr,
-        SEGMENTS: tl.constexpr, STARTED: tl.constexpr,
+        grad, qu_, qv_, k_, v_, r_, products, out, sums, to_qu, changes, weights, to_apart, cu_q, cu_k, starts,
+        positions, bounds, ranks, segments, segments_k, apart, tokens, padded, pitch, distances, farthest, head0,
+        stride_k, scale, natural, HEADS: tl.constexpr, PART: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
+        ROWS: tl.constexpr, KEYS: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, PLACED: tl.constexpr,
+        RANKED: tl.constexpr, SEGMENTS: tl.constexpr, STARTED: tl.constexpr,
     ):  # fmt: skip
         """Gradients of a block of queries; tables of the weights of their keys, and of the gradients of the scores."""
         head = head0 + tl.program_id(2)
@@ -214,8 +214,8 @@ if triton is not None:
         if begin >= count:
             return
         rows = begin + tl.arange(0, ROWS)
-        place, bound, segment, other = _queries(
-            places, bounds, segments, apart, first, rows, count, shift, head, HEADS, PLACED, RANKED, SEGMENTS
+        position, bound, segment, other = _queries(
+            positions, bounds, segments, apart, first, rows, count, shift, head, HEADS, PLACED, RANKED, SEGMENTS
         )
         lead = _lead(first, shift, farthest, PLACED)
         qu = _rows(qu_, first, rows, count, HEADS * WIDTH, head, WIDTH, PADDED)
@@ -235,14 +235,14 @@ if triton is not None:
             keys = start + tl.arange(0, KEYS)
             k = _rows(k_, first_k, keys, count_k, stride_k, head, WIDTH, PADDED)
             v = _rows(v_, first_k, keys, count_k, stride_k, head, WIDTH, PADDED)
-            seen = _seen(place, bound, ranks, first_k, rows, keys, count, count_k, LEFT, RIGHT, RANKED)
-            at, there = _columns(
-                first + rows, place, start, padded, pitch, farthest, rows < count, seen, tl.program_id(2), PART,
+            seen = _seen(position, bound, ranks, first_k, rows, keys, count, count_k, LEFT, RIGHT, RANKED)
+            at, valid = _columns(
+                first + rows, position, start, padded, pitch, farthest, rows < count, seen, tl.program_id(2), PART,
                 KEYS, PLACED,
             )  # fmt: skip
             s = tl.dot(qu, tl.trans(k))
             if PLACED:
-                s += tl.load(products + at, mask=there, other=0.0).to(tl.float32)
+                s += tl.load(products + at, mask=valid, other=0.0).to(tl.float32)
             else:
                 row = _rows(r_, 0, row_r - start - KEYS, distances, HEADS * WIDTH, head, WIDTH, PADDED)
                 near = tl.dot(qv, tl.trans(row))
@@ -252,8 +252,8 @@ if triton is not None:
                 s += tl.where(_apart(segment, segments_k, first_k, keys, count_k), other[:, None], 0.0)
             p = tl.exp2(tl.where(seen, s * scale, float("-inf")) - norm[:, None])
             ds = p * (tl.dot(do, tl.trans(v)) - delta[:, None]) * natural
-            tl.store(weights + at, p.to(weights.dtype.element_ty), mask=there)
-            tl.store(changes + at, ds.to(changes.dtype.element_ty), mask=there)
+            tl.store(weights + at, p.to(weights.dtype.element_ty), mask=valid)
+            tl.store(changes + at, ds.to(changes.dtype.element_ty), mask=valid)
             if SEGMENTS:
                 dother += tl.sum(tl.where(_apart(segment, segments_k, first_k, keys, count_k), ds, 0.0), 1)
             dqu += tl.dot(ds.to(k.dtype), k)
@@ -263,7 +263,7 @@ if triton is not None:
 
     @triton.jit  # type: ignore[untyped-decorator]
     def key_gradients(  # type: ignore[no-untyped-def]
-        grad, qu_, changes, weights, to_k, to_v, cu_q, cu_k, starts, places, bounds, ranks, padded, pitch, farthest,
+        grad, qu_, changes, weights, to_k, to_v, cu_q, cu_k, starts, positions, bounds, ranks, padded, pitch, farthest,
         head0, HEADS: tl.constexpr, PART: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr,
         KEYS: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, PLACED: tl.constexpr, RANKED: tl.constexpr,
         SEGMENTS: tl.constexpr, STARTED: tl.constexpr,
@@ -282,18 +282,18 @@ if triton is not None:
         low, stop = _range(start - shift, count, KEYS, ROWS, RIGHT, LEFT)
         for begin in range(low, stop, ROWS):
             rows = begin + tl.arange(0, ROWS)
-            place, bound, _, _ = _queries(
-                places, bounds, bounds, bounds, first, rows, count, shift, head, HEADS, PLACED, RANKED, False
+            position, bound, _, _ = _queries(
+                positions, bounds, bounds, bounds, first, rows, count, shift, head, HEADS, PLACED, RANKED, False
             )
             qu = _rows(qu_, first, rows, count, HEADS * WIDTH, head, WIDTH, PADDED)
             do = _rows(grad, first, rows, count, HEADS * WIDTH, head, WIDTH, PADDED)
-            seen = _seen(place, bound, ranks, first_k, rows, keys, count, count_k, LEFT, RIGHT, RANKED)
-            at, there = _columns(
-                first + rows, place, start, padded, pitch, farthest, rows < count, seen, tl.program_id(2), PART,
+            seen = _seen(position, bound, ranks, first_k, rows, keys, count, count_k, LEFT, RIGHT, RANKED)
+            at, valid = _columns(
+                first + rows, position, start, padded, pitch, farthest, rows < count, seen, tl.program_id(2), PART,
                 KEYS, PLACED,
             )  # fmt: skip
-            p = tl.load(weights + at, mask=there, other=0.0)
-            ds = tl.load(changes + at, mask=there, other=0.0)
+            p = tl.load(weights + at, mask=valid, other=0.0)
+            ds = tl.load(changes + at, mask=valid, other=0.0)
             if (LEFT >= 0) | (RIGHT >= 0):
                 p = tl.where(seen, p, 0.0).to(p.dtype)  # blocks that no query sees have no weights
             dv += tl.dot(tl.trans(p), do)

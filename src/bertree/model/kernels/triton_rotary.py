@@ -56,15 +56,15 @@ if triton is not None:
         s = sign * tl.load(sin + token * (WIDTH // 2) + half)[None, :]
         rows = tl.arange(0, TURNED)[:, None]
         live = rows < 2 * HEADS
-        place = token * (3 * HEADS * WIDTH) + rows * WIDTH + half[None, :]
-        one = tl.load(qkv + place, mask=live, other=0.0).to(tl.float32)
-        two = tl.load(qkv + place + WIDTH // 2, mask=live, other=0.0).to(tl.float32)
-        tl.store(out + place, one * c - two * s, mask=live)
-        tl.store(out + place + WIDTH // 2, two * c + one * s, mask=live)
+        offset = token * (3 * HEADS * WIDTH) + rows * WIDTH + half[None, :]
+        one = tl.load(qkv + offset, mask=live, other=0.0).to(tl.float32)
+        two = tl.load(qkv + offset + WIDTH // 2, mask=live, other=0.0).to(tl.float32)
+        tl.store(out + offset, one * c - two * s, mask=live)
+        tl.store(out + offset + WIDTH // 2, two * c + one * s, mask=live)
         rows = tl.arange(0, COPIED)[:, None]
         live = rows < HEADS
-        place = token * (3 * HEADS * WIDTH) + (2 * HEADS + rows) * WIDTH + tl.arange(0, WIDTH)[None, :]
-        tl.store(out + place, tl.load(qkv + place, mask=live), mask=live)
+        offset = token * (3 * HEADS * WIDTH) + (2 * HEADS + rows) * WIDTH + tl.arange(0, WIDTH)[None, :]
+        tl.store(out + offset, tl.load(qkv + offset, mask=live), mask=live)
 
 
 @custom_op("bertree::rotate", mutates_args=())

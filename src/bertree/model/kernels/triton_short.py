@@ -93,18 +93,18 @@ if triton is not None:
         rows = tl.arange(0, BLOCK)
         live = rows < length
         columns = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
-        place = (first + rows)[:, None] * (3 * HEADS * WIDTH) + columns[None, :]
-        q, k, v, p = _scores(qkv + place, rows, live, HEADS, WIDTH, scale)
+        offset = (first + rows)[:, None] * (3 * HEADS * WIDTH) + columns[None, :]
+        q, k, v, p = _scores(qkv + offset, rows, live, HEADS, WIDTH, scale)
         at = grad + (first + rows)[:, None] * (HEADS * WIDTH) + columns[None, :]
         do = tl.load(at, mask=live[:, None], other=0.0)
         dv = tl.dot(tl.trans(p.to(do.dtype)), do)
-        tl.store(out + place + 2 * HEADS * WIDTH, dv.to(do.dtype), mask=live[:, None])
+        tl.store(out + offset + 2 * HEADS * WIDTH, dv.to(do.dtype), mask=live[:, None])
         dp = tl.dot(do, tl.trans(v))
         ds = (p * (dp - tl.sum(p * dp, 1)[:, None]) * natural).to(do.dtype)
         dq = tl.dot(ds, k)
-        tl.store(out + place, dq.to(do.dtype), mask=live[:, None])
+        tl.store(out + offset, dq.to(do.dtype), mask=live[:, None])
         dk = tl.dot(tl.trans(ds), q)
-        tl.store(out + place + HEADS * WIDTH, dk.to(do.dtype), mask=live[:, None])
+        tl.store(out + offset + HEADS * WIDTH, dk.to(do.dtype), mask=live[:, None])
 
 
 @custom_op("bertree::short_attention", mutates_args=())

@@ -12,14 +12,14 @@ from bertree.batch import Batch
 from bertree.model.kernels.layout import Layout, RelativeScores
 from bertree.model.kernels.table import attend, attend_fused
 from bertree.model.layers.basic import product_and_bias
-from bertree.model.layers.positions import Places, Positions
+from bertree.model.layers.positions import Positions, TokenPositions
 from bertree.model.masks import Full, Mask
 
 
 class LayerPast(Protocol):
     """What attention of one layer sees beside the tokens of the batch."""
 
-    def attend(self, part: "Attention", x_th: Tensor, prepared: Any) -> Tensor:
+    def attend(self, attention: "Attention", x_th: Tensor, prepared: Any) -> Tensor:
         """Return the mixed values of a batch's tokens (t x n x d)."""
         ...
 
@@ -87,7 +87,7 @@ class Attention(nn.Module):
     def _prepared(self, batch: Batch, prepared: Any) -> Any:
         """Return what the positions need for a batch."""
         if prepared is None and self.positions is not None:
-            return self.positions.prepare(self.places(batch))
+            return self.positions.prepare(self.token_positions(batch))
         return prepared
 
     @property
@@ -124,9 +124,9 @@ class Attention(nn.Module):
         """Queries, keys and values of a batch's tokens, changed by their places -> mixed values (t x n x d)."""
         return attend(q_tnd, k_tnd, v_tnd, Layout.of(batch, self.mask), self._dropout_now, relative)
 
-    def places(self, batch: Batch) -> Places:
+    def token_positions(self, batch: Batch) -> TokenPositions:
         """Return the places of a batch's tokens, which see each other."""
         before = max(0, batch.max_seqlen - 1)
         ahead = before if self.mask.looks_ahead else 0
         segments = (batch.segments, batch.segments, batch.one_segment)
-        return Places(batch.positions, batch.positions, before, ahead, *segments)
+        return TokenPositions(batch.positions, batch.positions, before, ahead, *segments)

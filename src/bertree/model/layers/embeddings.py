@@ -67,12 +67,12 @@ class AdaptiveEmbeddings(nn.Module):
         if self.clusters.same_width:
             rows_te: Tensor = self.tables[0](ids_t)
             return self.scale * (self.projections[0](rows_te) if self.projections else rows_te)
-        parts, places = [], []
+        parts, indices = [], []
         for (start, end), table, projection in zip(self.clusters, self.tables, self.projections, strict=True):
-            places.append(((ids_t >= start) & (ids_t < end)).nonzero()[:, 0])
-            parts.append(projection(table(ids_t[places[-1]] - start)))
+            indices.append(((ids_t >= start) & (ids_t < end)).nonzero()[:, 0])
+            parts.append(projection(table(ids_t[indices[-1]] - start)))
         joined_th = torch.cat(parts)
-        return self.scale * torch.empty_like(joined_th).index_copy(0, torch.cat(places), joined_th)
+        return self.scale * torch.empty_like(joined_th).index_copy(0, torch.cat(indices), joined_th)
 
     def table(self, cluster: int) -> Tensor:
         """Return the embeddings of a cluster (c x e)."""

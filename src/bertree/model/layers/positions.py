@@ -22,7 +22,7 @@ from bertree.model.kernels.operators import look_up, rotary_angles
 from bertree.model.kernels.triton_rotary import rotated
 
 
-class Places(NamedTuple):
+class TokenPositions(NamedTuple):
     """Where queries and keys are in their sequences, what is kept of earlier segments included."""
 
     queries_t: Tensor
@@ -46,7 +46,7 @@ class Positions:
         """What is equal for positions that prepare the same for a batch."""
         return None
 
-    def prepare(self, places: Places) -> Any:
+    def prepare(self, tokens: TokenPositions) -> Any:
         """Return what `change` needs for tokens at these places: computed once, used by every layer."""
         return None
 
@@ -66,8 +66,8 @@ class Positions:
 class LearnedPositions(Positions, nn.Embedding):
     """A vector for each place. `offset`: rows before that of place 0, which are never used."""
 
-    def __init__(self, places: int, width: int, offset: int = 0) -> None:
-        super().__init__(places + offset, width)
+    def __init__(self, positions: int, width: int, offset: int = 0) -> None:
+        super().__init__(positions + offset, width)
         self.offset = offset
 
     def embed(self, batch: Batch) -> Tensor:
@@ -89,10 +89,10 @@ class AxialPositions(Positions, nn.Module):
         return torch.cat([look_up(self.rows.weight, row_t), look_up(self.columns.weight, column_t)], -1)
 
 
-def sinusoids(places_t: Tensor, width: int) -> Tensor:
+def sinusoids(positions_t: Tensor, width: int) -> Tensor:
     """Return sines, then cosines, of places at wavelengths from 2 pi to 20,000 pi (t x width, float32)."""
-    exponents = torch.arange(0, width, 2, dtype=torch.float32, device=places_t.device) / width
-    angles = places_t[:, None].float() * (1.0 / 10_000.0**exponents)
+    exponents = torch.arange(0, width, 2, dtype=torch.float32, device=positions_t.device) / width
+    angles = positions_t[:, None].float() * (1.0 / 10_000.0**exponents)
     return torch.cat([angles.sin(), angles.cos()], -1)
 
 
@@ -134,13 +134,13 @@ class RotaryPositions(Positions, nn.Module):
         """Width and base."""
         return self.head_width, self.base
 
-    def prepare(self, places: Places) -> tuple[Rotation, Rotation]:
+    def prepare(self, tokens: TokenPositions) -> tuple[Rotation, Rotation]:
         """Return cosines and sines of the angles of queries and of keys."""
-        queries = self._angles(places.queries_t)
-        return queries, queries if places.keys_t is places.queries_t else self._angles(places.keys_t)
+        queries = self._angles(tokens.queries_t)
+        return queries, queries if tokens.keys_t is tokens.queries_t else self._angles(tokens.keys_t)
 
-    def _angles(self, places_t: Tensor) -> Rotation:
-        return Rotation(*rotary_angles(places_t, self.head_width, self.base))
+    def _angles(self, positions_t: Tensor) -> Rotation:
+        return Rotation(*rotary_angles(positions_t, self.head_width, self.base))
 
     def change(
         self, q_tnd: Tensor, k_tnd: Tensor, prepared: tuple[Rotation, Rotation]
@@ -157,7 +157,7 @@ class RotaryPositions(Positions, nn.Module):
         return triton_rotary.rotate(qkv_t3nd, *prepared[0])
 
 
-class RelativePlaces(NamedTuple):
+class DistanceVectors(NamedTuple):
     """Vectors of the distances that occur (x x h), from `lowest` on, and the segments of queries and keys."""
 
     vectors_xh: Tensor
@@ -207,16 +207,16 @@ class RelativePositions(Positions, nn.Module):
         """Width and largest distance."""
         return self.project.in_features, self.clamp
 
-    def prepare(self, places: Places) -> RelativePlaces:
+    def prepare(self, tokens: TokenPositions) -> DistanceVectors:
         """Return the vectors of all distances that may occur."""
-        distances_x = torch.arange(-places.ahead, places.before + 1, device=places.keys_t.device)
+        distances_x = torch.arange(-tokens.ahead, tokens.before + 1, device=tokens.keys_t.device)
         if self.clamp:
             distances_x = distances_x.clamp(-self.clamp, self.clamp)
         vectors_xh = sinusoids(distances_x, self.project.in_features)
-        of_queries, of_keys = (x.to(torch.int32) for x in (places.query_segments_t, places.key_segments_t))
-        return RelativePlaces(vectors_xh, -places.ahead, of_queries, of_keys, places.one_segment)
+        of_queries, of_keys = (x.to(torch.int32) for x in (tokens.query_segments_t, tokens.key_segments_t))
+        return DistanceVectors(vectors_xh, -tokens.ahead, of_queries, of_keys, tokens.one_segment)
 
-    def change(self, q_tnd: Tensor, k_tnd: Tensor, prepared: RelativePlaces) -> tuple[Tensor, Tensor, RelativeScores]:
+    def change(self, q_tnd: Tensor, k_tnd: Tensor, prepared: DistanceVectors) -> tuple[Tensor, Tensor, RelativeScores]:
         """Return queries and keys as they are, and the scores of distances and segments."""
         r_xnd = self.project(prepared.vectors_xh.to(self.project.weight.dtype)).unflatten(-1, q_tnd.shape[1:])
         biases = self._biases_of[0] or self
@@ -248,20 +248,20 @@ def _rotary(a: Transformer, kinds: list[str]) -> list[Positions | None]:
 
 
 def _relative(a: Transformer, kinds: list[str]) -> list[Positions | None]:
-    found: list[RelativePositions] = []
+    built: list[RelativePositions] = []
     for _ in kinds:
-        shared = found[0] if found and a.shared_position_bias else None
-        found.append(
+        shared = built[0] if built and a.shared_position_bias else None
+        built.append(
             RelativePositions(a.width, a.heads, a.head_size, a.clamp, shared, a.segment_encoding == "relative")
         )
-    return [*found]
+    return [*built]
 
 
 POSITIONS = {
     "learned": PositionKind(
         lambda a: LearnedPositions(a.max_positions, a.embedding_width, a.position_offset), _no_positions
     ),
-    "axial": PositionKind(lambda a: AxialPositions(a.axial_sizes, a.axial_parts), _no_positions),
+    "axial": PositionKind(lambda a: AxialPositions(a.axial_sizes, a.axial_vector_widths), _no_positions),
     "sinusoidal": PositionKind(lambda a: SinusoidalPositions(a.embedding_width), _no_positions),
     "relative": PositionKind(lambda a: None, _relative),
     "rotary": PositionKind(lambda a: None, _rotary),

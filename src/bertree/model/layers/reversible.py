@@ -84,9 +84,9 @@ def reversible_states(
     return states
 
 
-def added(block: Block, x_th: Tensor, *given: Any) -> Tensor:
+def added(block: Block, x_th: Tensor, *inputs: Any) -> Tensor:
     """Return what a block adds to the other stream."""
-    out_th: Tensor = block.branch(block.norm(x_th), *given)
+    out_th: Tensor = block.branch(block.norm(x_th), *inputs)
     return out_th
 
 
@@ -111,12 +111,12 @@ class _ReversibleBlocks(torch.autograd.Function):
     ) -> Tensor:
         first_th = second_th = x_th
         autocast, before = Autocast.now(x_th.device.type), []
-        for block, given in blocks:
+        for block, inputs in blocks:
             choices = Choices()
             before.append((RandomState.now(x_th.device), choices))
             # With gradients, which are dropped: parts may compute, and draw random numbers, in another way without.
             with torch.enable_grad(), autocast.again(), choices.made():
-                added_th = compute(block, second_th.detach().requires_grad_(), *given).detach()
+                added_th = compute(block, second_th.detach().requires_grad_(), *inputs).detach()
             first_th, second_th = second_th, first_th + added_th
         states_th = torch.cat([first_th, second_th], -1)
         ctx.compute, ctx.blocks, ctx.before, ctx.autocast = compute, blocks, before, autocast  # type: ignore[attr-defined]
@@ -132,15 +132,15 @@ class _ReversibleBlocks(torch.autograd.Function):
         sums: list[Tensor | None] = [None] * len(trained)
         device = states_th.device
         now = RandomState.now(device)
-        for (block, given), (random, choices) in zip(reversed(ctx.blocks), reversed(ctx.before), strict=True):
+        for (block, inputs), (random, choices) in zip(reversed(ctx.blocks), reversed(ctx.before), strict=True):
             random.set(device)
             x_th = first_th.detach().requires_grad_()
             with torch.enable_grad(), ctx.autocast.again(), choices.made():
-                added_th = ctx.compute(block, x_th, *given)
-            d_x_th, *found = torch.autograd.grad(
+                added_th = ctx.compute(block, x_th, *inputs)
+            d_x_th, *gradients = torch.autograd.grad(
                 added_th, [x_th, *trained], d_second_th.to(added_th.dtype), allow_unused=True
             )
-            sums = [a if b is None else b if a is None else a + b for a, b in zip(sums, found, strict=True)]
+            sums = [a if b is None else b if a is None else a + b for a, b in zip(sums, gradients, strict=True)]
             first_th, second_th = second_th - added_th.detach(), first_th
             d_first_th, d_second_th = d_second_th, d_first_th + d_x_th
         now.set(device)

@@ -50,7 +50,7 @@ def test_a_chunk_sees_each_of_its_neighbours_once(before: int, after: int, once:
     order, buckets = hashed(q, lengths, settings, rounds=2, buckets=(4,))
     expected = definition(q, k, v, lengths, buckets, settings)
     torch.testing.assert_close(attend_chunks(q, k, v, order, settings), expected)
-    for seen in order.neighbours_cw.tolist():
+    for seen in order.neighbors_cw.tolist():
         there = [chunk for chunk in seen if chunk >= 0]
         assert len(there) == len(set(there))
 
@@ -214,7 +214,7 @@ def test_chunks_that_no_sequence_needs_cost_nothing(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(attend._Tile, "scores", lambda tile: counted.append(found := work(tile)) or found)
     order, _ = as_written([32] * 8, settings)
     assert isinstance(order, ChunkOrder)
-    assert len(order.neighbours_cw) > 16
+    assert len(order.neighbors_cw) > 16
     q, k, v = random_qkv(256)
     attend_chunks(q, k, v, order, settings)
     assert sum(len(found) for found in counted) == 16

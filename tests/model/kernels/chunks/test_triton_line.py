@@ -41,7 +41,7 @@ def test_the_line_is_that_of_the_plain_path() -> None:
     rings = Rings.of(bounds(LENGTHS), sum(LENGTHS), settings, ROUNDS)
     buckets = torch.randint(most, (HEADS, ROUNDS, sum(LENGTHS)), generator=torch.Generator().manual_seed(0))
     plain = bucket_order(rings, buckets, most, settings.length)
-    given = [x.to(DEVICE) for x in (buckets, rings.sequence_ids_t, rings.places_t, rings.slots_t)]
+    given = [x.to(DEVICE) for x in (buckets, rings.sequence_ids_t, rings.positions_t, rings.slots_t)]
     ours = triton_line.line(*given, len(LENGTHS), most, plain.tokens_al.shape[1] // ROUNDS)
     for name, one, two in zip(plain._fields, ours, plain[:3], strict=False):
         assert torch.equal(one.cpu(), two), name

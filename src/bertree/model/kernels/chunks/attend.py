@@ -39,10 +39,10 @@ class _Group(NamedTuple):
 
     chunks: slice
     tokens_gi: Tensor
-    places_gi: Tensor
+    positions_gi: Tensor
     seen_gw: Tensor  # the chunks that they see
     tokens_gk: Tensor  # in the slots of those
-    places_gk: Tensor
+    positions_gk: Tensor
     times_gik: Tensor | None  # how often a query meets a key in all rounds; None: once
     number: int
 
@@ -58,30 +58,30 @@ class _Line:
 
     def __init__(self, order: ChunkOrder, line: int, heads: int, settings: ChunkSettings) -> None:
         self.settings, length = settings, settings.length
-        self.tokens_l, self.places_l, self.slots_rt = (
+        self.tokens_l, self.positions_l, self.slots_rt = (
             order.tokens_al[line],
-            order.places_al[line],
+            order.positions_al[line],
             order.slots_art[line],
         )
-        self.neighbours_cw, self.rounds = order.neighbours_cw, len(self.slots_rt)
-        self.count = len(order.neighbours_cw)
+        self.neighbors_cw, self.rounds = order.neighbors_cw, len(self.slots_rt)
+        self.count = len(order.neighbors_cw)
         # A chunk of empty slots at the end, so that chunk -1 is one.
-        tokens_ci, places_ci = self.tokens_l.view(-1, length), self.places_l.view(-1, length)
+        tokens_ci, positions_ci = self.tokens_l.view(-1, length), self.positions_l.view(-1, length)
         self.tokens_ci = torch.cat([tokens_ci, torch.zeros_like(tokens_ci[:1])])
-        self.places_ci = torch.cat([places_ci, torch.full_like(places_ci[:1], EMPTY)])
-        per_chunk = heads * length * length * order.neighbours_cw.shape[1]
+        self.positions_ci = torch.cat([positions_ci, torch.full_like(positions_ci[:1], EMPTY)])
+        per_chunk = heads * length * length * order.neighbors_cw.shape[1]
         self.step = max(1, GROUP // per_chunk)
         self.counts = settings.counts_once and self.rounds > 1
         if self.counts:
             kind = torch.int16 if self.count < 2**15 else torch.int32
             self.chunks_rci = (self.slots_rt // length).to(kind)[:, self.tokens_ci]  # where else a slot's token is
-            self.seen_cw = order.neighbours_cw.to(kind)
+            self.seen_cw = order.neighbors_cw.to(kind)
 
     def groups(self) -> Iterator[_Group]:
         """Yield the chunks that are not empty."""
         of_round = self.count // self.rounds
         # The chunks of each round that no sequence needs are at its end.
-        used = int((self.places_ci[:of_round, 0] != EMPTY).sum()) if of_round else 0
+        used = int((self.positions_ci[:of_round, 0] != EMPTY).sum()) if of_round else 0
         number = 0
         for turn in range(self.rounds):
             start = turn * of_round
@@ -90,10 +90,10 @@ class _Line:
                 number += 1
 
     def _group(self, chunks: slice, turn: int, number: int) -> _Group:
-        seen_gw, tokens_gi = self.neighbours_cw[chunks], self.tokens_ci[chunks]
-        tokens_gk, places_gk = self.tokens_ci[seen_gw].flatten(1), self.places_ci[seen_gw].flatten(1)
+        seen_gw, tokens_gi = self.neighbors_cw[chunks], self.tokens_ci[chunks]
+        tokens_gk, positions_gk = self.tokens_ci[seen_gw].flatten(1), self.positions_ci[seen_gw].flatten(1)
         times_gik = self._times(chunks, seen_gw, turn) if self.counts else None
-        return _Group(chunks, tokens_gi, self.places_ci[chunks], seen_gw, tokens_gk, places_gk, times_gik, number)
+        return _Group(chunks, tokens_gi, self.positions_ci[chunks], seen_gw, tokens_gk, positions_gk, times_gik, number)
 
     def _times(self, chunks: slice, seen_gw: Tensor, turn: int) -> Tensor:
         """Count the rounds in which a query meets a key that it meets in this one (g x i x k)."""
@@ -125,14 +125,14 @@ class _Tile:
         group, settings = self.group, self.settings
         kind = torch.promote_types(self.q_gmid.dtype, torch.float32)
         scores_gmik = (self.q_gmid * self.scale @ self.k_gmkd.transpose(-1, -2)).to(kind)
-        places_g1i1, places_g11k = group.places_gi[:, None, :, None], group.places_gk[:, None, None]
+        positions_g1i1, positions_g11k = group.positions_gi[:, None, :, None], group.positions_gk[:, None, None]
         # Adding is several times faster than filling where a condition holds.
         if settings.causal:
-            scores_gmik += (places_g1i1.to(kind) - places_g11k.to(kind)).clamp_(max=0.0).mul_(-_HIDDEN)
+            scores_gmik += (positions_g1i1.to(kind) - positions_g11k.to(kind)).clamp_(max=0.0).mul_(-_HIDDEN)
         else:
-            scores_gmik += (places_g11k == EMPTY) * _HIDDEN
+            scores_gmik += (positions_g11k == EMPTY) * _HIDDEN
         if settings.hides_self and self.joined:  # a token may also be in a neighbour, which is of another round
-            scores_gmik.masked_fill_(places_g11k == places_g1i1, _ITSELF)
+            scores_gmik.masked_fill_(positions_g11k == positions_g1i1, _ITSELF)
         elif settings.hides_self:
             scores_gmik[..., : settings.length].diagonal(dim1=-2, dim2=-1).fill_(_ITSELF)
         return scores_gmik
@@ -176,9 +176,9 @@ def _attend(
     k_tnd: Tensor,
     v_tnd: Tensor,
     tokens_al: Tensor,
-    places_al: Tensor,
+    positions_al: Tensor,
     slots_art: Tensor,
-    neighbours_cw: Tensor,
+    neighbors_cw: Tensor,
     seed: Tensor | None,
     length: int,
     before: int,
@@ -188,7 +188,7 @@ def _attend(
     counts_once: bool,
     dropout: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    order = ChunkOrder(tokens_al, places_al, slots_art, neighbours_cw)
+    order = ChunkOrder(tokens_al, positions_al, slots_art, neighbors_cw)
     settings = ChunkSettings(length, before, after, causal, hides_self, counts_once)
     heads, kind = q_tnd.shape[1], torch.promote_types(q_tnd.dtype, torch.float32)
     mixed_tnd = torch.empty(q_tnd.shape, dtype=q_tnd.dtype, device=q_tnd.device)
@@ -234,9 +234,9 @@ def _attend_backward(
     k_tnd: Tensor,
     v_tnd: Tensor,
     tokens_al: Tensor,
-    places_al: Tensor,
+    positions_al: Tensor,
     slots_art: Tensor,
-    neighbours_cw: Tensor,
+    neighbors_cw: Tensor,
     seed: Tensor | None,
     length: int,
     before: int,
@@ -246,7 +246,7 @@ def _attend_backward(
     counts_once: bool,
     dropout: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    order = ChunkOrder(tokens_al, places_al, slots_art, neighbours_cw)
+    order = ChunkOrder(tokens_al, positions_al, slots_art, neighbors_cw)
     settings = ChunkSettings(length, before, after, causal, hides_self, counts_once)
     kind = total_tn.dtype
     grads = tuple(torch.empty(q_tnd.shape, dtype=q_tnd.dtype, device=q_tnd.device) for _ in range(3))
@@ -260,7 +260,7 @@ def _attend_backward(
             tile = _Tile(group, line, q_tmd, k_tmd)
             g_gmid, v_gmkd = gather(g_tmd, group.tokens_gi), gather(v_tmd, group.tokens_gk)
             largest_gmi1 = gather(largest_tn[:, of, None], group.tokens_gi)
-            largest_gmi1 = largest_gmi1.masked_fill((group.places_gi == EMPTY)[:, None, :, None], float("inf"))
+            largest_gmi1 = largest_gmi1.masked_fill((group.positions_gi == EMPTY)[:, None, :, None], float("inf"))
             weights_gmik = tile.weigh(tile.scores().sub_(largest_gmi1))
             grads_gmik = (g_gmid @ v_gmkd.transpose(-1, -2)).to(kind)
             keep = tile.keep(dropout, seed, number)
@@ -286,7 +286,7 @@ def _attend_backward(
 
 
 @fake_of("bertree::chunk_attention")
-def _(q_tnd: Tensor, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _(q_tnd: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
     kind = torch.promote_types(q_tnd.dtype, torch.float32)
     largest_tn = q_tnd.new_empty(q_tnd.shape[:2], dtype=kind)
     return q_tnd.new_empty(q_tnd.shape), largest_tn, torch.empty_like(largest_tn)
@@ -294,7 +294,7 @@ def _(q_tnd: Tensor, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 @fake_of("bertree::chunk_attention_backward")
 def _(
-    grad_tnd: Tensor, mixed_tnd: Tensor, largest_tn: Tensor, total_tn: Tensor, q_tnd: Tensor, *given: Any
+    grad_tnd: Tensor, mixed_tnd: Tensor, largest_tn: Tensor, total_tn: Tensor, q_tnd: Tensor, *rest: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     return q_tnd.new_empty(q_tnd.shape), q_tnd.new_empty(q_tnd.shape), q_tnd.new_empty(q_tnd.shape)
 

@@ -80,22 +80,22 @@ def fixed_rotations(
 
     Every number has a counter of its own: the rotations of fewer axes, rounds or heads are part of those of more.
     """
-    found = []
+    rotations = []
     for factor, count in enumerate(axes):
         sizes = (heads, width, rounds, count)
         head, component, turn, axis = torch.meshgrid([torch.arange(size) for size in sizes], indexing="ij")
         counters = ((axis * 2**10 + turn) * 2**14 + head) * 2**16 + component
         key = random_key(seed, depth, factor, "rotations")
-        found.append(torch.from_numpy(normal(key, counters.numpy())))
-    return tuple(found)
+        rotations.append(torch.from_numpy(normal(key, counters.numpy())))
+    return tuple(rotations)
 
 
 def hash_buckets(qk_tnd: Tensor, rotations: tuple[Tensor, ...], counts: BucketCounts, sequence_ids_t: Tensor) -> Tensor:
     """Return the bucket of each token in each round (n x r x t, int64)."""
     if not triton_line.refusal(qk_tnd):
         return triton_line.hash_buckets(qk_tnd, rotations, counts.of_s, sequence_ids_t)
-    found: Tensor = _hash_buckets(qk_tnd.detach(), list(rotations), list(counts.of_s), sequence_ids_t)
-    return found
+    buckets_nrt: Tensor = _hash_buckets(qk_tnd.detach(), list(rotations), list(counts.of_s), sequence_ids_t)
+    return buckets_nrt
 
 
 @operator("bertree::hash_buckets")
@@ -132,7 +132,7 @@ def _(qk_tnd: Tensor, rotations: list[Tensor], counts: list[Tensor], sequence_id
     return qk_tnd.new_empty(shape, dtype=torch.int64)
 
 
-EMPTY = triton_line.EMPTY_PLACE  # the place of an empty slot: behind every token
+EMPTY = triton_line.EMPTY_POSITION  # the place of an empty slot: behind every token
 
 
 class ChunkSettings(NamedTuple):
@@ -153,9 +153,9 @@ class ChunkOrder(NamedTuple):
     """
 
     tokens_al: Tensor  # int64: the token in each slot; 0 in empty ones
-    places_al: Tensor  # int32: its place in its sequence; EMPTY in empty ones
+    positions_al: Tensor  # int32: its place in its sequence; EMPTY in empty ones
     slots_art: Tensor  # int64: the slot of each token in each round
-    neighbours_cw: Tensor  # int64: the chunks that a chunk sees, itself first; -1: none
+    neighbors_cw: Tensor  # int64: the chunks that a chunk sees, itself first; -1: none
 
     @property
     def rounds(self) -> int:
@@ -167,9 +167,9 @@ class Rings(NamedTuple):
     """Where the tokens of packed sequences lie in a line of one round."""
 
     sequence_ids_t: Tensor
-    places_t: Tensor
+    positions_t: Tensor
     slots_t: Tensor  # of the tokens as they lie in the stream
-    neighbours_cw: Tensor  # of all rounds
+    neighbors_cw: Tensor  # of all rounds
     sequences: int
 
     @classmethod
@@ -181,7 +181,7 @@ class Rings(NamedTuple):
         stream_t = torch.arange(tokens, device=device)
         # All of the boundaries: PyTorch 2.11 cannot compile a search in a part of a tensor.
         ids_t = (torch.searchsorted(starts, stream_t, right=True) - 1).clamp(max=max(0, count - 1))
-        places_t = stream_t - starts[ids_t]
+        positions_t = stream_t - starts[ids_t]
         chunks_s = (starts.diff() + length - 1) // length
         ends_s = chunks_s.cumsum(0)
         first_s = ends_s - chunks_s
@@ -190,24 +190,24 @@ class Rings(NamedTuple):
         owner_c = torch.searchsorted(ends_s, chunk_c, right=True)
         is_used_c, owner_c = owner_c < count, owner_c.clamp(max=max(0, count - 1))
         size_c = torch.where(is_used_c, chunks_s[owner_c], 1)
-        neighbours_cw = _neighbours(chunk_c - first_s[owner_c], size_c, settings, rounds)
-        return cls(ids_t, places_t, places_t + first_s[ids_t] * length, neighbours_cw, count)
+        neighbors_cw = _neighbors(chunk_c - first_s[owner_c], size_c, settings, rounds)
+        return cls(ids_t, positions_t, positions_t + first_s[ids_t] * length, neighbors_cw, count)
 
 
-def _neighbours(place_c: Tensor, size_c: Tensor, settings: ChunkSettings, rounds: int) -> Tensor:
+def _neighbors(position_c: Tensor, size_c: Tensor, settings: ChunkSettings, rounds: int) -> Tensor:
     """Return the chunks that a chunk sees (c x w), from its place among those of its sequence and their number."""
     before, joined = settings.before, not settings.counts_once
-    chunk_c = torch.arange(len(place_c), device=place_c.device)
-    round_c = torch.arange(rounds, device=place_c.device).repeat_interleave(len(place_c))
-    first_c, place_c, size_c = (x_c.repeat(rounds) for x_c in (chunk_c - place_c, place_c, size_c))
+    chunk_c = torch.arange(len(position_c), device=position_c.device)
+    round_c = torch.arange(rounds, device=position_c.device).repeat_interleave(len(position_c))
+    first_c, position_c, size_c = (x_c.repeat(rounds) for x_c in (chunk_c - position_c, position_c, size_c))
     ring_c = torch.where(size_c > 1, size_c * rounds, 1) if joined else size_c
     columns = []
     for step in (*range(0, -before - 1, -1), *range(1, settings.after + 1)):
         if joined:
-            turned_c = (round_c * size_c + place_c + step) % (size_c * rounds)
+            turned_c = (round_c * size_c + position_c + step) % (size_c * rounds)
             seen_c = turned_c // size_c * len(chunk_c) + first_c + turned_c % size_c
         else:
-            seen_c = round_c * len(chunk_c) + first_c + (place_c + step) % size_c
+            seen_c = round_c * len(chunk_c) + first_c + (position_c + step) % size_c
         is_new_c = (-step if step <= 0 else step + before) < ring_c  # no other step leads to this chunk
         columns.append(torch.where(is_new_c, seen_c, -1) if step else round_c * len(chunk_c) + chunk_c.repeat(rounds))
     return torch.stack(columns, 1)
@@ -222,9 +222,9 @@ def text_order(rings: Rings, length: int) -> ChunkOrder:
 def bucket_order(rings: Rings, buckets_nrt: Tensor, most: int, length: int) -> ChunkOrder:
     """Return the order by buckets, of which there are at most `most` in a sequence."""
     if buckets_nrt.is_cuda and not triton_line.MISSING:
-        size = len(rings.neighbours_cw) // buckets_nrt.shape[1] * length
+        size = len(rings.neighbors_cw) // buckets_nrt.shape[1] * length
         line = triton_line.line(buckets_nrt, *rings[:3], rings.sequences, most, size)
-        return ChunkOrder(*line, rings.neighbours_cw)
+        return ChunkOrder(*line, rings.neighbors_cw)
     sorted_nrt = (rings.sequence_ids_t * most + buckets_nrt).argsort(dim=-1, stable=True)
     return _order(rings, sorted_nrt, length)
 
@@ -232,10 +232,10 @@ def bucket_order(rings: Rings, buckets_nrt: Tensor, most: int, length: int) -> C
 def _order(rings: Rings, sorted_art: Tensor, length: int) -> ChunkOrder:
     """Put tokens, sorted within their sequences, into slots."""
     lines, rounds = sorted_art.shape[:2]
-    size = len(rings.neighbours_cw) // rounds * length  # slots of a round
+    size = len(rings.neighbors_cw) // rounds * length  # slots of a round
     tokens_arl = sorted_art.new_zeros(lines, rounds, size).index_copy_(2, rings.slots_t, sorted_art)
-    places_arl = torch.full((lines, rounds, size), EMPTY, dtype=torch.int32, device=sorted_art.device)
-    places_arl.index_copy_(2, rings.slots_t, rings.places_t.to(torch.int32)[sorted_art])
+    positions_arl = torch.full((lines, rounds, size), EMPTY, dtype=torch.int32, device=sorted_art.device)
+    positions_arl.index_copy_(2, rings.slots_t, rings.positions_t.to(torch.int32)[sorted_art])
     offset_r1 = torch.arange(rounds, device=sorted_art.device)[:, None] * size
     slots_art = torch.empty_like(sorted_art).scatter_(2, sorted_art, (rings.slots_t + offset_r1).expand_as(sorted_art))
-    return ChunkOrder(tokens_arl.flatten(1), places_arl.flatten(1), slots_art, rings.neighbours_cw)
+    return ChunkOrder(tokens_arl.flatten(1), positions_arl.flatten(1), slots_art, rings.neighbors_cw)

@@ -63,20 +63,20 @@ class _Call:
         self.tokens, self.heads, self.width = q_tnd.shape
         self.length, causal, hides_self, counts_once = flags
         self.rounds, self.shared = order.rounds, k_tnd is None
-        self.given = (q_tnd, q_tnd if k_tnd is None else k_tnd, v_tnd)
-        self.order, self.chunks = order, len(order.neighbours_cw)
+        self.qkv = (q_tnd, q_tnd if k_tnd is None else k_tnd, v_tnd)
+        self.order, self.chunks = order, len(order.neighbors_cw)
         once = counts_once and self.rounds > 1
         chunks_art = order.slots_art // self.length if once else order.slots_art[:, :, :0]
         self.met_tar = chunks_art.to(torch.int32).permute(2, 0, 1).contiguous()
         line = 0 if len(order.tokens_al) == 1 else order.tokens_al.shape[1]
-        strides = tuple(x_tnd.stride(0) for x_tnd in self.given)
+        strides = tuple(x_tnd.stride(0) for x_tnd in self.qkv)
         self.sizes = (self.tokens, self.chunks // self.rounds, line, *strides, LOG2_E * self.width**-0.5)
         self._flags = {"SHARED": self.shared, "CAUSAL": causal, "HIDES": hides_self, "ONCE": once}
 
     def constants(self, tuned: list[Tuned]) -> dict[str, Any]:
         """Return what the kernels are compiled for."""
         rows, keys, warps, stages, registers = tuned[self.width > 64]
-        window = self.order.neighbours_cw.shape[1]
+        window = self.order.neighbors_cw.shape[1]
         chunk, seen = _padded(self.length), _padded(self.length * window)
         return {
             "HEADS": self.heads,
@@ -104,14 +104,14 @@ class _Call:
 
     def seers(self) -> Tensor:
         """Return the chunks that see a chunk (c x w): column by column no two chunks see the same."""
-        seen_cw = self.order.neighbours_cw
+        seen_cw = self.order.neighbors_cw
         seers_cw = seen_cw.new_full((self.chunks + 1, seen_cw.shape[1]), -1)  # the last row takes those of no chunk
         numbers_cw = torch.arange(self.chunks, device=seen_cw.device)[:, None].expand_as(seen_cw)
         return seers_cw.scatter_(0, torch.where(seen_cw < 0, self.chunks, seen_cw), numbers_cw)
 
     def new(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         """Return an empty tensor."""
-        return self.given[0].new_empty(shape, dtype=dtype)
+        return self.qkv[0].new_empty(shape, dtype=dtype)
 
 
 @custom_op("bertree::triton_chunk_attention", mutates_args=())
@@ -120,20 +120,20 @@ def _attend(
     k_tnd: Tensor | None,
     v_tnd: Tensor,
     tokens_al: Tensor,
-    places_al: Tensor,
+    positions_al: Tensor,
     slots_art: Tensor,
-    neighbours_cw: Tensor,
+    neighbors_cw: Tensor,
     length: int,
     causal: bool,
     hides_self: bool,
     counts_once: bool,
 ) -> tuple[Tensor, Tensor]:
-    order = ChunkOrder(tokens_al, places_al, slots_art, neighbours_cw)
+    order = ChunkOrder(tokens_al, positions_al, slots_art, neighbors_cw)
     call = _Call(q_tnd, k_tnd, v_tnd, order, (length, causal, hides_self, counts_once))
     parts = call.new(call.rounds, *q_tnd.shape)
     sums = call.new(call.rounds, *q_tnd.shape[:2], dtype=torch.float32)
-    constants, seen = call.constants(FORWARD), (tokens_al, places_al, neighbours_cw, call.met_tar)
-    jit.forward[call.grid(constants["ROWS"])](*call.given, parts, sums, *seen, *call.sizes, **constants)
+    constants, seen = call.constants(FORWARD), (tokens_al, positions_al, neighbors_cw, call.met_tar)
+    jit.forward[call.grid(constants["ROWS"])](*call.qkv, parts, sums, *seen, *call.sizes, **constants)
     if call.rounds == 1:
         return parts[0], sums[0]
     out, total = torch.empty_like(parts[0]), torch.empty_like(sums[0])
@@ -151,27 +151,27 @@ def _attend_backward(
     k_tnd: Tensor | None,
     v_tnd: Tensor,
     tokens_al: Tensor,
-    places_al: Tensor,
+    positions_al: Tensor,
     slots_art: Tensor,
-    neighbours_cw: Tensor,
+    neighbors_cw: Tensor,
     length: int,
     causal: bool,
     hides_self: bool,
     counts_once: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    order = ChunkOrder(tokens_al, places_al, slots_art, neighbours_cw)
+    order = ChunkOrder(tokens_al, positions_al, slots_art, neighbors_cw)
     call = _Call(q_tnd, k_tnd, v_tnd, order, (length, causal, hides_self, counts_once))
     grad_tnd, deltas = grad_tnd.contiguous(), torch.empty_like(sums_tn)
     grid, constants = call.rows()
     jit.row_products[grid](grad_tnd, out_tnd, deltas, deltas.numel(), **constants)
     dq, dv = (call.new(call.rounds, *q_tnd.shape) for _ in range(2))
     dk = dq if call.shared else torch.empty_like(dq)
-    given, seen = (grad_tnd, *call.given, sums_tn, deltas), (tokens_al, places_al, neighbours_cw)
+    inputs, seen = (grad_tnd, *call.qkv, sums_tn, deltas), (tokens_al, positions_al, neighbors_cw)
     constants = call.constants(QUERIES)
-    jit.query_gradients[call.grid(constants["ROWS"])](*given, dq, *seen, call.met_tar, *call.sizes, **constants)
+    jit.query_gradients[call.grid(constants["ROWS"])](*inputs, dq, *seen, call.met_tar, *call.sizes, **constants)
     constants = call.constants(KEYS)
     jit.key_gradients[call.grid(constants["KEYS"])](
-        *given, dk, dv, *seen, call.seers(), call.met_tar, *call.sizes, **constants
+        *inputs, dk, dv, *seen, call.seers(), call.met_tar, *call.sizes, **constants
     )
     return _over_rounds(dq), call.new(0) if call.shared else _over_rounds(dk), _over_rounds(dv)
 
@@ -185,13 +185,13 @@ def _over_rounds(parts_rtnd: Tensor) -> Tensor:
 
 
 @_attend.register_fake
-def _(q_tnd: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
+def _(q_tnd: Tensor, *inputs: Any) -> tuple[Tensor, Tensor]:
     return q_tnd.new_empty(q_tnd.shape), q_tnd.new_empty(q_tnd.shape[:2], dtype=torch.float32)
 
 
 @_attend_backward.register_fake
 def _(
-    grad_tnd: Tensor, out_tnd: Tensor, sums_tn: Tensor, q_tnd: Tensor, k_tnd: Tensor | None, *given: Any
+    grad_tnd: Tensor, out_tnd: Tensor, sums_tn: Tensor, q_tnd: Tensor, k_tnd: Tensor | None, *inputs: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     dk = q_tnd.new_empty(0 if k_tnd is None else q_tnd.shape)
     return q_tnd.new_empty(q_tnd.shape), dk, q_tnd.new_empty(q_tnd.shape)

@@ -17,7 +17,7 @@ except ImportError:  # comes with PyTorch's CUDA builds; without it other kernel
 
 MISSING = "needs Triton" if triton is None else ""
 WIDEST = 128  # head
-EMPTY_PLACE = 2**30  # of an empty slot, as in `order`
+EMPTY_POSITION = 2**30  # of an empty slot, as in `order`
 
 
 def refusal(x_tnd: torch.Tensor) -> str:
@@ -32,7 +32,7 @@ def refusal(x_tnd: torch.Tensor) -> str:
 
 
 if triton is not None:
-    EMPTY = tl.constexpr(EMPTY_PLACE)
+    EMPTY = tl.constexpr(EMPTY_POSITION)
     ALONE = tl.constexpr(-16384.0)  # score of a token with itself: nothing beside any other score, but not nothing
     EPSILON = tl.constexpr(1e-6)
     LN_2 = tl.constexpr(0.6931471805599453)

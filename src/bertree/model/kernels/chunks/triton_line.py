@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.library import custom_op
 
 from bertree.model.kernels.chunks import triton_attend_jit
-from bertree.model.kernels.chunks.triton_attend_jit import EMPTY_PLACE, MISSING, refusal
+from bertree.model.kernels.chunks.triton_attend_jit import EMPTY_POSITION, MISSING, refusal
 
-__all__ = ["EMPTY_PLACE", "MISSING", "hash_buckets", "line", "refusal", "sort_rows"]
+__all__ = ["EMPTY_POSITION", "MISSING", "hash_buckets", "line", "refusal", "sort_rows"]
 
 ROWS, COLUMNS, WARPS = 128, 64, 4  # tokens and axes of a block of hashing
 FILLED = 1024  # tokens that a program puts into slots
@@ -31,13 +31,21 @@ def hash_buckets(
 
 
 def line(
-    buckets_nrt: Tensor, sequence_ids_t: Tensor, places_t: Tensor, slots_t: Tensor, sequences: int, most: int, size: int
+    buckets_nrt: Tensor,
+    sequence_ids_t: Tensor,
+    positions_t: Tensor,
+    slots_t: Tensor,
+    sequences: int,
+    most: int,
+    size: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Sort tokens by sequence, bucket (below `most`) and place, and put them into slots, of which a round has `size`.
 
     Return the tokens (n x l) and places (n x l) of the slots, and the slots of the tokens (n x r x t).
     """
-    filled: tuple[Tensor, Tensor, Tensor] = _line(buckets_nrt, sequence_ids_t, places_t, slots_t, sequences, most, size)
+    filled: tuple[Tensor, Tensor, Tensor] = _line(
+        buckets_nrt, sequence_ids_t, positions_t, slots_t, sequences, most, size
+    )
     return filled
 
 
@@ -81,28 +89,40 @@ def _hash(qk_tnd: Tensor, rotations: list[Tensor], counts: list[Tensor], sequenc
 
 @custom_op("bertree::triton_line", mutates_args=())
 def _line(
-    buckets_nrt: Tensor, sequence_ids_t: Tensor, places_t: Tensor, slots_t: Tensor, sequences: int, most: int, size: int
+    buckets_nrt: Tensor,
+    sequence_ids_t: Tensor,
+    positions_t: Tensor,
+    slots_t: Tensor,
+    sequences: int,
+    most: int,
+    size: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     heads, rounds, tokens = buckets_nrt.shape
     order = sort_rows(buckets_nrt, sequence_ids_t, sequences, most)
     tokens_nl = torch.zeros(heads, rounds * size, dtype=torch.int64, device=order.device)
-    places_nl = torch.full((heads, rounds * size), EMPTY_PLACE, dtype=torch.int32, device=order.device)
+    positions_nl = torch.full((heads, rounds * size), EMPTY_POSITION, dtype=torch.int32, device=order.device)
     slots_nrt = torch.empty_like(buckets_nrt)
     fill_line[(-(-tokens // FILLED), heads * rounds)](
-        order, places_t, slots_t, tokens_nl, places_nl, slots_nrt, tokens, size, ROUNDS=rounds, ROWS=FILLED
+        order, positions_t, slots_t, tokens_nl, positions_nl, slots_nrt, tokens, size, ROUNDS=rounds, ROWS=FILLED
     )
-    return tokens_nl, places_nl, slots_nrt
+    return tokens_nl, positions_nl, slots_nrt
 
 
 @_hash.register_fake
-def _(qk_tnd: Tensor, rotations: list[Tensor], *given: Any) -> Tensor:
+def _(qk_tnd: Tensor, rotations: list[Tensor], *rest: Any) -> Tensor:
     tokens, heads, _ = qk_tnd.shape
     return qk_tnd.new_empty(heads, rotations[0].shape[2], tokens, dtype=torch.int64)
 
 
 @_line.register_fake
 def _(
-    buckets_nrt: Tensor, sequence_ids_t: Tensor, places_t: Tensor, slots_t: Tensor, sequences: int, most: int, size: int
+    buckets_nrt: Tensor,
+    sequence_ids_t: Tensor,
+    positions_t: Tensor,
+    slots_t: Tensor,
+    sequences: int,
+    most: int,
+    size: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     heads, rounds, _ = buckets_nrt.shape
     tokens_nl = buckets_nrt.new_empty(heads, rounds * size)
@@ -135,8 +155,8 @@ if triton is not None:
         for begin in range(0, AXES, COLUMNS):
             axis = begin + tl.arange(0, COLUMNS)
             at = ((head * WIDTH + depth[:, None]) * ROUNDS + number) * AXES + axis[None, :]
-            there = (depth < WIDTH)[:, None] & (axis < AXES)[None, :]
-            turned = tl.dot(x, tl.load(rotations + at, mask=there, other=0.0).to(x.dtype))
+            valid = (depth < WIDTH)[:, None] & (axis < AXES)[None, :]
+            turned = tl.dot(x, tl.load(rotations + at, mask=valid, other=0.0).to(x.dtype))
             size = tl.where(axis[None, :] < tl.maximum(half, 1)[:, None], tl.abs(turned), -2.0)
             top, index = tl.max(size, 1, return_indices=True)
             value = tl.sum(tl.where(axis[None, :] == (begin + index)[:, None], turned, 0.0), 1)
@@ -150,7 +170,16 @@ if triton is not None:
 
     @triton.jit  # type: ignore[untyped-decorator]
     def fill_line(  # type: ignore[no-untyped-def]
-        order, places_t, slots_t, to_tokens, to_places, to_slots, tokens, size, ROUNDS: tl.constexpr, ROWS: tl.constexpr
+        order,
+        positions_t,
+        slots_t,
+        to_tokens,
+        to_positions,
+        to_slots,
+        tokens,
+        size,
+        ROUNDS: tl.constexpr,
+        ROWS: tl.constexpr,
     ):
         """Put some of a head's tokens, sorted in a round, into its slots; `order`: rows of all heads and rounds."""
         segment = tl.program_id(1).to(tl.int64)  # head * ROUNDS + round
@@ -158,7 +187,7 @@ if triton is not None:
         live = rank < tokens
         token = tl.load(order + segment * tokens + rank, mask=live, other=0) - segment * tokens
         slot = tl.load(slots_t + rank, mask=live, other=0)
-        place = tl.load(places_t + token, mask=live, other=0)
+        position = tl.load(positions_t + token, mask=live, other=0)
         tl.store(to_tokens + segment * size + slot, token, mask=live)
-        tl.store(to_places + segment * size + slot, place.to(tl.int32), mask=live)
+        tl.store(to_positions + segment * size + slot, position.to(tl.int32), mask=live)
         tl.store(to_slots + segment * tokens + token, segment % ROUNDS * size + slot, mask=live)
