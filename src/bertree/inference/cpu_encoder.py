@@ -6,7 +6,7 @@ into bins of a width that suits the kernel, and a mask keeps them apart; so padd
 Products are computed for a rounded number of tokens, since oneDNN compiles a kernel for every number it meets.
 
 No gradients, no dropout, only the last states. It recomputes layers from their weights, so it knows the parts it
-imitates by their exact type (`unknown_part`); for an encoder with any other part there is no such form.
+imitates by their exact type (`unknown_component`); for an encoder with any other part there is no such form.
 
 Shape letters: t tokens, u tokens rounded up, h width, n heads, d head width, b bins, w width of a bin.
 """

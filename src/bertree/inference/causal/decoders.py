@@ -17,6 +17,8 @@ from torch import Tensor
 from bertree.batch import Batch, Continuation
 from bertree.inference.causal.fast_decoder import DecoderWeights, FastDecoder, one_token_batch
 from bertree.inference.cpu_encoder import weight_versions
+from bertree.model.encoder import State
+from bertree.model.memory import KEYS, LENGTHS
 from bertree.model.network import Network
 from bertree.model.transformer import TransformerEncoder
 

@@ -1,7 +1,7 @@
 """Next-token logits, computed from an encoder's weights without its modules.
 
 Linear layers are packed once, the cache is written in place, and nothing else happens in a step. It recomputes layers
-from their weights, so it knows the parts it imitates by their exact type (`unknown_part`).
+from their weights, so it knows the parts it imitates by their exact type (`unknown_component`).
 
 Shape letters: s sequences, one in each lane; t tokens, u tokens rounded up, l layers, n heads, d head width, m places
 in a lane, h width, v vocabulary.
