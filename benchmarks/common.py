@@ -11,6 +11,7 @@ import os
 import platform
 import random
 import re
+import shlex
 import statistics
 import subprocess
 import sys
@@ -68,9 +69,9 @@ def describe_run(packages: Sequence[str] = ()) -> dict[str, Any]:
     else:
         model = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
         machine = f"{model.group(1) if model else platform.processor()}, {torch.get_num_threads()} threads"
-    name = Path(sys.argv[0]).stem if sys.argv[0] else ""
+    words = re.sub(r" --out \S+", "", shlex.join(["", *sys.argv[1:]]))
     return {
-        "command": " ".join([f"python -m benchmarks.{name}", *sys.argv[1:]]),
+        "command": f"python -m benchmarks.{Path(sys.argv[0]).stem}{words[2:]}",
         **describe_tree(),
         "date": str(date.today()),
         "machine": machine,

@@ -1,7 +1,7 @@
 """Hashed attention against exact attention on the CPU: time and peak memory against length and rounds.
 
-    python -m benchmarks.lsh --out lsh.md
-    python -m benchmarks.lsh --lengths 1024,4096 --rounds 1,2 --backward
+    python -m benchmarks.lsh --out rows.jsonl
+    python -m benchmarks.lsh --lengths 1024 4096 --rounds 1 2 --backward
 
 One sequence, causal, 4 heads of 64, chunks of 64 that see themselves and the one before, one thread. `flash` is
 PyTorch's exact attention without a matrix of scores, `dense` the definition with one. Hashing and sorting are part of
@@ -17,13 +17,12 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from benchmarks.common import environment, table
+from benchmarks.common import Results, argument_parser
 from bertree.model.kernels.chunks.attend import attend_chunks
 from bertree.model.kernels.chunks.order import (
     ChunkSettings,
@@ -62,12 +61,12 @@ def dense(qk_tnd: Tensor, v_tnd: Tensor) -> Tensor:
     return scores_ntt.masked_fill_(ahead_tt, -math.inf).softmax(-1) @ v_ntd
 
 
-def work(kind: str, length: int, given: argparse.Namespace) -> Callable[[], object]:
+def work(kind: str, length: int, options: argparse.Namespace) -> Callable[[], object]:
     """Return a run of `flash`, `dense` or so many rounds."""
     torch.manual_seed(0)
-    shape = (length, given.heads, given.width)
-    qk_tnd, v_tnd = (torch.randn(shape, requires_grad=given.backward) for _ in range(2))
-    settings = ChunkSettings(given.chunk, 1, 0, causal=True, hides_self=True, counts_once=not given.each)
+    shape = (length, options.heads, options.width)
+    qk_tnd, v_tnd = (torch.randn(shape, requires_grad=options.backward) for _ in range(2))
+    settings = ChunkSettings(options.chunk, 1, 0, causal=True, hides_self=True, counts_once=not options.each)
 
     def run() -> None:
         if kind == "flash":
@@ -76,38 +75,38 @@ def work(kind: str, length: int, given: argparse.Namespace) -> Callable[[], obje
             mixed = dense(qk_tnd, v_tnd)
         else:
             mixed = hashed(qk_tnd, v_tnd, int(kind), settings)
-        if given.backward:
+        if options.backward:
             mixed.sum().backward()
 
     return run
 
 
-def measure(kind: str, length: int, given: argparse.Namespace) -> tuple[float, float]:
+def measure(kind: str, length: int) -> tuple[float, float]:
     """Return milliseconds and MiB, measured in a process of its own."""
     command = [sys.executable, "-m", "benchmarks.lsh", *sys.argv[1:], "--one", f"{kind}:{length}"]
-    found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-    return float(found[-2]), float(found[-1])
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    return float(printed[-2]), float(printed[-1])
 
 
-def report_one(given: argparse.Namespace) -> None:
+def report_one(options: argparse.Namespace) -> None:
     """Print milliseconds and MiB of one case."""
-    kind, length = given.one.split(":")
-    work(kind, 2 * given.chunk, given)()  # what PyTorch allocates once
-    run = work(kind, int(length), given)
+    kind, length = options.one.split(":")
+    work(kind, 2 * options.chunk, options)()  # what PyTorch allocates once
+    run = work(kind, int(length), options)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     run()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     times = []
-    for _ in range(given.repeats):
+    for _ in range(options.repeats):
         start = time.thread_time()
         run()
         times.append(time.thread_time() - start)
     print(1000 * min(times), (peak - before) / 1024)
 
 
-def crossing(lengths: Sequence[int], exact: Sequence[float], other: Sequence[float]) -> str:
-    """Return the length from which the other is faster than exact attention, between those that were measured."""
-    ahead = [math.log(a / b) for a, b in zip(exact, other, strict=True)]
+def crossing(lengths: Sequence[int], exact: Sequence[float], hashed: Sequence[float]) -> str:
+    """Return the length from which hashed attention is faster than exact attention, by interpolation."""
+    ahead = [math.log(a / b) for a, b in zip(exact, hashed, strict=True)]
     if ahead[0] > 0:
         return f"below {lengths[0]:,}"
     for (short, long), (low, high) in zip(pairwise(lengths), pairwise(ahead), strict=True):
@@ -117,45 +116,35 @@ def crossing(lengths: Sequence[int], exact: Sequence[float], other: Sequence[flo
 
 
 def main() -> None:
-    """Print or write the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lengths", default="1024,2048,4096,8192,16384")
-    parser.add_argument("--rounds", default="1,2,4,8")
+    """Measure every length."""
+    parser = argument_parser(__doc__)
+    parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 2048, 4096, 8192, 16384])
+    parser.add_argument("--rounds", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--chunk", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--backward", action="store_true", help="forward and backward")
     parser.add_argument("--each", action="store_true", help="keys count each time they are met")
-    parser.add_argument("--out", type=Path)
     parser.add_argument("--one", help=argparse.SUPPRESS)
-    given = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    if given.one:
-        report_one(given)
+    if options.one:
+        report_one(options)
         return
-    lengths = [int(length) for length in given.lengths.split(",")]
-    kinds = ["flash", "dense", *given.rounds.split(",")]
-    found = {
-        (kind, length): measure(kind, length, given)
-        for length in lengths
-        for kind in kinds
-        if kind != "dense" or length <= LONGEST_DENSE
-    }
-    rows = [[f"{length:,}", *(_cell(found.get((kind, length))) for kind in kinds)] for length in lengths]
-    exact = [found["flash", length][0] for length in lengths]
-    times = {kind: [found[kind, length][0] for length in lengths] for kind in kinds[2:]}
-    rows.append(["faster than flash", "", "", *(crossing(lengths, exact, times[kind]) for kind in kinds[2:])])
-    names = ["flash", "dense", *(f"{kind} rounds" for kind in kinds[2:])]
-    passes = "forward and backward" if given.backward else "forward"
-    text = f"{environment()}\n\n{passes}, ms / MiB\n\n{table(['tokens', *names], rows)}\n"
-    if given.out:
-        given.out.write_text(text, encoding="utf-8")
-    print(text)
-
-
-def _cell(figures: tuple[float, float] | None) -> str:
-    return "-" if figures is None else f"{figures[0]:,.0f} / {figures[1]:,.0f}"
+    results, passes = Results("lsh", options.out), "forward and backward" if options.backward else "forward"
+    kinds = {"flash": "flash", "dense": "dense"} | {f"rounds_{count}": str(count) for count in options.rounds}
+    times: dict[str, list[float]] = {name: [] for name in kinds}
+    for length in options.lengths:
+        figures: dict[str, float | str | None] = {"length": length}
+        for name, kind in kinds.items():
+            if kind != "dense" or length <= LONGEST_DENSE:
+                figures[f"{name}_ms"], figures[f"{name}_mib"] = measured = measure(kind, length)
+                times[name].append(measured[0])
+        results.add(f"{passes}, {length:,}", **figures)
+    results.print_table()
+    for name in list(kinds)[2:]:
+        print(f"{name} is faster than flash from: {crossing(options.lengths, times['flash'], times[name])}")
 
 
 if __name__ == "__main__":
