@@ -32,15 +32,16 @@ Figure = float | str | None
 class Results:
     """The measurements of one run of a script."""
 
-    def __init__(self, topic: str, out: Path | None = None, packages: Sequence[str] = ()) -> None:
+    def __init__(self, topic: str, out: Path | None = None, packages: Sequence[str] = (), note: str = "") -> None:
         """`topic` begins every row's name; `packages`: whose versions matter besides torch."""
-        self.topic, self.out, self.run = topic, out, describe_run(packages)
+        self.topic, self.out = topic, out
+        self.run = describe_run(packages) | ({"note": note} if note else {})
         self.rows: list[dict[str, Any]] = []
 
-    def add(self, case: str, note: str = "", **figures: Figure) -> None:
+    def add(self, case: str, **figures: Figure) -> None:
         """Print a measurement and append it to the file. The names of figures end in their unit."""
         measured = {key: value for key, value in figures.items() if value is not None}
-        row = {"name": f"{self.topic}/{case}", "figures": measured, **self.run} | ({"note": note} if note else {})
+        row = {"name": f"{self.topic}/{case}", "figures": measured, **self.run}
         self.rows.append(row)
         print(case, *(f"{key}={show(value)}" for key, value in measured.items()), flush=True)
         if self.out is not None:

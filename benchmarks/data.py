@@ -26,8 +26,8 @@ import torch
 
 from benchmarks.common import CORPUS, Results, argument_parser
 from bertree.data.lane_stream import LaneStream
-from bertree.data.prepare import prepare
 from bertree.data.store import DecodedShard, Store
+from bertree.data.store_builder import build_store
 from bertree.data.stream import Stream
 from bertree.engines.local import choose_engine
 from bertree.keyed_random import cumulative_offsets
@@ -82,7 +82,7 @@ def prepare_rate(tokenizer: Tokenizer, corpus: Path, out: Path, workers: int) ->
     """Return the tokens per second of `prepare`, and the bytes of all files per token."""
     shutil.rmtree(out, ignore_errors=True)
     started = time.perf_counter()
-    store = prepare(Corpus([str(corpus)]), tokenizer, out, choose_engine("local", workers=workers))
+    store = build_store(Corpus([str(corpus)]), tokenizer, out, choose_engine("local", workers=workers))
     rate = store.tokens / (time.perf_counter() - started)
     return rate, sum(path.stat().st_size for path in out.rglob("*") if path.is_file()) / store.tokens
 
@@ -104,7 +104,7 @@ def tree_memory(root: int) -> int:
 def _prepare_apart(folder: str, corpus: str, out: str, workers: int) -> None:
     tokenizer = Tokenizer.load(Path(folder))
     assert tokenizer is not None
-    prepare(Corpus([corpus]), tokenizer, Path(out), choose_engine("local", workers=workers))
+    build_store(Corpus([corpus]), tokenizer, Path(out), choose_engine("local", workers=workers))
 
 
 def peak_memory(folder: Path, corpus: Path, out: Path, workers: int) -> tuple[int, float]:

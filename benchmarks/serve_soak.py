@@ -1,25 +1,21 @@
 """The server for twenty minutes under mixed load: good and bad requests, aborted connections, slow readers.
 
-    python -m benchmarks.serve_soak --minutes 20 --out benchmarks/serve_soak_cpu_DATE.md
+    python -m benchmarks.serve_soak --minutes 20 --out benchmarks/results/serving.jsonl
 
 No answer may be a 5xx, memory must stay flat (the last half within 3 %), and no connection may be left open.
 """
 
-import argparse
 import asyncio
 import json
-import os
 import random
 import signal
 import sys
 import time
 from collections import Counter
 from contextlib import suppress
-from pathlib import Path
 
-from benchmarks.common import CORPUS, environment, real_weights, sentences, table
-from benchmarks.serving.client import Connection, post
-from benchmarks.serving.servers import Server, start_bertree
+from benchmarks.common import CORPUS, Results, argument_parser, real_weights, sentences
+from benchmarks.serve_client import Connection, Server, post, start_bertree
 
 BAD = (
     b"",
@@ -115,47 +111,39 @@ class Soak:
 
 
 def main() -> None:
-    """Soak a server and write what was seen."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Soak a server and record the answers and its memory."""
+    parser = argument_parser(__doc__)
     parser.add_argument("--minutes", type=float, default=20)
-    parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
+    options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     server = start_bertree(real_weights())
     try:
         files = server.files()
-        soak = Soak(server, 60 * given.minutes)
+        soak = Soak(server, 60 * options.minutes)
         left = asyncio.run(soak.run())
         code = server.stop()
     finally:
         if server.process.poll() is None:
             server.process.kill()
             server.process.wait()
-    report = describe(soak, given.minutes, files, left, code)
-    print(report)
-    if given.out:
-        given.out.write_text(report + "\n", encoding="utf-8")
-
-
-def describe(soak: Soak, minutes: float, files: int, left: int, code: int) -> str:
-    """Return the report."""
-    late = [megabytes for seconds, megabytes, _ in soak.memory if seconds >= 30 * minutes]
-    wrong = sum(count for status, count in soak.statuses.items() if status >= 500)
-    step = max(1, len(soak.memory) // 10)
-    rows = [(f"{seconds / 60:.1f}", f"{memory:.0f}", count) for seconds, memory, count in soak.memory[::step]]
-    spread = (max(late) - min(late)) / min(late) if late else float("nan")
-    return "\n\n".join(
-        [
-            "# The server for minutes on end",
-            f"    python -m benchmarks.serve_soak {' '.join(sys.argv[1:])}",
-            environment("uvicorn", "starlette"),
-            f"Clients: {CLIENTS}. Load average at the end: {os.getloadavg()[0]:.1f}.",
-            f"Answers by status: {dict(sorted(soak.statuses.items()))}; 5xx: {wrong}; lost: {soak.lost}. "
-            f"Memory in the last half: {min(late):.0f} to {max(late):.0f} MB, {100 * spread:.1f} %. "
-            f"Open files before {files}, after {left}. Exit code {code}.",
-            table(("minute", "MB", "open files"), rows),
-        ]
+    late = [megabytes for seconds, megabytes, _ in soak.memory if seconds >= 30 * options.minutes]
+    answers = {f"answers_{status}": soak.statuses[status] for status in (200, 400, 404, 422, 429)}
+    results = Results("serve-soak", options.out, ["uvicorn", "starlette"])
+    results.add(
+        f"{options.minutes:g} minutes",
+        minutes=options.minutes,
+        **answers,
+        answers_5xx=sum(count for status, count in soak.statuses.items() if status >= 500),
+        lost=soak.lost,
+        memory_mb_lowest=round(min(late)),
+        memory_mb_highest=round(max(late)),
+        memory_spread_percent=round(100 * (max(late) - min(late)) / min(late), 1),
+        open_files_before=files,
+        open_files_after=left,
+        exit_code=code,
     )
+    for seconds, megabytes, count in soak.memory[:: max(1, len(soak.memory) // 10)]:
+        print(f"{seconds / 60:5.1f} min {megabytes:6.0f} MB {count} open files")
 
 
 if __name__ == "__main__":

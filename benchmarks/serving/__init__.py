@@ -1,1 +1,0 @@
-"""Parts of the benchmarks of the server: clients, servers, phases."""
