@@ -28,6 +28,7 @@ from torch import Tensor
 
 from benchmarks.common import Results, argument_parser, medians
 from bertree.batch import Batch
+from bertree.model.kernels import triton_add_norm, triton_gated, triton_gelu
 from bertree.model.kernels.chunks.attend import attend_chunks
 from bertree.model.kernels.chunks.order import (
     BucketCounts,
@@ -40,7 +41,6 @@ from bertree.model.kernels.chunks.order import (
     hash_buckets,
 )
 from bertree.model.kernels.layout import Layout
-from bertree.model.kernels import triton_add_norm, triton_gated, triton_gelu
 from bertree.model.kernels.table import VARLEN, attend, attend_fused, case_of, choose
 from bertree.model.masks import Causal, Full
 from bertree.train.device import set_deterministic
