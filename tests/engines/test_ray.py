@@ -6,7 +6,6 @@ import signal
 import socket
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from importlib.util import find_spec
 from itertools import islice
@@ -20,7 +19,7 @@ import bertree
 from bertree.data import store_builder
 from bertree.data.prepare import prepare
 from bertree.engines.engine import map_in_order
-from bertree.engines.ray_cluster import RayCluster, compute_block
+from bertree.engines.ray_cluster import PATIENCE, RayCluster, compute_block
 from bertree.errors import UserError
 from bertree.inference import embedding
 from bertree.search import writer
@@ -141,7 +140,7 @@ def test_index_build_gives_the_same_bytes_though_a_worker_is_killed(
     assert contents(tmp_path / "there") == contents(tmp_path / "here")
 
 
-def test_mistakes_in_a_worker_are_one_line() -> None:
+def test_errors_in_a_worker_are_one_line() -> None:
     engine = RayCluster()
     with engine.start(add_to, 100) as workers:
         results = map_in_order(workers, range(20), lambda block: block)
@@ -169,7 +168,7 @@ def test_a_cluster_without_a_gpu_is_refused_for_cuda() -> None:
 
 
 def test_an_address_where_no_cluster_is_ends_at_once(tmp_path: Path, command: Command) -> None:
-    started = time.monotonic()
+    assert PATIENCE <= 10, "seconds for an answer; Ray itself would try for minutes"
     for address in ("10.0.0.1", "ray://10.0.0.1:10001", "10.0.0.1:port"):
         with pytest.raises(UserError, match=r"^address .*: must be HOST:PORT"):
             RayCluster(address)
@@ -183,7 +182,6 @@ def test_an_address_where_no_cluster_is_ends_at_once(tmp_path: Path, command: Co
     assert said.code == 2
     assert said.lines == [f"bertree: {address}: no Ray cluster answers there (Connection refused)"]
     assert not (tmp_path / "s").exists()
-    assert time.monotonic() - started < 60
 
 
 def answer_once(server: socket.socket) -> None:

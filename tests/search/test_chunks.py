@@ -47,7 +47,7 @@ def check(document: str, spans: list[CharSpan], how: Chunking, tokenizer: Tokeni
 
 
 @pytest.mark.parametrize(("tokens", "overlap"), [(40, 8), (40, 0), (64, 30), (15, 3), (3, 1)])
-def test_every_tokenizer(tokenizer: Tokenizer, tokens: int, overlap: int) -> None:
+def test_passages_cover_the_document_with_every_tokenizer(tokenizer: Tokenizer, tokens: int, overlap: int) -> None:
     how = Chunking(tokens, overlap)
     for document in (STORY, STORY * 20, STORY.replace(". ", " "), "é" + STORY.upper() + "日本語のテキスト。"):
         check(document, split_passages(document, how, tokenizer), how, tokenizer)
@@ -75,7 +75,7 @@ def test_short_text_is_one_passage(minilm: Path) -> None:
     assert split_passages(" \n\t ", Chunking()) == []
 
 
-def test_megabytes_without_a_space(minilm: Path) -> None:
+def test_megabytes_without_a_space_are_divided(minilm: Path) -> None:
     tokenizer = Tokenizer.load(minilm)
     for document in ("x" * 1_000_000, "猫" * 40_000, "no-end " * 15_000):
         how = Chunking()
@@ -88,7 +88,7 @@ def test_megabytes_without_a_space(minilm: Path) -> None:
 @given(
     st.text(alphabet=st.sampled_from(string.ascii_letters[:8] + " .\n\t!é猫\u3000"), max_size=400), st.integers(1, 30)
 )
-def test_any_text(document: str, tokens: int) -> None:
+def test_passages_cover_any_text(document: str, tokens: int) -> None:
     how = Chunking(tokens, random.Random(tokens).randrange(tokens))
     check(document, split_passages(document, how), how, None)
 
@@ -101,7 +101,7 @@ def test_a_passage_does_not_span_a_desert_of_spaces(minilm: Path) -> None:
         assert spans == [CharSpan(0, 13), CharSpan(1_000_013, len(document))]
 
 
-def test_mistakes() -> None:
+def test_sizes_that_do_not_fit_the_model_are_refused() -> None:
     with pytest.raises(UserError, match=r"overlap .*between 0 and"):
         Chunking(10, 10)
     with pytest.raises(UserError, match=r"chunk .*at least 1 token"):

@@ -110,7 +110,7 @@ def test_grown_out_of_its_cells(tmp_path: Path) -> None:
     assert index.info["settings"]["trained"] == COUNT, "twice as many are worth new cells"
 
 
-def test_choice() -> None:
+def test_the_kind_follows_from_the_number_and_width_of_the_vectors() -> None:
     assert choose_kind(1000, 384)[0] == "flat"
     assert choose_kind(40_000, 384)[0] == "flat"
     assert choose_kind(100_000, 384)[0] == "hnsw"
@@ -124,7 +124,7 @@ def test_choice() -> None:
     assert [code_size(d) for d in (384, 768, 50, 7, 1)] == [96, 192, 25, 7, 1]
 
 
-def test_without_faiss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_faiss_other_kinds_are_refused_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = Given()
     real = builtins.__import__
 

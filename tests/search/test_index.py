@@ -16,16 +16,11 @@ from bertree.search import passage_store
 from bertree.search.database import DATABASE
 from bertree.search.documents import Document, ReadOptions, ReadSummary, read_documents, total_size
 from bertree.search.index import Index
-from tests.support.search_samples import SHIPS, ids
+from tests.support.search_samples import FILTERS, SHIPS, ids
 from tests.support.standin import Words
 
 
-@pytest.fixture
-def index(tmp_path: Path) -> Index:
-    return Index.build(Words(), SHIPS, tmp_path / "index")
-
-
-def test_search(index: Index) -> None:
+def test_the_nearest_passages_come_first_with_their_metadata(index: Index) -> None:
     assert bertree.Index is Index
     hits = index.search("The brig lay at anchor in the bay", k=2)
     assert len(hits) == 2
@@ -47,26 +42,12 @@ def test_scores_are_cosines(index: Index) -> None:
         assert hit.score == pytest.approx(expected[hit.document], abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("where", "expected"),
-    [
-        ({"book": "Sea"}, {"a", "c"}),
-        ({"year": 1815}, {"b", "d"}),
-        ({"year": "1815"}, {"b", "d"}),
-        ({"book": ["Home", "Tower"]}, {"b", "d"}),
-        ({"book": "Sea", "year": 1902}, {"c"}),
-        ({"tags": "bay"}, {"a"}),
-        ({"late": True}, {"c"}),
-        ({"id": "b"}, {"b"}),
-        ({"book": "Nothing"}, set()),
-        ({}, {"a", "b", "c", "d"}),
-    ],
-)
-def test_filters(index: Index, where: dict[str, object], expected: set[str]) -> None:
+@pytest.mark.parametrize(("where", "expected"), FILTERS)
+def test_a_filter_leaves_the_documents_that_match(index: Index, where: dict[str, object], expected: set[str]) -> None:
     assert set(ids(index, where=where)) == expected
 
 
-def test_unknown_key(index: Index) -> None:
+def test_an_unknown_key_of_a_filter_is_named(index: Index) -> None:
     with pytest.raises(UserError, match=r"where 'boook': .*did you mean 'book'"):
         index.search("bay", where={"boook": "Sea"})
 
@@ -89,7 +70,7 @@ def test_add_replaces_and_remove_removes(index: Index) -> None:
     assert ids(index) == ["c"]
 
 
-def test_unchanged_costs_nothing(tmp_path: Path) -> None:
+def test_unchanged_documents_are_not_embedded_again(tmp_path: Path) -> None:
     model = Words()
     index = Index.build(model, SHIPS, tmp_path / "index")
     model.seen = 0
@@ -120,7 +101,7 @@ def test_long_documents_keep_their_places(tmp_path: Path) -> None:
         assert hit.document == hit.source == str(tmp_path / "log.txt")
 
 
-def test_files(tmp_path: Path) -> None:
+def test_files_folders_and_tables_are_read_as_documents(tmp_path: Path) -> None:
     folder = tmp_path / "docs"
     (folder / "deep").mkdir(parents=True)
     (folder / "one.txt").write_text("First block.\nStill first.\n\n\nSecond block.\n \nThird.\n")
@@ -138,18 +119,14 @@ def test_files(tmp_path: Path) -> None:
     (row,) = read_documents(folder / "four.csv.gz", ReadOptions("body", "key"), ReadSummary())
     assert (row.id, row.text, row.metadata) == ("x1", "Quoted, with a comma.", {"place": "north"})
     blocks = list(read_documents(folder / "one.txt", ReadOptions(blocks=True), ReadSummary()))
-    assert [(b.text, b.metadata["line"]) for b in blocks] == [
-        ("First block.\nStill first.", 1),
-        ("Second block.", 5),
-        ("Third.", 7),
-    ]
-    assert total_size([folder / "one.txt", folder / "deep"]) == sum(
-        (folder / name).stat().st_size for name in ("one.txt", "deep/two.md")
-    )
+    first = "First block.\nStill first."
+    assert [(b.text, b.metadata["line"]) for b in blocks] == [(first, 1), ("Second block.", 5), ("Third.", 7)]
+    sizes = [(folder / name).stat().st_size for name in ("one.txt", "deep/two.md")]
+    assert total_size([folder / "one.txt", folder / "deep"]) == sum(sizes)
     assert total_size([folder]) is None, "what is packed is longer than it looks"
 
 
-def test_parquet(tmp_path: Path) -> None:
+def test_dates_and_lists_of_parquet_are_metadata(tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     table = pyarrow.table({"text": ["One."], "when": [datetime.date(1851, 11, 14)], "scores": [[1.5, 2.0]]})
@@ -159,7 +136,7 @@ def test_parquet(tmp_path: Path) -> None:
     assert hit.metadata == {"when": "1851-11-14", "scores": [1.5, 2.0]}
 
 
-def test_odd_texts(tmp_path: Path) -> None:
+def test_texts_that_are_not_valid_unicode_are_stored(tmp_path: Path) -> None:
     odd = ["\ud800 half a pair", "nul \x00 inside", "\u200b", "🙂" * 50, "x" * 200_000, "a\u0301" * 3]
     records = [{"id": f"o{n}", "text": text, "k\udfff": "\ud800", "n": float("nan")} for n, text in enumerate(odd)]
     index = Index.build(Words(), [*records, {"text": "  \n"}, {"text": ""}], tmp_path / "index")
@@ -172,20 +149,20 @@ def test_odd_texts(tmp_path: Path) -> None:
     assert index.add(records).unchanged == len(odd)
 
 
-def test_empty_index(tmp_path: Path) -> None:
+def test_an_empty_index_finds_nothing_and_can_grow(tmp_path: Path) -> None:
     index = Index.build(Words(), [], tmp_path / "index")
     assert (len(index), index.search("anything"), index.search("x", where={"a": "b"})) == (0, [], [])
     index.add(SHIPS)
     assert len(index) == 4
 
 
-def test_records_without_an_id(tmp_path: Path) -> None:
+def test_records_without_an_id_are_told_apart_by_their_text(tmp_path: Path) -> None:
     index = Index.build(Words(), [{"text": "One."}, {"text": "Two."}], tmp_path / "index")
     index.add([{"text": "Three."}, {"text": "One."}])
     assert sorted(hit.text for hit in index.search("one")) == ["One.", "Three.", "Two."], "none takes another's place"
 
 
-def test_documents_as_they_are(tmp_path: Path) -> None:
+def test_documents_keep_their_source_and_metadata(tmp_path: Path) -> None:
     known = {"a": 1, "day": datetime.date(1851, 11, 14), "page": "long " * 1000}
     index = Index.build(Words(), [Document("x", "One text.", "somewhere", known)], tmp_path / "index")
     (hit,) = index.search("text", where={"source": "somewhere", "day": "1851-11-14"})
@@ -194,7 +171,9 @@ def test_documents_as_they_are(tmp_path: Path) -> None:
         index.search("text", where={"page": "long"})
 
 
-def test_passages_in_order(index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passages_come_in_the_order_they_were_added(
+    index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(passage_store, "SOME", 3)  # of four
     passages = list(index)
     assert [passage.document for passage in passages] == ["a", "b", "c", "d"]
@@ -222,14 +201,14 @@ def test_an_index_shows_itself(tmp_path: Path) -> None:
     assert "<table>" in index._repr_html_()
 
 
-def test_with(tmp_path: Path) -> None:
+def test_an_index_is_closed_by_with(tmp_path: Path) -> None:
     with Index.build(Words(), SHIPS, tmp_path / "index") as index:
         assert index.nearest(np.empty((0, 128), np.float32)) == index.nearest([]) == []  # type: ignore[arg-type]
     with pytest.raises(UserError, match="cannot be used any more"):
         index.search("brig")
 
 
-def test_one_name_two_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_relative_path_of_another_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "a.txt").write_text(f"The text of {name}.")
@@ -243,16 +222,13 @@ def test_one_name_two_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         with pytest.raises(UserError, match=re.escape(both)):
             index.add([name])
     index.add(tmp_path / "two" / "a.txt")
-    assert {hit.text for hit in index.search("text", k=9)} == {
-        "The text of one.",
-        "The text of two.",
-        "The row of one.",
-    }
+    texts = {hit.text for hit in index.search("text", k=9)}
+    assert texts == {"The text of one.", "The text of two.", "The row of one."}
     index.add(tmp_path / "one" / "rows.jsonl", id="key")
     assert index.add(tmp_path / "two" / "rows.jsonl", id="key").replaced == 1, "an id of one's own means what it says"
 
 
-def test_a_folder_that_was_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_was_moved_is_found_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "a.txt").write_text("A text.")
     monkeypatch.chdir(tmp_path / "old")
@@ -263,7 +239,7 @@ def test_a_folder_that_was_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert index.search("text", k=1)[0].source == str(tmp_path / "new" / "a.txt")
 
 
-def test_a_prompt_the_model_lacks(minilm: Path, tmp_path: Path) -> None:
+def test_a_prompt_that_the_model_lacks_is_named(minilm: Path, tmp_path: Path) -> None:
     model = bertree.load(minilm)
     Index.build(model, SHIPS, tmp_path / "index").close()
     with sqlite3.connect(tmp_path / "index" / DATABASE) as base:

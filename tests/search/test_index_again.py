@@ -124,7 +124,7 @@ def test_many_questions_are_asked_in_parts(tmp_path: Path) -> None:
     assert [hits[0].document for hits in index.search(names, 1)] == names
 
 
-def test_wrong_types(tmp_path: Path) -> None:
+def test_values_of_the_wrong_type_are_refused(tmp_path: Path) -> None:
     deep: list[object] = []
     for _ in range(DEEPEST + 5):
         deep = [deep]

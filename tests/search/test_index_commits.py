@@ -18,12 +18,7 @@ from tests.support.search_samples import SHIPS, ids
 from tests.support.standin import Words
 
 
-@pytest.fixture
-def index(tmp_path: Path) -> Index:
-    return Index.build(Words(), SHIPS, tmp_path / "index")
-
-
-def test_compaction_and_fewer_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_removed_vectors_leave_the_disk_and_files_stay_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(index_writer, "MERGE", 4)
     index = Index.build(Words(), SHIPS, tmp_path / "index")
     for n in range(30):
@@ -43,7 +38,7 @@ def test_compaction_and_fewer_files(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     index.verify()
 
 
-def test_build_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_build_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(index_writer, "COMMIT_ROWS", 1)
     monkeypatch.setattr(index_writer, "EMBED_BATCH", 1)
 
@@ -68,7 +63,7 @@ def test_build_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         Index.build(Words(), SHIPS, tmp_path / "index")
 
 
-def test_one_writer(index: Index) -> None:
+def test_a_second_writer_is_refused(index: Index) -> None:
     with index_writer.open_writer(index.path), pytest.raises(UserError, match="another run is writing here"):
         index.add([{"text": "More."}])
     index.add([{"text": "More."}])
@@ -83,7 +78,7 @@ def stranger(path: Path, ends: Connection) -> None:
         ends.send((ids(index), index._store._seen is not None))
 
 
-def test_a_folder_only_others_write_to() -> None:
+def test_a_folder_that_only_others_may_write_to_is_read() -> None:
     with tempfile.TemporaryDirectory(dir="/tmp") as root:  # pytest's own folders are closed to others
         os.chmod(root, 0o755)
         path = Path(root) / "index"
@@ -116,7 +111,7 @@ def test_a_folder_only_others_write_to() -> None:
             os.chmod(path, 0o755)
 
 
-def test_many_commits_few_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_commits_leave_few_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(index_writer, "COMMIT_ROWS", 1)
     most = 0
     names = index_writer.IndexWriter._name
@@ -134,7 +129,7 @@ def test_many_commits_few_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     index.verify()
 
 
-def test_sizes_of_files_grow() -> None:
+def test_no_vector_is_written_often() -> None:
     sizes: list[int] = []
     written = most = 0
     for _ in range(5000):
@@ -147,7 +142,7 @@ def test_sizes_of_files_grow() -> None:
     assert merge_start([1 << 40, 1], 100, 8) == 2, "a large file is left alone"
 
 
-def test_an_id_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_document_of_an_id_is_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     twice = [{"id": f"d{n // 2}", "text": f"Word{n} stands."} for n in range(60)]
     index = Index.build(Words(), twice, tmp_path / "index")
     assert index.info["generation"] <= 3
@@ -163,7 +158,7 @@ def test_an_id_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other.verify()
 
 
-def test_what_the_documents_say_is_theirs(index: Index) -> None:
+def test_errors_of_the_documents_are_not_changed(index: Index) -> None:
     def documents() -> object:
         raise PermissionError(13, "Permission denied", "mine.txt")
         yield
@@ -172,7 +167,7 @@ def test_what_the_documents_say_is_theirs(index: Index) -> None:
         index.add(documents())  # type: ignore[arg-type]
 
 
-def test_too_many_open_files(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_open_files_are_one_line(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
     def opened(*given: object) -> object:
         raise OSError(24, "Too many open files")
 

@@ -26,6 +26,12 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture
+def folder(good: Path, tmp_path: Path) -> Path:
+    """A copy of the index, to be damaged."""
+    return shutil.copytree(good, tmp_path / "index")
+
+
 def cut(path: Path) -> None:
     data = path.read_bytes()
     path.write_bytes(data[: len(data) // 2])
@@ -60,9 +66,7 @@ def use(folder: Path) -> None:
 
 @pytest.mark.parametrize("file", ["graph-*.faiss", "vectors-*.bin", DATABASE])
 @pytest.mark.parametrize("harm", [cut, flip, noise, empty, gone])
-def test_every_file(file: str, harm: Callable[[Path], None], good: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "index"
-    shutil.copytree(good, folder)
+def test_damage_of_any_file_is_one_line_with_advice(file: str, harm: Callable[[Path], None], folder: Path) -> None:
     (path,) = folder.glob(file)
     harm(path)
     with pytest.raises(UserError) as said:
@@ -105,9 +109,7 @@ def state(folder: Path, old: str, new: str) -> None:
         ('"count": 300, "bytes": 1', '"count": "300", "bytes": 1', "no valid state"),
     ],
 )
-def test_a_state_that_is_none(old: str, new: str, expected: str, good: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "index"
-    shutil.copytree(good, folder)
+def test_an_invalid_state_is_refused(old: str, new: str, expected: str, folder: Path) -> None:
     state(folder, old, new)
     with pytest.raises(UserError, match=expected) as said:
         Index.open(folder).nearest(np.ones((1, 128), np.float32), 3)
@@ -129,9 +131,9 @@ def test_a_state_that_is_none(old: str, new: str, expected: str, good: Path, tmp
         ("state SET value = x'00'", lambda index: index.info),
     ],
 )
-def test_values_of_the_wrong_type(change: str, ask: Callable[[Index], object], good: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "index"
-    shutil.copytree(good, folder)
+def test_values_of_the_wrong_type_in_the_database_are_refused(
+    change: str, ask: Callable[[Index], object], folder: Path
+) -> None:
     index = Index.open(folder, Words())
     with sqlite3.connect(folder / DATABASE) as base:
         base.execute(f"UPDATE {change}")
@@ -140,9 +142,7 @@ def test_values_of_the_wrong_type(change: str, ask: Callable[[Index], object], g
     assert "\n" not in str(said.value)
 
 
-def test_rows_that_are_missing(good: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "index"
-    shutil.copytree(good, folder)
+def test_missing_rows_of_the_database_are_noticed(folder: Path) -> None:
     index = Index.open(folder)
     base = sqlite3.connect(folder / DATABASE)
     base.execute("UPDATE documents SET metadata = '{' WHERE id = 'd7'")
@@ -155,10 +155,10 @@ def test_rows_that_are_missing(good: Path, tmp_path: Path) -> None:
         index.nearest(np.ones((1, 128), np.float32), 300)
 
 
-def test_a_graph_that_is_replaced_meanwhile(good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_that_is_replaced_meanwhile_is_read_in_its_newer_state(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Between the check of the file and FAISS a writer may put another in its place: the newer state is read."""
-    folder = tmp_path / "index"
-    shutil.copytree(good, folder)
     (path,) = folder.glob("graph-*")
     hashed = faiss_index.sha256_of
 
@@ -174,7 +174,7 @@ def test_a_graph_that_is_replaced_meanwhile(good: Path, tmp_path: Path, monkeypa
     assert not path.exists()
 
 
-def test_another_model(good: Path) -> None:
+def test_another_model_is_refused(good: Path) -> None:
     with pytest.raises(UserError, match=r"was made with another model .weights standin, 128 numbers.*use that"):
         Index.open(good, Words(digest="other"))
     with pytest.raises(UserError, match="128 numbers"):
@@ -194,9 +194,7 @@ class Bad(Words):
         return found[:, :100] if any("narrow" in text for text in texts) else found
 
 
-def test_vectors_that_are_none(good: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "index"
-    shutil.copytree(good, folder)
+def test_vectors_that_are_not_finite_or_of_another_width_are_refused(folder: Path) -> None:
     index = Index.open(folder, Bad())
     with pytest.raises(UserError, match="bad: the model gave a vector with NaN"):
         index.add([{"id": "fine", "text": "Fine."}, {"id": "bad", "text": "With poison in it."}])
@@ -211,7 +209,7 @@ def test_vectors_that_are_none(good: Path, tmp_path: Path) -> None:
     assert index.add([{"id": "fine", "text": "Fine."}]).new == 1
 
 
-def test_bad_questions(good: Path) -> None:
+def test_empty_questions_are_refused(good: Path) -> None:
     index = Index.open(good, Words())
     for question in ("", "  \n"):
         with pytest.raises(UserError, match=r"question \d: is empty"):
@@ -221,34 +219,29 @@ def test_bad_questions(good: Path) -> None:
     assert index.search([]) == []
 
 
-def test_bad_places_and_documents(tmp_path: Path) -> None:
+def test_wrong_folders_and_documents_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine.doc").write_text("x")
+    (tmp_path / "t.jsonl").write_text('{"text": "One."}\n{"text": 5}\n')
     with pytest.raises(UserError, match="no such folder; make one with"):
         Index.open(tmp_path / "nowhere")
     with pytest.raises(UserError, match="is not an index"):
         Index.open(tmp_path)
-    (tmp_path / "mine.doc").write_text("x")
-    with pytest.raises(UserError, match="holds other files"):
-        Index.build(Words(), [], tmp_path)
-    with pytest.raises(UserError, match="is a file"):
-        Index.build(Words(), [], tmp_path / "mine.doc")
-    with pytest.raises(UserError, match=r"unknown kind of file; known: .*\.md"):
-        Index.build(Words(), [tmp_path / "mine.doc"], tmp_path / "new")
-    with pytest.raises(UserError, match=r"give ..text.: "):
-        Index.build(Words(), ["This is no path."], tmp_path / "new")
-    with pytest.raises(UserError, match=r"has no column 'text'.*did you mean 'texts'"):
-        Index.build(Words(), [{"texts": "x"}], tmp_path / "new")
+    for documents, out, options, message in (
+        ([], "", {}, "holds other files"),
+        ([], "mine.doc", {}, "is a file"),
+        ([tmp_path / "mine.doc"], "new", {}, r"unknown kind of file; known: .*\.md"),
+        (["This is no path."], "new", {}, r"give ..text.: "),
+        ([{"texts": "x"}], "new", {}, r"has no column 'text'.*did you mean 'texts'"),
+        ([tmp_path / "t.jsonl"], "other", {}, "line 2: 'text' must be a text"),
+        ([tmp_path / "t.jsonl"], "third", {"id": "key"}, "has no column 'key'"),
+    ):
+        with pytest.raises(UserError, match=message):
+            Index.build(Words(), documents, tmp_path / out, **options)  # type: ignore[arg-type]
     assert not list(tmp_path.glob("new/vectors*"))
-    (tmp_path / "t.jsonl").write_text('{"text": "One."}\n{"text": 5}\n')
-    with pytest.raises(UserError, match="line 2: 'text' must be a text"):
-        Index.build(Words(), [tmp_path / "t.jsonl"], tmp_path / "other")
-    with pytest.raises(UserError, match="has no column 'key'"):
-        Index.build(Words(), [tmp_path / "t.jsonl"], tmp_path / "third", id="key")
 
 
 @pytest.mark.parametrize("byte", [0x42, 0xFF])  # a number far too large, and none
-def test_scribbled_vectors_are_not_answered_from(byte: int, good: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "index"
-    shutil.copytree(good, folder)
+def test_scribbled_vectors_are_not_answered_from(byte: int, folder: Path) -> None:
     (path,) = folder.glob("vectors-*")
     data = bytearray(path.read_bytes())
     data[-128 * 4 * 200 :] = bytes([byte]) * (128 * 4 * 200)
@@ -266,9 +259,7 @@ def test_a_mistake_leaves_nothing_in_the_way(tmp_path: Path) -> None:
     assert len(Index.build(Words(), [{"text": "a text"}], tmp_path / "index")) == 1
 
 
-def test_nothing_is_added_to_what_is_broken(good: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "index"
-    shutil.copytree(good, folder)
+def test_nothing_is_added_to_what_is_broken(folder: Path) -> None:
     cut(next(folder.glob("vectors-*")))
     index = Index.open(folder, Words())
     with pytest.raises(UserError, match="damaged or cut off"):

@@ -11,16 +11,10 @@ from bertree.errors import UserError
 from bertree.search.index import Index
 from tests.support.command import Command
 from tests.support.postgres import PostgresServer, run_sql
-from tests.support.search_samples import SHIPS
 from tests.support.standin import Words
 
 pytest.importorskip("psycopg")
 SECRET = "s3cr3t%zz"
-
-
-@pytest.fixture
-def index(tmp_path: Path) -> Index:
-    return Index.build(Words(), SHIPS, tmp_path / "index")
 
 
 def test_no_server(index: Index) -> None:

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from bertree.errors import UserError
 from bertree.search.index import Index
 from tests.support.killing import records
 from tests.support.postgres import run_sql
-from tests.support.processes import PATIENCE, PROCESSES
+from tests.support.processes import PATIENCE, PROCESSES, wait_until
 from tests.support.standin import Words
 
 pytest.importorskip("psycopg")
@@ -40,11 +39,8 @@ def run(folder: Path, address: str, *given: Any) -> int | None:
     process = PROCESSES.Process(target=export_and_die, args=(folder, address, *given))
     process.start()
     process.join(PATIENCE)
-    until = time.monotonic() + PATIENCE
     # The server notices a moment later that a client was killed; meanwhile its export holds the lock.
-    while run_sql(address, "SELECT pid FROM pg_locks WHERE locktype = 'advisory'"):
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    wait_until(lambda: not run_sql(address, "SELECT pid FROM pg_locks WHERE locktype = 'advisory'"))
     return process.exitcode
 
 

@@ -32,7 +32,7 @@ def same(found: object, vectors: np.ndarray) -> bool:
     return len(rows) in (1, len(vectors)) and bool(np.abs(rows - vectors[: len(rows)]).max() < 1e-6)
 
 
-def test_openai(address: str, vectors: np.ndarray) -> None:
+def test_the_client_of_openai_gets_vectors_and_errors(address: str, vectors: np.ndarray) -> None:
     openai = pytest.importorskip("openai")
     with openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client:
         assert [model.id for model in client.models.list()] == ["minilm", "ranker", "classes"]
@@ -48,7 +48,7 @@ def test_openai(address: str, vectors: np.ndarray) -> None:
         assert error.value.param == "input"
 
 
-def test_cohere(address: str) -> None:
+def test_the_client_of_cohere_gets_a_ranking(address: str) -> None:
     cohere = pytest.importorskip("cohere")
     client = cohere.ClientV2("key", base_url=address)
     reply = client.rerank(model="ranker", query="which boat", documents=DOCUMENTS, top_n=2)
@@ -59,7 +59,9 @@ def test_cohere(address: str) -> None:
         client.rerank(model="ranker", query="which boat", documents=[])
 
 
-def test_hugging_face(address: str, vectors: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_client_of_hugging_face_gets_vectors_and_similarities(
+    address: str, vectors: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hub = pytest.importorskip("huggingface_hub")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)  # this machine is asked
     client = hub.InferenceClient(f"{address}/embed")
@@ -68,14 +70,14 @@ def test_hugging_face(address: str, vectors: np.ndarray, monkeypatch: pytest.Mon
     assert np.abs(np.array(found) - vectors[1:] @ vectors[0]).max() < 1e-6
 
 
-def test_haystack(address: str, vectors: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_haystack_gets_vectors(address: str, vectors: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "none")
     haystack = pytest.importorskip("haystack.components.embedders")
     embedder = haystack.OpenAITextEmbedder(model="minilm", api_base_url=f"{address}/v1")
     assert same(embedder.run(TEXTS[0])["embedding"], vectors)
 
 
-def test_langchain_without_its_context_check(address: str, vectors: np.ndarray) -> None:
+def test_langchain_without_its_context_check_gets_vectors(address: str, vectors: np.ndarray) -> None:
     langchain = pytest.importorskip("langchain_openai")
     options = {"model": "minilm", "base_url": f"{address}/v1", "api_key": "none"}
     embedder = langchain.OpenAIEmbeddings(check_embedding_ctx_length=False, **options)
@@ -83,7 +85,7 @@ def test_langchain_without_its_context_check(address: str, vectors: np.ndarray) 
     assert same(embedder.embed_query(TEXTS[0]), vectors)
 
 
-def test_llama_index(address: str, vectors: np.ndarray) -> None:
+def test_llama_index_gets_vectors(address: str, vectors: np.ndarray) -> None:
     like = pytest.importorskip("llama_index.embeddings.openai_like")
     found = like.OpenAILikeEmbedding(model_name="minilm", api_base=f"{address}/v1", api_key="none")
     assert same(found.get_text_embedding_batch(TEXTS), vectors)

@@ -11,7 +11,7 @@ from bertree.serve.routes import generate
 from bertree.serve.scheduler import Scheduler
 from bertree.serve.token_queue import Overloaded
 from tests.support.asking import Answer, Asker, in_event_loop, refused
-from tests.support.processes import PATIENCE
+from tests.support.processes import PATIENCE, wait_until
 
 BODY: dict[str, Any] = {"prompt": "the boat", "tokens": 20, "temperature": 0.9, "top_p": 0.9, "seed": 4, "model": "gpt"}
 
@@ -69,12 +69,6 @@ class SliceGate:
         return self.compute(text)
 
 
-def wait_until_idle(asker: Asker) -> None:
-    """Wait until no thread of a server computes anything."""
-    while asker.service.scheduler.idle_threads < asker.service.scheduler.threads:
-        threading.Event().wait(0.001)
-
-
 @pytest.mark.parametrize("stream", [False, True])
 def test_nothing_more_is_computed_for_a_client_that_has_gone(
     own: Asker, monkeypatch: pytest.MonkeyPatch, stream: bool
@@ -83,9 +77,10 @@ def test_nothing_more_is_computed_for_a_client_that_has_gone(
     body = json.dumps(BODY | {"tokens": 40, "stream": stream}).encode()
     asyncio.run(own.send("POST", "/generate", body, gone=True))  # returns, though a slice is being computed
     gate.opened.set()
-    wait_until_idle(own)
+    scheduler = own.service.scheduler
+    wait_until(lambda: scheduler.idle_threads == scheduler.threads)
     assert gate.slices <= 2, "of 40: the first, and the one that was being computed when the client had gone"
-    assert own.service.scheduler.queued_requests == 0
+    assert scheduler.queued_requests == 0
 
 
 @in_event_loop

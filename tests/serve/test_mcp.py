@@ -56,7 +56,7 @@ def call(indexes: Mapping[str, Searcher], name: str, **arguments: Any) -> Any:
     return result["structuredContent"]
 
 
-def test_search(indexes: Mapping[str, Searcher]) -> None:
+def test_search_returns_the_hits_of_the_index(indexes: Mapping[str, Searcher]) -> None:
     hits = call(indexes, "search", query="The brig in the bay", k=2)["hits"]
     expected = indexes["ships"].search("The brig in the bay", 2)
     assert hits == [json.loads(json.dumps(hit.json())) for hit in expected]

@@ -20,7 +20,7 @@ from bertree.serve.launch import THREADS
 from bertree.serve.settings import ServerSettings, read_keys
 from tests.support import learnable
 from tests.support.command import Command
-from tests.support.processes import PATIENCE
+from tests.support.processes import PATIENCE, wait_until
 
 KEY = "test-key"
 LOAD = 12  # clients that ask without pause
@@ -127,9 +127,12 @@ def test_several_workers_serve_one_socket_and_end_together(tmp_path: Path) -> No
         for _ in range(8):
             assert len(ask(port, "/embed", {"inputs": "the boat"})[0]) == 32
         request = Request(f"http://127.0.0.1:{port}/metrics", headers={"Authorization": f"Bearer {KEY}"})
-        with urlopen(request, timeout=PATIENCE) as answer:
-            text = answer.read().decode()
-        assert 'bertree_requests_total{route="/embed",status="200"} 8.0' in text, "of both together"
+
+        def all_are_counted() -> bool:  # by both workers together; a request is counted after its answer
+            with urlopen(request, timeout=PATIENCE) as answer:
+                return b'bertree_requests_total{route="/embed",status="200"} 8.0' in answer.read()
+
+        wait_until(all_are_counted)
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         os.kill(int(children[0]), signal.SIGKILL)
         while "ready" not in (line := process.stderr.readline()):

@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 import urllib.error
 import urllib.request
 from importlib.util import find_spec
@@ -20,7 +19,7 @@ import pytest
 
 import bertree
 from tests.support.command import Command
-from tests.support.processes import PATIENCE
+from tests.support.processes import wait_until
 
 if any(find_spec(name) is None for name in ("uvicorn", "ray")):
     pytest.skip("needs uvicorn and Ray", allow_module_level=True)
@@ -65,11 +64,9 @@ def test_a_local_cluster_gives_the_same_vectors(small_folder: Path, tmp_path: Pa
         own = os.environ | {"BERTREE_API_KEY": "secret", "RAY_TMPDIR": folder}
         process = subprocess.Popen(command, stdout=log, stderr=log, env=own)
     try:
-        end = time.monotonic() + PATIENCE
-        while "1 replica serves at" not in (tmp_path / "log").read_text():
-            assert process.poll() is None, (tmp_path / "log").read_text()
-            assert time.monotonic() < end
-            time.sleep(0.5)
+        log_text = (tmp_path / "log").read_text
+        wait_until(lambda: "1 replica serves at" in log_text() or process.poll() is not None, pause=0.5)
+        assert process.poll() is None, log_text()
         texts = ["The brig lay at anchor.", "Tea."]
         found = ask(port, "/v1/embeddings", {"input": texts})
         mine = np.array([row["embedding"] for row in found["data"]])
