@@ -83,7 +83,7 @@ def made(base: Vectors, count: int) -> Vectors:
 def documents(count: int) -> Iterator[Document]:
     """A document a vector, with a group to filter by."""
     for number in range(count):
-        yield Document(f"d{number}", f"passage {number}", "made", {"group": number % GROUPS})
+        yield Document(f"d{number}", f"passage {number}", source="made", metadata={"group": number % GROUPS})
 
 
 def exact(queries: Vectors, vectors: Vectors) -> list[set[int]]:

@@ -34,7 +34,7 @@ SETTINGS = ("shared_buffers=512MB", "maintenance_work_mem=512MB", "listen_addres
 def documents(count: int, version: str = "first") -> Iterator[Document]:
     """Documents of one passage each, whose texts are as long as a usual passage."""
     for number in range(count):
-        yield Document(f"d{number}", f"passage {number} {version}.{PADDING}", "", {"group": number % GROUPS})
+        yield Document(f"d{number}", f"passage {number} {version}.{PADDING}", metadata={"group": number % GROUPS})
 
 
 def timed(call: Callable[[], object]) -> float:

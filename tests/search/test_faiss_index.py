@@ -33,7 +33,7 @@ class Given:
 
     def documents(self, first: int, last: int) -> list[Document]:
         return [
-            Document(f"d{n}", f"vector {n}", "", {"tenth": n % 10, "hundredth": n % 100, "half": n % 2})
+            Document(f"d{n}", f"vector {n}", metadata={"tenth": n % 10, "hundredth": n % 100, "half": n % 2})
             for n in range(first, last)
         ]
 

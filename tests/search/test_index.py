@@ -164,7 +164,7 @@ def test_records_without_an_id_are_told_apart_by_their_text(tmp_path: Path) -> N
 
 def test_documents_keep_their_source_and_metadata(tmp_path: Path) -> None:
     known = {"a": 1, "day": datetime.date(1851, 11, 14), "page": "long " * 1000}
-    index = Index.build(Words(), [Document("x", "One text.", "somewhere", known)], tmp_path / "index")
+    index = Index.build(Words(), [Document("x", "One text.", source="somewhere", metadata=known)], tmp_path / "index")
     (hit,) = index.search("text", where={"source": "somewhere", "day": "1851-11-14"})
     assert (hit.document, hit.source, hit.metadata) == ("x", "somewhere", known | {"day": "1851-11-14"})
     with pytest.raises(UserError, match="where 'page'"):

@@ -70,7 +70,7 @@ def test_a_file_that_moved_and_shrank(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_documents_that_only_look_like_those_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("b.txt").write_text("One.\n")
-    given = [Document("b.txt#7", "A text of nowhere."), Document("b.txt#9", "Another's.", "elsewhere/c.txt")]
+    given = [Document("b.txt#7", "A text of nowhere."), Document("b.txt#9", "Another's.", source="elsewhere/c.txt")]
     index = Index.build(Words(), given, tmp_path / "index")
     assert (index.add("b.txt", blocks=True).gone, len(index)) == (0, 3)
 

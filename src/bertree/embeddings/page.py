@@ -89,14 +89,14 @@ def _table(sets: Sequence[PairSet], encoders: Sequence[EncoderScores]) -> PageTa
         strong = [best == number and len(encoders) > 1 for best in top]
         cells = [one_line(Piece(text, "strong")) if bold else text for text, bold in zip(texts, strong, strict=True)]
         rows.append([encoder.name, str(encoder.dimension), *cells])
-    return PageTable(["", "width", *names], rows, range(1, len(names) + 2), "seeds")
+    return PageTable(["", "width", *names], rows, numbers=range(1, len(names) + 2), kind="seeds")
 
 
 def _averages(encoders: Sequence[EncoderScores]) -> BarTable:
     rows = [
         BarRow(row.name, [max(0.0, row.average or 0.0) / 100], [format_correlation(row.average)]) for row in encoders
     ]
-    return BarTable("Encoders", rows, "mean over the sets; the full width is 100", head=("Spearman",))
+    return BarTable("Encoders", rows, under="mean over the sets; the full width is 100", head=("Spearman",))
 
 
 def _set(pairs: PairSet, found: Sequence[tuple[str, SetScores]]) -> _SetPart:
@@ -121,7 +121,7 @@ def _measures(found: Sequence[tuple[str, SetScores]]) -> PageTable:
         for part, figures in scored.rows
     ]
     names = [f"{kind.capitalize()}, {measure}" for kind, measure in kinds]
-    return PageTable(["", "pairs of", *names], rows, range(2, 2 + len(names)), "seeds")
+    return PageTable(["", "pairs of", *names], rows, numbers=range(2, 2 + len(names)), kind="seeds")
 
 
 def _worst_pairs(pairs: PairSet, gold: Floats, cosine: Floats, name: str) -> PageTable:
@@ -135,4 +135,4 @@ def _worst_pairs(pairs: PairSet, gold: Floats, cosine: Floats, name: str) -> Pag
         shares = [f"{100 * share[number]:.0f} %" for share in (by_gold, by_cosine)]
         rows.append([first + second, f"{gold[number]:g}", f"{cosine[number]:.3f}", *shares, verdict])
     head = ["pair", "gold", "cosine", "percentile by gold", "by cosine", ""]
-    return PageTable(head, rows, [1, 2, 3, 4], title=f"Pairs that {name} ranks most differently from gold")
+    return PageTable(head, rows, numbers=[1, 2, 3, 4], title=f"Pairs that {name} ranks most differently from gold")

@@ -116,7 +116,7 @@ def _table(comparison: Comparison) -> PageTable:
         for value, against in zip(row.values[1:], row.against, strict=True):
             cells += [value, _coloured(against)]
         rows.append(cells)
-    return PageTable(head, rows, range(1, len(head)))
+    return PageTable(head, rows, numbers=range(1, len(head)))
 
 
 def _coloured(text: str) -> Cell:

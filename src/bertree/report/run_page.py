@@ -58,7 +58,7 @@ def run_page(out: Path) -> str:
         ranks=_rank_table(history.train),
         recipe=recipe,
         environment=PageTable([], facts, kind="facts"),
-        events=PageTable(["step", ""], events, [0], "facts"),
+        events=PageTable(["step", ""], events, numbers=[0], kind="facts"),
         events_title=_events_title(len(history.events), len(events)),
     )
 
@@ -238,7 +238,7 @@ def _rank_table(train: Sequence[Json]) -> PageTable:
         mean = quantity(sum(speeds) / len(speeds)) if speeds else "–"
         memory = number(rank.get("memory"))
         rows.append([str(rank_number), f"{digits(memory / 2**30)} GiB" if math.isfinite(memory) else "–", mean])
-    return PageTable(["rank", "peak memory", "tokens/s, mean"], rows, range(3))
+    return PageTable(["rank", "peak memory", "tokens/s, mean"], rows, numbers=range(3))
 
 
 def _samples(samples: Sequence[Json]) -> Iterator[PageTable]:

@@ -4,7 +4,7 @@ Shares are drawn as bars inside a table and confusions as a coloured one: tables
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -43,6 +43,7 @@ class PageTable:
 
     head: Sequence[Cell]
     rows: Sequence[Sequence[Cell]]
+    _: KW_ONLY
     numbers: Collection[int] = ()
     kind: str = ""
     title: Cell = ""
@@ -63,6 +64,7 @@ class BarTable:
 
     title: str
     bars: Sequence[BarRow]
+    _: KW_ONLY
     under: str = ""
     names: Sequence[str] = ()
     head: Sequence[str] = ()  # of the values beside the bars
@@ -120,7 +122,7 @@ def right_and_wrong(title: str, rows: Iterable[tuple[str, int, int]], under: str
     for name, right, wrong in rows:
         share = percent(right / (right + wrong)) if right + wrong else ""
         bars.append(BarRow(name, (right / most, wrong / most), (f"{right + wrong:,}", share)))
-    return BarTable(title, bars, under, names=("right", "wrong"), head=("examples", "right"), stacked=True)
+    return BarTable(title, bars, under=under, names=("right", "wrong"), head=("examples", "right"), stacked=True)
 
 
 def by_tenth(title: str, scores: Floats, right: Floats, under: str = "") -> BarTable:
@@ -187,7 +189,7 @@ def confident_cases(scores: Floats, right: Floats, show: ShowCase) -> list[Secti
     }
     head = ["text", "gold", "predicted", "confidence"]
     return [
-        Section(name, blocks=[PageTable(head, [[*show(n), _sure(scores[n])] for n in numbers.tolist()], [3], "cases")])
+        Section(name, blocks=[PageTable(head, _rows(numbers, scores, show), numbers=[3], kind="cases")])
         for name, numbers in picked.items()
         if len(numbers)
     ]
@@ -198,12 +200,12 @@ def largest_errors(gold: Floats, predicted: Floats, show: ShowCase) -> list[Sect
     off = np.abs(predicted - gold)
     order = np.argsort(-np.nan_to_num(off, nan=-np.inf), kind="stable")[:MISTAKES]
     rows = [[*show(number), digits(float(off[number]))] for number in order.tolist() if off[number] > 0]
-    table = PageTable(["text", "gold", "predicted", "error"], rows, [1, 2, 3], "cases off")
+    table = PageTable(["text", "gold", "predicted", "error"], rows, numbers=[1, 2, 3], kind="cases off")
     return [Section("Largest errors", blocks=[table])]
 
 
-def _sure(score: float) -> str:
-    return percent(score, 1) if np.isfinite(score) else "–"
+def _rows(numbers: np.ndarray, scores: Floats, show: ShowCase) -> list[list[Cell]]:
+    return [[*show(n), percent(scores[n], 1) if np.isfinite(scores[n]) else "–"] for n in numbers.tolist()]
 
 
 def start_of(text: object, room: int = ROOM, kind: str = "") -> Lines:

@@ -10,7 +10,7 @@ import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ class Document:
 
     id: str
     text: str
+    _: KW_ONLY
     source: str = ""  # its file
     metadata: Mapping[str, Any] = field(default_factory=dict)  # JSON values
     path: str = ""  # the path of its file as the user gave it, if `source` is the absolute path
@@ -151,9 +152,8 @@ def _read_item(item: DocumentInput, number: int, options: ReadOptions, summary: 
         if not all(isinstance(part, str) for part in (item.id, item.text, item.source)):
             raise UserError(f"document {number}: its id, text and source must be texts, not {item!r}"[:200])
         metadata = {replace_surrogates(str(key)): _to_json_value(value) for key, value in item.metadata.items()}
-        yield Document(
-            replace_surrogates(item.id), replace_surrogates(item.text), replace_surrogates(item.source), metadata
-        )
+        id, text, origin = (replace_surrogates(part) for part in (item.id, item.text, item.source))
+        yield Document(id, text, source=origin, metadata=metadata)
     elif isinstance(item, Mapping):
         text = str(item.get(options.text, ""))
         name = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
@@ -202,7 +202,7 @@ def _read_text_file(
     if not options.blocks:
         if text.strip():
             file.mark(0)
-        yield Document(file.path, text, file.source, path=file.path)
+        yield Document(file.path, text, source=file.source, path=file.path)
         return
     ends = [match.span() for match in BLOCK.finditer(text)]
     start, line, counted = 0, 1, 0
@@ -211,7 +211,8 @@ def _read_text_file(
             at = text.index(block, start)
             line, counted = line + text.count("\n", counted, at), at
             file.mark(line)
-            yield Document(f"{file.path}#{line}", block, file.source, {"line": line}, file.path)
+            id = f"{file.path}#{line}"
+            yield Document(id, block, source=file.source, metadata={"line": line}, path=file.path)
         start = following
 
 
@@ -244,11 +245,10 @@ def _document_from_row(record: Json, where: str, name: str, source: str, options
             raise UserError(f"{where}: '{column}' is empty; every document needs an id")
     rest = {replace_surrogates(str(key)): value for key, value in record.items() if key not in (options.text, column)}
     try:
-        return Document(
-            name, replace_surrogates(text), source, {key: _to_json_value(value) for key, value in rest.items()}
-        )
+        metadata = {key: _to_json_value(value) for key, value in rest.items()}
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
+    return Document(name, replace_surrogates(text), source=source, metadata=metadata)
 
 
 def _to_json_value(value: Any, depth: int = 0) -> Any:

@@ -239,7 +239,9 @@ class PassageStore(Database):
         )
         rows = self._select(query, values, int, str, str, str, int, int, str)
         return {
-            number: Passage(text, id, source, start, end, self._parse_metadata(metadata))
+            number: Passage(
+                text=text, document=id, source=source, start=start, end=end, metadata=self._parse_metadata(metadata)
+            )
             for number, text, id, source, start, end, metadata in rows
         }
 

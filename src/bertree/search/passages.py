@@ -29,7 +29,7 @@ _COMMON = frozenset((
 ))  # fmt: skip
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Passage:
     """One passage of an index."""
 

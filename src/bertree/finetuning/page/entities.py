@@ -121,14 +121,14 @@ def _by_type(counts: _EntityCounts) -> BarTable:
         ]
         rows.append(BarRow(kind, shares, [*(percent(share, 1) for share in shares), f"{gold:,}"]))
     names = ("precision", "recall", "F1")
-    return BarTable("Precision, recall and F1 of each type", rows, "", names, (*names, "gold"))
+    return BarTable("Precision, recall and F1 of each type", rows, names=names, head=(*names, "gold"))
 
 
 def _confusions(counts: _EntityCounts) -> BarTable:
     pairs = counts.confused.most_common(PAIRS)
     rows = relative_bars([(" → ".join(pair), count, clip(counts.examples[pair], 24).text) for pair, count in pairs])
     return BarTable(
-        "Most frequent confusions", rows, "gold → predicted, with the first case", head=("count", "such as")
+        "Most frequent confusions", rows, under="gold → predicted, with the first case", head=("count", "such as")
     )
 
 

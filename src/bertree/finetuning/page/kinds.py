@@ -88,14 +88,14 @@ def _most_confused(counts: Counter[tuple[str, str]], totals: Counter[str]) -> Ba
     wrong = Counter({pair: count for pair, count in counts.items() if pair[0] != pair[1]}).most_common(PAIRS)
     rows = [(f"{gold} → {other}", count, percent(count / totals[gold])) for (gold, other), count in wrong]
     under = f"gold → predicted; the first {len(rows)}, of {len(totals):,} labels"
-    return BarTable("Most frequent confusions", relative_bars(rows), under, head=("count", "of this gold"))
+    return BarTable("Most frequent confusions", relative_bars(rows), under=under, head=("count", "of this gold"))
 
 
 def _least_found(counts: Counter[tuple[str, str]], totals: Counter[str]) -> BarTable:
     shares = sorted((counts[label, label] / total, label) for label, total in totals.items())
     rows = [BarRow(label, [share], [percent(share), f"{totals[label]:,}"]) for share, label in shares[:PAIRS]]
     return BarTable(
-        "Labels with the lowest recall", rows, "share of a label's examples that are found", head=("found", "of")
+        "Labels with the lowest recall", rows, under="share of a label's examples that are found", head=("found", "of")
     )
 
 
@@ -125,7 +125,7 @@ def _error_histogram(off: Floats) -> BarTable:
     count, _ = np.histogram(off, bins=steps.ticks)
     names = [f"{low} to {high}" for low, high in pairwise(steps.labels)]
     rows = relative_bars(list(zip(names, count.tolist(), strict=True)))
-    return BarTable("Errors", rows, "predicted minus gold", head=("examples",))
+    return BarTable("Errors", rows, under="predicted minus gold", head=("examples",))
 
 
 def vectors(lines: Sequence[Json], labels: Sequence[str]) -> list[Section]:
@@ -212,7 +212,7 @@ def _by_position(lines: Sequence[Json]) -> BarTable:
     for place in sorted(gold.keys() | chosen.keys())[:LABELS]:
         counts = chosen[place], gold[place]
         rows.append(BarRow(f"option {place + 1}", [n / len(lines) for n in counts], [f"{n:,}" for n in counts]))
-    return BarTable("Which option is chosen", rows, "", ("chosen", "right one"), ("chosen", "right one"))
+    return BarTable("Which option is chosen", rows, names=("chosen", "right one"), head=("chosen", "right one"))
 
 
 def spans(lines: Sequence[Json]) -> list[Section]:
@@ -267,7 +267,7 @@ def _span_scores(title: str, names: Iterable[str], counted: metric.QuestionScore
     for name in sorted(groups, key=lambda name: (order.index(name) if name in order else -1, -len(groups[name]))):
         f1, exact = (float(each[groups[name]].mean()) for each in (counted.f1, counted.exact))
         rows.append(BarRow(name, [f1, exact], [percent(f1, 1), percent(exact, 1), f"{len(groups[name]):,}"]))
-    return BarTable(title, rows, "", ("F1", "exact"), ("F1", "exact", "questions"))
+    return BarTable(title, rows, names=("F1", "exact"), head=("F1", "exact", "questions"))
 
 
 def _answered(lines: Sequence[Json], exact: Floats) -> PageTable:
@@ -283,4 +283,4 @@ def _answered(lines: Sequence[Json], exact: Floats) -> PageTable:
         rows.append([name, *(f"{table[has, answer]:,} · {percent(table[has, answer] / total)}" for answer in columns)])
     rows[1][1] = "–"
     under = "rows: the question; columns: what the model gives"
-    return PageTable(["", *columns], rows, [1, 2, 3], title="Answer or not", under=under)
+    return PageTable(["", *columns], rows, numbers=[1, 2, 3], title="Answer or not", under=under)

@@ -133,7 +133,7 @@ def _scores(out: Path, task: Task[Any], found: Json, seeds: Sequence[Json]) -> l
     head = ["seed", *names, "best step", ""] if seeds else names
     numbers = range(1, len(keys) + 2) if seeds else range(len(keys))
     title = "Seeds" if len(seeds) > 1 else "Scores"
-    return [Section(f"{title}, times 100", blocks=[PageTable(head, rows, numbers, "seeds")])]
+    return [Section(f"{title}, times 100", blocks=[PageTable(head, rows, numbers=numbers, kind="seeds")])]
 
 
 def _link(out: Path, seed: object) -> Cell:

@@ -144,7 +144,7 @@ class PostgresIndex(Searcher):
             rows = connection.execute(sql.SQL(SAMPLE).format(fields=FIELDS, table=table), (numbers,)).fetchall()
             generation = read_generation(connection, self.location)
         vectors = np.frombuffer(b"".join(row[-1][HEAD:] for row in rows), ">f4").astype(np.float32)
-        passages = [Passage(*fields) for *fields, _ in rows]
+        passages = [_passage(fields) for *fields, _ in rows]
         return PassageSample(passages, vectors.reshape(len(rows), state.dimension), state.passages, generation)
 
     @property
@@ -165,7 +165,7 @@ class PostgresIndex(Searcher):
         query = sql.SQL("SELECT {} FROM {} WHERE document = %s ORDER BY number")
         with self._reading() as (connection, _):
             rows = connection.execute(query.format(FIELDS, table_name(self.location)), (id.replace("\0", "\ufffd"),))
-            return [Passage(*row) for row in rows.fetchall()]
+            return [_passage(row) for row in rows.fetchall()]
 
     def __len__(self) -> int:
         """Number of passages."""
@@ -244,9 +244,14 @@ def _literal(vector: Vectors) -> str:
     return f"[{','.join(map(repr, vector.tolist()))}]"
 
 
+def _passage(fields: Sequence[Any]) -> Passage:
+    text, document, source, start, end, metadata = fields
+    return Passage(text=text, document=document, source=source, start=start, end=end, metadata=metadata)
+
+
 def _hits(rows: Sequence[tuple[Any, ...]]) -> list[Hit]:
     """Return rows as hits: best first, and of equals the one that was added first."""
-    scored = [(_cosine(distance), number, Passage(*fields)) for *fields, number, distance in rows]
+    scored = [(_cosine(distance), number, _passage(fields)) for *fields, number, distance in rows]
     return [Hit.of_passage(passage, score) for score, _, passage in sorted(scored, key=lambda one: (-one[0], one[1]))]
 
 
