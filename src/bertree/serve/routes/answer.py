@@ -84,17 +84,9 @@ async def answer(context: Context, body: AnswerRequest) -> Any:
         check_text(body.passage, "passage")
         texts, field = [body.passage], "passage"
     answers, cut = await read_passages(context, served, body.question, texts, field)
-    best = answers.best
-    return {
-        "model": served.name,
-        "answer": best.text if best else None,
-        "score": answers.score,
-        "start": best.start if best else None,
-        "end": best.end if best else None,
-        "passage": hits[best.passage] if best and hits else None,
-        "candidates": [_describe(one, hits) for one in answers.candidates],
-        "cut": cut,
-    }
+    candidates = [_describe(one, hits) for one in answers.candidates]
+    best = _describe(answers.best, hits) | {"score": answers.score}
+    return {"model": served.name, **best, "candidates": candidates, "cut": cut}
 
 
 async def read_passages(
@@ -107,18 +99,14 @@ async def read_passages(
         examples = [task.parse({"question": question, "context": text}) for text in texts]
     except UserError as error:
         raise field_error(field, error) from None
-
     units, dropped, logits = await task_logits(context, served, examples, field)
     answers = choose_answer(task, [example.context for example in examples], units, logits, MOST)
     cut = dropped.examples > 0  # the question is the same in all of them
     return answers, report_truncation(context, int(cut), dropped.tokens // len(examples))
 
 
-def _describe(one: Answer, hits: list[dict[str, Any]] | None) -> dict[str, Any]:
-    return {
-        "answer": one.text,
-        "score": one.score,
-        "start": one.start,
-        "end": one.end,
-        "passage": hits[one.passage] if hits else None,
-    }
+def _describe(one: Answer | None, hits: list[dict[str, Any]] | None) -> dict[str, Any]:
+    if one is None:
+        return dict.fromkeys(("answer", "score", "start", "end", "passage"))
+    passage = hits[one.passage] if hits else None
+    return {"answer": one.text, "score": one.score, "start": one.start, "end": one.end, "passage": passage}

@@ -1,5 +1,6 @@
 """Ranking of texts by their relevance to a query: the forms of Cohere (v2) and of Jina and others (v1)."""
 
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -7,7 +8,7 @@ import msgspec
 
 from bertree.serve.http.handlers import Context, route
 from bertree.serve.routes.inputs import TextOptions, check_texts, field_error
-from bertree.serve.routes.scores import class_logits, relevance
+from bertree.serve.routes.scores import rank_texts
 from bertree.serve.served import ServedModel
 
 
@@ -48,26 +49,13 @@ class RerankReply(msgspec.Struct, omit_defaults=True):
     truncated: list[int] = []  # numbers of the texts that were cut, if there are any
 
 
-@route("POST", "/v1/rerank", reply=RerankReply, ability="rerank", summary="Rank texts by their relevance to a query")
+rank_route = partial(route, "POST", reply=RerankReply, ability="rerank")
+
+
+@rank_route("/v2/rerank", errors="cohere", summary="Rank texts by their relevance to a query (Cohere's form)")
+@rank_route("/v1/rerank", summary="Rank texts by their relevance to a query")
 async def rerank(context: Context, body: RerankRequest) -> Any:
     """Return the texts in the order of their relevance."""
-    return await _rank(context, body)
-
-
-@route(
-    "POST",
-    "/v2/rerank",
-    reply=RerankReply,
-    ability="rerank",
-    errors="cohere",
-    summary="Rank texts by their relevance to a query (Cohere's form)",
-)
-async def rerank_v2(context: Context, body: RerankRequest) -> Any:
-    """Return the texts in the order of their relevance."""
-    return await _rank(context, body)
-
-
-async def _rank(context: Context, body: RerankRequest) -> dict[str, Any]:
     served = context.model(body.model)
     check_texts(context, [body.query], "query")
     texts = [text if isinstance(text, str) else text.text for text in body.documents]
@@ -78,14 +66,10 @@ async def _rank(context: Context, body: RerankRequest) -> dict[str, Any]:
     shortened = texts
     if body.max_tokens_per_doc is not None:
         shortened = await context.call_in_helper(_truncate, served, texts, body.max_tokens_per_doc)
-    pairs: list[tuple[str, str | None]] = [(body.query, text) for text in shortened]
-    outputs = await class_logits(context, served, pairs, TextOptions("documents", truncate=body.truncate))
-    scores = relevance(served, outputs.logits).tolist()
-    order = sorted(range(len(texts)), key=lambda row: (-scores[row], row))[: body.top_n]
-    results: list[dict[str, Any]] = [{"index": row, "relevance_score": scores[row]} for row in order]
-    if body.return_documents:
-        for result in results:
-            result["document"] = {"text": texts[result["index"]]}
+    options = TextOptions("documents", truncate=body.truncate)
+    order, scores, outputs = await rank_texts(context, served, body.query, shortened, options)
+    document = {row: {"document": {"text": texts[row]}} if body.return_documents else {} for row in order}
+    results = [{"index": row, "relevance_score": scores[row], **document[row]} for row in order[: body.top_n]]
     reply = {
         "id": str(uuid4()),
         "model": served.name,

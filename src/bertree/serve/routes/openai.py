@@ -125,23 +125,10 @@ def _describe_model(served: ServedModel) -> dict[str, Any]:
 
 
 def _describe_index(context: Context, served: ServedIndex) -> dict[str, Any]:
-    model = served.model
     passages: int | None = None
     try:
         passages = len(served.index)
     except UserError as error:  # a database that is away for a while; the others are listed all the same
         context.service.log.write("index failed", id=context.request_id, index=served.name, reason=str(error))
-    return {
-        "id": served.name,
-        "object": "model",
-        "created": served.created,
-        "owned_by": "bertree",
-        "kind": "index",
-        "does": ["search"],
-        "dimension": model.model.dimension,
-        "max_length": model.model.max_length,
-        "parameters": model.parameters,
-        "architecture": model.architecture,
-        "passages": passages,
-        "model": model.name,
-    }
+    own = {"id": served.name, "created": served.created, "kind": "index", "does": ["search"]}
+    return _describe_model(served.model) | own | {"passages": passages, "model": served.model.name}

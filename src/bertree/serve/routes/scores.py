@@ -25,6 +25,14 @@ class PairScores(NamedTuple):
     truncated: list[int]
 
 
+class Ranking(NamedTuple):
+    """Texts by their relevance to a query."""
+
+    order: list[int]  # numbers of the texts, the most relevant first
+    scores: list[float]  # of the texts
+    outputs: PairScores
+
+
 async def task_logits(
     context: Context, served: ServedModel, examples: Sequence[Any], field: str
 ) -> tuple[Sequence[Unit], Truncation, list[NDArray[np.float32]]]:
@@ -85,3 +93,12 @@ def relevance(served: ServedModel, logits: NDArray[np.float64], raw: bool = Fals
         return scores[:, 0]
     names = class_names(served)
     return scores[:, names.index(positive_label(names))]
+
+
+async def rank_texts(
+    context: Context, served: ServedModel, query: str, texts: Sequence[str], options: TextOptions, *, raw: bool = False
+) -> Ranking:
+    """Rank texts by their relevance to a query."""
+    outputs = await class_logits(context, served, [(query, text) for text in texts], options)
+    scores = relevance(served, outputs.logits, raw).tolist()
+    return Ranking(sorted(range(len(texts)), key=lambda row: (-scores[row], row)), scores, outputs)

@@ -1,5 +1,6 @@
 """The interface of Text Embeddings Inference (Hugging Face)."""
 
+from functools import partial
 from typing import Any, Literal
 
 import msgspec
@@ -8,11 +9,12 @@ import numpy as np
 from bertree.serve.http.answers import HttpError
 from bertree.serve.http.handlers import Context, route
 from bertree.serve.routes.inputs import TextOptions, check_prompt, check_texts, embed_texts, field_error
-from bertree.serve.routes.scores import class_logits, class_names, class_scores, relevance
+from bertree.serve.routes.scores import class_logits, class_names, class_scores, rank_texts
 from bertree.serve.served import ServedModel
 from bertree.version import __version__
 
 Direction = Literal["right", "left", "Right", "Left"]
+tei_route = partial(route, errors="tei")
 
 
 class EmbedRequest(msgspec.Struct):
@@ -114,7 +116,7 @@ class DecodeRequest(msgspec.Struct):
     model: str | None = None
 
 
-@route("POST", "/embed", reply=list[list[float]], ability="embed", errors="tei", summary="Vectors of texts")
+@tei_route("POST", "/embed", reply=list[list[float]], ability="embed", summary="Vectors of texts")
 async def embed(context: Context, body: EmbedRequest) -> Any:
     """Return a list of vectors."""
     served = context.model(body.model)
@@ -124,33 +126,25 @@ async def embed(context: Context, body: EmbedRequest) -> Any:
     return vectors.rows
 
 
-@route(
-    "POST",
-    "/rerank",
-    reply=list[RankedText],
-    ability="rerank",
-    errors="tei",
-    summary="Rank texts by their relevance to a query",
+@tei_route(
+    "POST", "/rerank", reply=list[RankedText], ability="rerank", summary="Rank texts by their relevance to a query"
 )
 async def rerank(context: Context, body: RerankTextsRequest) -> Any:
     """Return the texts by number, the most relevant first."""
     served = context.model(body.model)
     check_texts(context, [body.query], "query")
     check_texts(context, _listed(body.texts, "texts"), "texts")
-    pairs: list[tuple[str, str | None]] = [(body.query, text) for text in body.texts]
-    outputs = await class_logits(context, served, pairs, _text_options(served, "texts", body))
-    scores = relevance(served, outputs.logits, body.raw_scores).tolist()
-    order = sorted(range(len(pairs)), key=lambda row: (-scores[row], row))
-    text = {row: {"text": body.texts[row]} if body.return_text else {} for row in order}
-    return [{"index": row, "score": scores[row], **text[row]} for row in order]
+    options = _text_options(served, "texts", body)
+    ranking = await rank_texts(context, served, body.query, body.texts, options, raw=body.raw_scores)
+    text = {row: {"text": body.texts[row]} if body.return_text else {} for row in ranking.order}
+    return [{"index": row, "score": ranking.scores[row], **text[row]} for row in ranking.order]
 
 
-@route(
+@tei_route(
     "POST",
     "/predict",
     reply=list[ClassScore | list[ClassScore]],
     ability="predict",
-    errors="tei",
     summary="Classes of texts or pairs",
 )
 async def predict(context: Context, body: PredictRequest) -> Any:
@@ -161,19 +155,13 @@ async def predict(context: Context, body: PredictRequest) -> Any:
         check_texts(context, [text] if pair is None else [text, pair], "inputs")
     outputs = await class_logits(context, served, inputs, _text_options(served, "inputs", body))
     names = class_names(served)
-    lists = [
-        sorted(
-            ({"score": score, "label": name} for name, score in zip(names, row, strict=True)),
-            key=lambda entry: -entry["score"],
-        )
-        for row in class_scores(outputs.logits, body.raw_scores).tolist()
-    ]
+    rows = class_scores(outputs.logits, body.raw_scores).tolist()
+    scored = [[{"score": score, "label": name} for name, score in zip(names, row, strict=True)] for row in rows]
+    lists = [sorted(entries, key=lambda entry: -entry["score"]) for entries in scored]
     return lists if several else lists[0]
 
 
-@route(
-    "POST", "/similarity", reply=list[float], ability="embed", errors="tei", summary="Cosines of a sentence and others"
-)
+@tei_route("POST", "/similarity", reply=list[float], ability="embed", summary="Cosines of a sentence and others")
 async def similarity(context: Context, body: SimilarityRequest) -> Any:
     """Return the cosine of the source sentence and each of the others."""
     served = context.model(body.model)
@@ -186,7 +174,7 @@ async def similarity(context: Context, body: SimilarityRequest) -> Any:
     return np.array(vectors.rows[1:]) @ vectors.rows[0]
 
 
-@route("POST", "/tokenize", reply=list[list[Token]], ability="embed", errors="tei", summary="Tokens of texts")
+@tei_route("POST", "/tokenize", reply=list[list[Token]], ability="embed", summary="Tokens of texts")
 async def tokenize(context: Context, body: TokenizeRequest) -> Any:
     """Return the tokens of each text."""
     served = context.model(body.model)
@@ -199,21 +187,19 @@ async def tokenize(context: Context, body: TokenizeRequest) -> Any:
 
 def _tokens(served: ServedModel, texts: list[str], special: bool) -> list[list[dict[str, Any]]]:
     backend = served.model.required_tokenizer.backend
-    tokens = []
-    for text, encoding in zip(texts, backend.encode_batch(texts, add_special_tokens=special), strict=True):
-        rows = zip(encoding.ids, encoding.tokens, encoding.special_tokens_mask, encoding.offsets, strict=True)
-        tokens.append(
-            [
-                {"id": token, "text": name, "special": True, "start": None, "stop": None}
-                if added
-                else {"id": token, "text": text[start:stop], "special": False, "start": start, "stop": stop}
-                for token, name, added, (start, stop) in rows
-            ]
-        )
-    return tokens
+
+    def describe(text: str, token: int, name: str, added: int, span: tuple[int, int]) -> dict[str, Any]:
+        if added:
+            return {"id": token, "text": name, "special": True, "start": None, "stop": None}
+        return {"id": token, "text": text[slice(*span)], "special": False, "start": span[0], "stop": span[1]}
+
+    return [
+        [describe(text, *row) for row in zip(e.ids, e.tokens, e.special_tokens_mask, e.offsets, strict=True)]
+        for text, e in zip(texts, backend.encode_batch(texts, add_special_tokens=special), strict=True)
+    ]
 
 
-@route("POST", "/decode", reply=list[str], ability="embed", errors="tei", summary="Texts of token ids")
+@tei_route("POST", "/decode", reply=list[str], ability="embed", summary="Texts of token ids")
 async def decode(context: Context, body: DecodeRequest) -> Any:
     """Return the text of each list of ids."""
     served = context.model(body.model)
@@ -224,14 +210,11 @@ async def decode(context: Context, body: DecodeRequest) -> Any:
     tokenizer = served.model.required_tokenizer
     if any(not 0 <= token < tokenizer.size for row in rows for token in row):
         raise field_error("ids", f"must be from 0 to {tokenizer.size - 1}")
-    return await context.call_in_helper(_decode, served, rows, body.skip_special_tokens)
+    decode_batch = partial(tokenizer.backend.decode_batch, skip_special_tokens=body.skip_special_tokens)
+    return await context.call_in_helper(decode_batch, rows)
 
 
-def _decode(served: ServedModel, rows: list[list[int]], skip: bool) -> list[str]:
-    return served.model.required_tokenizer.backend.decode_batch(rows, skip_special_tokens=skip)
-
-
-@route("GET", "/info", errors="tei", summary="The model that these routes use, and limits")
+@tei_route("GET", "/info", summary="The model that these routes use, and limits")
 async def info(context: Context) -> Any:
     """Return the model and the limits, in the form of Text Embeddings Inference."""
     served = context.registry.model()
@@ -278,12 +261,8 @@ def _text_options(
 ) -> TextOptions:
     if prompt is not None:
         check_prompt(served, prompt, "prompt_name")
-    return TextOptions(
-        field=field,
-        prompt=prompt,
-        cut=body.truncation_direction.lower(),
-        truncate=body.truncate is not False,
-    )
+    direction, truncate = body.truncation_direction.lower(), body.truncate is not False
+    return TextOptions(field=field, prompt=prompt, cut=direction, truncate=truncate)
 
 
 def _prediction_inputs(inputs: str | list[str | list[str]]) -> tuple[list[tuple[str, str | None]], bool]:
