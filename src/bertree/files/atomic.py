@@ -1,6 +1,6 @@
 """Files and folders that are complete or not there.
 
-A write goes to a temporary name beside its target, is flushed to the disk, and is renamed into place. It is
+A write goes to a temporary name next to its target, is flushed to the disk, and is renamed into place. It is
 locked meanwhile, so that the next writer of the same target knows what a killed process has left, and removes it.
 """
 
@@ -21,7 +21,7 @@ from bertree.files.formats import Json, json_text
 
 
 def remove_leftovers(targets: Iterable[Path]) -> None:
-    """Remove the temporary files and folders that killed processes have left beside these targets."""
+    """Remove the temporary files and folders that killed processes have left next to these targets."""
     for target in targets:
         with contextlib.suppress(OSError):  # no such folder, or not ours
             name = re.compile(rf"\.{re.escape(target.name)}\.[a-z0-9_]{{8}}(?:\.old)?")
@@ -184,7 +184,7 @@ def new_folder(target: Path, ours: Collection[str]) -> Iterator[Path]:
 
 
 def _temporary_folder(target: Path) -> tuple[Path, int]:
-    """Create a folder beside the target, and return it with the handle that keeps it locked."""
+    """Create a folder next to the target, and return it with the handle that keeps it locked."""
     while True:
         work = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
         handle = os.open(work, os.O_RDONLY)

@@ -93,15 +93,15 @@ def _charts(comparison: Comparison) -> list[Markup]:
 
 def _score_chart(name: str, comparison: Comparison) -> Markup:
     values = comparison.scores[name]
-    made = []
+    bars = []
     for place, (model, value) in enumerate(zip(comparison.models, values, strict=True)):
         share = comparison.share_kept(name, place) if place else None
         text = format_score(name, value) + (f", {100 * share:.1f} % kept" if share is not None else "")
-        made.append(ModelBar(model.name, text, (max(value or 0.0, 0.0),)))
+        bars.append(ModelBar(model.name, text, (max(value or 0.0, 0.0),)))
     if smaller_is_better(name):
-        return bars_svg(label(name), made, "lower is better")
+        return bars_svg(label(name), bars, "lower is better")
     shares = all(value is None or abs(value) <= 1 for value in values)
-    return bars_svg(label(name), made, "times 100; longer is better" if shares else "", top=1.0 if shares else 0.0)
+    return bars_svg(label(name), bars, "times 100; longer is better" if shares else "", top=1.0 if shares else 0.0)
 
 
 def _table(comparison: Comparison) -> PageTable:

@@ -118,7 +118,7 @@ def _y_scale(axis: Axis, curves: Sequence[ThinCurve]) -> Scale:
 
 
 def _legend(series: Sequence[Series]) -> tuple[list[Markup], int]:
-    """Return the names of the curves beside a stroke of their colour, and the number of lines they take."""
+    """Return the names of the curves, each after a stroke of its colour, and the number of lines they take."""
     parts, at, line = [], 8.0, 0
     for number, curve in enumerate(series):
         if not curve.name:
@@ -172,11 +172,11 @@ def _clock(plot: _Plot, steps: Floats, seconds: Floats) -> list[Markup]:
 
 
 def _marks(plot: _Plot, marks: Sequence[Mark]) -> tuple[list[Markup], list[Markup]]:
-    """Return lines, and the words beside them."""
+    """Return lines, and the words next to them."""
     rules: list[Markup] = []
     words: list[Markup] = []
     row_ends = [0.0] * MARK_ROWS
-    word_ends: dict[str, float] = {}  # the same word is not repeated beside itself
+    word_ends: dict[str, float] = {}  # where each word ends, so that it is not repeated next to itself
     drawn: set[tuple[int, bool]] = set()
     for mark in sorted(marks, key=lambda mark: mark.x):
         at = float(plot.across(np.array([mark.x]))[0])

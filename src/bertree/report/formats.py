@@ -90,11 +90,11 @@ def duration(seconds: float) -> str:
     if seconds < 10:
         return f"{_trimmed(f'{seconds:.1f}')} s"
     units = ((DAY, "d"), (HOUR, "h"), (MINUTE, "min"), (1, "s"))
-    for (size, name), (small, beside) in pairwise(units):
+    for (size, name), (small, small_name) in pairwise(units):
         rounded = round(seconds / small) * small
         if rounded >= size:
             rest = rounded % size // small
-            return f"{rounded // size} {name}" + (f" {rest} {beside}" if rest else "")
+            return f"{rounded // size} {name}" + (f" {rest} {small_name}" if rest else "")
     return f"{round(seconds)} s"
 
 

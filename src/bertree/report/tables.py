@@ -51,11 +51,11 @@ class PageTable:
 
 
 class BarRow(NamedTuple):
-    """A name, shares from 0 to 1 that are drawn as bars, and values beside them."""
+    """A name, shares from 0 to 1 that are drawn as bars, and values next to them."""
 
     name: str
     shares: Sequence[float]
-    beside: Sequence[str]
+    values: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class BarTable:
     _: KW_ONLY
     under: str = ""
     names: Sequence[str] = ()
-    head: Sequence[str] = ()  # of the values beside the bars
+    head: Sequence[str] = ()  # of the values next to the bars
     stacked: bool = False
 
 
@@ -109,9 +109,9 @@ def clip(text: object, room: int = NAME) -> Piece:
 
 
 def relative_bars(rows: Sequence[tuple[str, int, *tuple[str, ...]]]) -> list[BarRow]:
-    """Return counts (name, count, values beside it) as bars; the largest has the full width."""
+    """Return counts (name, count, further values) as bars; the largest has the full width."""
     most = max((count for _, count, *_ in rows), default=0) or 1
-    return [BarRow(name, [count / most], [f"{count:,}", *beside]) for name, count, *beside in rows]
+    return [BarRow(name, [count / most], [f"{count:,}", *values]) for name, count, *values in rows]
 
 
 def right_and_wrong(title: str, rows: Iterable[tuple[str, int, int]], under: str = "") -> BarTable:

@@ -22,7 +22,7 @@ from bertree.text import sources
 from bertree.text.cleaning import replace_surrogates
 from bertree.text.records import location, read_records
 
-TEXTS = {".md": "text", ".markdown": "text"}  # beside the formats of a corpus
+TEXTS = {".md": "text", ".markdown": "text"}  # in addition to the formats of a corpus
 LARGEST = 1 << 28  # bytes of one text file, which is held in memory
 DEEPEST = 64  # nesting of lists and mappings in metadata
 BLOCK = re.compile(r"\n[^\S\n]*\n\s*")

@@ -40,9 +40,9 @@ def set_threads() -> None:
 def set_allocator(arenas: int) -> None:
     """Set glibc's allocator so that memory stays flat under mixed load, unless the environment has set it.
 
-    Threads share at most so many pools of memory (arenas). By default there are up to eight for each core, and what one
-    thread has freed is of no use to another. Blocks come from the pools, which keep what is freed; otherwise memory
-    goes back to the system and is requested again all the time."""
+    Threads share at most this number of memory pools (arenas). By default there are up to eight for each core, and
+    memory that one thread has freed is of no use to another. Blocks come from the pools, which keep freed memory;
+    otherwise it would go back to the system and be requested again all the time."""
     wanted = {
         "MALLOC_ARENA_MAX": (M_ARENA_MAX, arenas),
         "MALLOC_MMAP_THRESHOLD_": (M_MMAP_THRESHOLD, FROM_POOLS),
@@ -61,16 +61,16 @@ def bind(host: str, port: int) -> socket.socket:
     """Return a socket that is bound to an address."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        found = socket.socket(family, kind, protocol)
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind(address)
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
     except OSError as error:
-        other = "`port`" if error.errno in (errno.EADDRINUSE, errno.EACCES) else "`host`"
+        setting = "`port`" if error.errno in (errno.EADDRINUSE, errno.EACCES) else "`host`"
         raise UserError(
-            f"{host}:{port}: cannot be listened on ({error.strerror or error}); give another {other}"
+            f"{host}:{port}: cannot be listened on ({error.strerror or error}); give another {setting}"
         ) from None
-    found.set_inheritable(True)
-    return found
+    listener.set_inheritable(True)
+    return listener
 
 
 def serve(settings: ServerSettings) -> int:

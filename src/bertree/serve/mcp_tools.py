@@ -184,7 +184,7 @@ def serve_indexes(
 ) -> None:
     """Serve indexes, folders or postgresql:// addresses, until standard input ends."""
     target = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever is printed from here on goes to standard error
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # from here on print writes to standard error
     with target, ExitStack() as stack:
         indexes = open_indexes(sources, load, model, stack, schema=schema, table=table)
         print(f"bertree mcp: {', '.join(indexes)} ready on standard input", file=sys.stderr, flush=True)

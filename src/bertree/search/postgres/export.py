@@ -232,9 +232,9 @@ def _send(
     rest = waiting()
     with connection.cursor().copy(query) as copy:
         copy.write(HEADER)
-        while some := list(islice(rest, SOME)):
-            copy.write(b"".join(_rows(local, some)))
-            passages += len(some)
+        while block := list(islice(rest, SOME)):
+            copy.write(b"".join(_rows(local, block)))
+            passages += len(block)
             watch("writing documents", done, len(documents))
         copy.write(TRAILER)
     return passages

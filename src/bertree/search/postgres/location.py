@@ -8,7 +8,7 @@ from bertree.errors import UserError
 SCHEMES = ("postgresql://", "postgres://")
 BEGINNINGS = ("postgresql:", "postgres:")  # a mistyped address may have a password in it too, so it is no folder
 SCHEMA, TABLE = "public", "bertree"
-STATE = "_state"  # the table beside the passages is named after theirs
+STATE = "_state"  # suffix of the table that describes the index
 LONGEST_NAME = 63  # bytes; PostgreSQL cuts longer names without an error
 
 

@@ -23,7 +23,7 @@ from bertree.version import __version__
 
 FORMAT = 1
 MOST_STORED, MOST_IN_GRAPH = 16_000, 2_000  # numbers of a vector that pgvector can store, and build a graph of
-MOST_IN_ROW = 1_536  # numbers of a vector that a page of 8 kB holds beside the start of a text
+MOST_IN_ROW = 1_536  # numbers of a vector that fit into a page of 8 kB together with the start of a text
 LINKS, BUILD_BEAM = 16, 128  # of the graph: neighbours, and candidates while it is built
 CREATE = """CREATE TABLE {table} (
     number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
