@@ -24,7 +24,7 @@ from rich.table import Table
 
 from tests.kill.campaign import Count, run_case
 from tests.kill.cases import CASES
-from tests.kill.trial import Fault, Place
+from tests.kill.trial import Fault, TrialFolders
 
 
 def main() -> None:
@@ -46,12 +46,12 @@ def main() -> None:
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[what]}"), TimeElapsedColumn())
     with tempfile.TemporaryDirectory() as name, Progress(*columns, console=Console(stderr=True)) as progress:
         task = progress.add_task("setting up", total=len(cases), what="")
-        place = Place(Path(name), cases)
+        folders = TrialFolders(Path(name), cases)
         for case in cases:
             progress.update(task, description=case.name)
             counts.append(
                 run_case(
-                    place, case, given.count, given.seed, given.signals, faults,
+                    folders, case, given.count, given.seed, given.signals, faults,
                     lambda what: progress.update(task, what=what),
                 )
             )  # fmt: skip

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from tests.kill.cases import Case
-from tests.kill.trial import Fault, Place, Trials
+from tests.kill.trial import Fault, TrialFolders, Trials
 
 FIRST = ("fsync", "replace", "rename", "commit", "committed", "unlink")
 
@@ -30,7 +30,7 @@ class Count:
 
 
 def run_case(
-    place: Place,
+    folders: TrialFolders,
     case: Case,
     count: int,
     seed: int,
@@ -41,7 +41,7 @@ def run_case(
     """Run the trials of one case. `given`: only this one."""
     found, moments = Count(case.name), random.Random(f"{seed} {case.name}")
     advance("undisturbed")
-    trials = Trials(place, case)
+    trials = Trials(folders, case)
     seconds = trials.expected.seconds
     few = max(2, count // 5) if case.slow else count
     plan: list[list[Fault]] = [list(given)] if given else []

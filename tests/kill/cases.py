@@ -28,7 +28,7 @@ class Case:
     verb: str
     arguments: str
     first: str = ""  # a command that is run before, so that there is something to replace
-    whole: tuple[str, ...] = ("out",)  # files and folders that are always as they were or as they will be
+    atomic: tuple[str, ...] = ("out",)  # files and folders that are always as they were or as they will be
     resumed: str = ""  # what is added when it is run again
     index: str = ""  # the folder of the index that it writes
     stdin: str = ""
@@ -43,7 +43,7 @@ class Case:
 
 
 def _training(name: str, verb: str, arguments: str) -> Case:
-    return Case(name, verb, f"{arguments} --out out", whole=("out/model",), resumed="--resume", trains=True)
+    return Case(name, verb, f"{arguments} --out out", atomic=("out/model",), resumed="--resume", trains=True)
 
 
 SCORED = ("out/metrics.json", "out/predictions.jsonl", "out/report.html")
@@ -56,13 +56,13 @@ CASES = (
     Case("tokenizer train, standard input", "tokenizer train", "- --vocab-size 300 --out out", stdin="text.txt"),
     Case(
         "prepare", "prepare", "text.txt --tokenizer tokenizer --out out --workers 1 --deduplicate",
-        whole=("out/store.json",),
+        atomic=("out/store.json",),
     ),
     Case(
         "prepare, two workers", "prepare", "text.txt --tokenizer tokenizer --out out --workers 2",
-        whole=("out/store.json",), slow=True,
+        atomic=("out/store.json",), slow=True,
     ),
-    Case("store show", "store show", "store --format segment-pair --max-length 64", whole=("store/store.json",)),
+    Case("store show", "store show", "store --format segment-pair --max-length 64", atomic=("store/store.json",)),
     _training("pretrain", "pretrain", "bert.toml --store store"),
     _training("finetune", "finetune", f"start --task sst-2 --data glue --seeds 2 {SHORT}"),
     _training(
@@ -73,7 +73,7 @@ CASES = (
         "distill, task", "distill", f"task/model --student start --task sst-2 --data glue --seconds 0.1 {SHORT}"
     ),
     _training("embeddings train", "embeddings train", f"start --data sts --loss cosine {SHORT}"),
-    Case("embed", "embed", "start lines.txt --device cpu --out out/v.npy", whole=("out/v.npy",)),
+    Case("embed", "embed", "start lines.txt --device cpu --out out/v.npy", atomic=("out/v.npy",)),
     Case("index build", "index build", f"start old.jsonl {INDEX} --out out", index="out"),
     Case("index build, hnsw", "index build", f"start old.jsonl {INDEX} --kind hnsw --out out", index="out"),
     Case("index add", "index add", "index new.jsonl --device cpu", index="index"),
@@ -83,19 +83,19 @@ CASES = (
     Case("features", "features", "start few.txt --layers sum-all --device cpu --out out"),
     Case(
         "evaluate", "evaluate", "task/model --task sst-2 --data glue --split test --device cpu --out out "
-        "--submission server", whole=(*SCORED, "server/SST-2.tsv"),
+        "--submission server", atomic=(*SCORED, "server/SST-2.tsv"),
     ),
     Case(
         "evaluate, replacing", "evaluate", "task/model --task sst-2 --data glue --device cpu --out out",
         "evaluate task/model --task sst-2 --data glue --split train --device cpu --out out", SCORED,
     ),
     Case("embeddings evaluate", "embeddings evaluate", "start --data sts/dev.csv --device cpu --out out"),
-    Case("plan", "plan", "bert-base --devices 2 --plot out.svg", whole=("out.svg",)),
-    Case("pairs", "pairs", "start few.txt --device cpu --min-similarity 0.1 --out out/p.csv", whole=("out/p.csv",)),
-    Case("cluster", "cluster", "start few.txt --device cpu --clusters 4 --out out/c.jsonl", whole=("out/c.jsonl",)),
+    Case("plan", "plan", "bert-base --devices 2 --plot out.svg", atomic=("out.svg",)),
+    Case("pairs", "pairs", "start few.txt --device cpu --min-similarity 0.1 --out out/p.csv", atomic=("out/p.csv",)),
+    Case("cluster", "cluster", "start few.txt --device cpu --clusters 4 --out out/c.jsonl", atomic=("out/c.jsonl",)),
     Case(
         "compare", "compare", "task/model task/model --task sst-2 --data glue --device cpu --seconds 0.1 --out out",
-        whole=("out/comparison.json", "out/report.html"),
+        atomic=("out/comparison.json", "out/report.html"),
     ),
 )  # fmt: skip
 if find_spec("onnx") and find_spec("onnxscript"):

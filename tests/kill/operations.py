@@ -34,10 +34,10 @@ class Operations:
         self.log = None if log is None else _os_open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self.lock = threading.Lock()
 
-    def watches(self, place: Any) -> str | None:
+    def watches(self, file: Any) -> str | None:
         """Return the path of a file, or of an open one, if it is one of those that count."""
         try:
-            path = os.readlink(f"/proc/self/fd/{place}") if isinstance(place, int) else os.path.abspath(place)
+            path = os.readlink(f"/proc/self/fd/{file}") if isinstance(file, int) else os.path.abspath(file)
         except OSError:
             return None
         path = os.path.join(os.path.realpath(os.path.dirname(os.fsdecode(path))), os.path.basename(os.fsdecode(path)))
@@ -52,9 +52,9 @@ class Operations:
             os.write(self.log, f"{name}\t{os.path.relpath(path, os.path.dirname(base))}\n".encode())
         return number == self.fatal
 
-    def before(self, name: str, place: Any) -> None:
+    def before(self, name: str, file: Any) -> None:
         """Die before an operation, if it is the last."""
-        path = self.watches(place)
+        path = self.watches(file)
         if path is not None and self.is_last(name, path):
             die()
 
@@ -75,18 +75,18 @@ def watch(roots: tuple[Path, ...], fatal: int = 0, log: Path | None = None) -> N
     for module in (builtins, io, sys.modules["_io"]):
         vars(module)["open"] = opener
     sqlite3.connect = _counted_connect(operations)  # type: ignore[assignment]
-    for where, name, place in LIBRARIES:
+    for where, name, argument in LIBRARIES:
         if where in sys.modules:
             inner = getattr(sys.modules[where], name)
-            setattr(sys.modules[where], name, _counted_writer(operations, name, inner, place))
+            setattr(sys.modules[where], name, _counted_writer(operations, name, inner, argument))
 
 
 def _counted(operations: Operations, name: str, inner: Callable[..., Any]) -> Callable[..., Any]:
-    def call(place: Any, *given: Any, **named: Any) -> Any:
+    def call(file: Any, *given: Any, **named: Any) -> Any:
         folder = named.get("dir_fd")
-        where = os.path.join(os.readlink(f"/proc/self/fd/{folder}"), place) if isinstance(folder, int) else place
+        where = os.path.join(os.readlink(f"/proc/self/fd/{folder}"), file) if isinstance(folder, int) else file
         operations.before(name, where)
-        return inner(place, *given, **named)
+        return inner(file, *given, **named)
 
     return call
 
@@ -104,11 +104,11 @@ def _counted_os_open(operations: Operations) -> Callable[..., int]:
     return call
 
 
-def _counted_writer(operations: Operations, name: str, inner: Callable[..., Any], place: int) -> Callable[..., Any]:
+def _counted_writer(operations: Operations, name: str, inner: Callable[..., Any], argument: int) -> Callable[..., Any]:
     """Die before, or with half of the file written."""
 
     def call(*given: Any, **named: Any) -> Any:
-        path = operations.watches(given[place])
+        path = operations.watches(given[argument])
         if path is not None and operations.is_last(name, path):
             die()
         result = inner(*given, **named)

@@ -8,7 +8,7 @@ import pytest
 from bertree.files import atomic
 from tests.kill.campaign import run_case
 from tests.kill.cases import CASES, uncovered
-from tests.kill.trial import Fault, Place, Trials
+from tests.kill.trial import Fault, TrialFolders, Trials
 
 pytest.importorskip("faiss")
 BY_NAME = {case.name: case for case in CASES}
@@ -16,8 +16,8 @@ SHORT = ("tokenizer train, replacing", "convert, replacing", "embed", "index add
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
-    return Place(tmp_path_factory.mktemp("kill"), [BY_NAME[name] for name in SHORT])
+def folders(tmp_path_factory: pytest.TempPathFactory) -> TrialFolders:
+    return TrialFolders(tmp_path_factory.mktemp("kill"), [BY_NAME[name] for name in SHORT])
 
 
 def test_every_verb_and_option_that_writes_is_killed() -> None:
@@ -25,8 +25,8 @@ def test_every_verb_and_option_that_writes_is_killed() -> None:
 
 
 @pytest.mark.parametrize("name", SHORT)
-def test_a_killed_command_ends_in_the_same_bytes(name: str, place: Place) -> None:
-    found = run_case(place, BY_NAME[name], 1, 0, signals=False)
+def test_a_killed_command_ends_in_the_same_bytes(name: str, folders: TrialFolders) -> None:
+    found = run_case(folders, BY_NAME[name], 1, 0, signals=False)
     assert found.lines == []
     assert found.kinds["operation"] == 2
 
@@ -42,8 +42,8 @@ def leave_everything() -> None:
 
 
 @pytest.mark.parametrize(("plant", "broken"), [(write_in_place, "lost"), (leave_everything, "left")])
-def test_a_planted_fault_is_found(plant: Callable[[], None], broken: str, place: Place) -> None:
-    trials = Trials(place, replace(BY_NAME["cluster"], plant=plant))
+def test_a_planted_fault_is_found(plant: Callable[[], None], broken: str, folders: TrialFolders) -> None:
+    trials = Trials(folders, replace(BY_NAME["cluster"], plant=plant))
     write = next(n for n, line in enumerate(trials.expected.operations, 1) if line.startswith("write"))
     verdict = trials.trial([Fault("operation", write)])
     assert verdict.hit

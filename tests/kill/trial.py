@@ -68,13 +68,13 @@ class Verdict:
         return [f"{name}: {line}" for name, lines in named for line in lines]
 
 
-class Place:
+class TrialFolders:
     """The folders of all trials: inputs, the command's working folder, and its folder for temporary files."""
 
     def __init__(self, root: Path, cases: Sequence[Case]) -> None:
         self.root = root.resolve()
         self.world, self.work, self.temporary = (self.root / name for name in ("world", "work", "temporary"))
-        self.said, self.log = self.root / "said", self.root / "operations"
+        self.output, self.log = self.root / "output", self.root / "operations"
         self.temporary.mkdir()
         world.build(self.work)
         read = {word.partition("/")[0] for case in cases for word in case.words[len(case.verb.split()) :]}
@@ -89,7 +89,7 @@ class Place:
             shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(source, self.work)
         self.temporary.mkdir()
-        self.said.unlink(missing_ok=True)
+        self.output.unlink(missing_ok=True)
 
     def start(self, words: Sequence[str], case: Case | None = None, fatal: int = -1) -> BaseProcess:
         """Start a command; it dies at an operation (0: operations are counted, -1: not even that)."""
@@ -102,22 +102,22 @@ class Place:
         process = self.start(words, case, fatal)
         process.join(PATIENCE)
         if process.exitcode != 0:
-            raise RuntimeError(f"{' '.join(words)}: exit code {process.exitcode}: {self.said.read_text()[-500:]}")
+            raise RuntimeError(f"{' '.join(words)}: exit code {process.exitcode}: {self.output.read_text()[-500:]}")
 
 
-def _run(place: Place, words: tuple[str, ...], case: Case | None, fatal: int) -> None:
+def _run(folders: TrialFolders, words: tuple[str, ...], case: Case | None, fatal: int) -> None:
     """Be the command, in this process."""
     os.setsid()
-    os.chdir(place.work)
-    tempfile.tempdir = os.environ["TMPDIR"] = str(place.temporary)
+    os.chdir(folders.work)
+    tempfile.tempdir = os.environ["TMPDIR"] = str(folders.temporary)
     small_pieces()
     if case is not None and case.stdin:
         sys.stdin = open(case.stdin)  # noqa: SIM115  # that of a child process is closed
     if case is not None and case.plant is not None:
         case.plant()
     if fatal >= 0:
-        operations.watch((place.work, place.temporary), fatal, place.log if fatal == 0 else None)
-    runs.run_command(words, place.said)
+        operations.watch((folders.work, folders.temporary), fatal, folders.log if fatal == 0 else None)
+    runs.run_command(words, folders.output)
 
 
 def small_pieces() -> None:
@@ -139,61 +139,61 @@ def small_pieces() -> None:
 class Trials:
     """The trials of one case."""
 
-    def __init__(self, place: Place, case: Case) -> None:
-        self.place, self.case = place, case
-        self.source = place.world
+    def __init__(self, folders: TrialFolders, case: Case) -> None:
+        self.folders, self.case = folders, case
+        self.source = folders.world
         if case.first:
-            place.reset(place.world)
-            place.finish(case.first.split())
-            self.source = place.root / "before"
+            folders.reset(folders.world)
+            folders.finish(case.first.split())
+            self.source = folders.root / "before"
             shutil.rmtree(self.source, ignore_errors=True)
-            shutil.copytree(place.work, self.source)
+            shutil.copytree(folders.work, self.source)
         self.expected = self._undisturbed()
 
     def _undisturbed(self) -> Undisturbed:
-        place, case = self.place, self.case
-        place.reset(self.source)
-        before, index_before = read_state(place.work, case), self._index()
-        place.log.unlink(missing_ok=True)
-        place.finish(case.words, case, 0)
-        found = read_state(place.work, case)
-        counted = place.log.read_text().splitlines() if place.log.exists() else []
-        place.reset(self.source)
+        folders, case = self.folders, self.case
+        folders.reset(self.source)
+        before, index_before = read_state(folders.work, case), self._index()
+        folders.log.unlink(missing_ok=True)
+        folders.finish(case.words, case, 0)
+        found = read_state(folders.work, case)
+        counted = folders.log.read_text().splitlines() if folders.log.exists() else []
+        folders.reset(self.source)
         began = time.monotonic()
-        place.finish(case.words, case)
+        folders.finish(case.words, case)
         seconds = time.monotonic() - began
-        again = read_state(place.work, case)
+        again = read_state(folders.work, case)
         if unequal := differences(found, again):
             raise RuntimeError(f"{case.name}: two undisturbed runs differ: {unequal[:3]}")
-        if rest := sorted(place.temporary.iterdir()):
+        if rest := sorted(folders.temporary.iterdir()):
             raise RuntimeError(f"{case.name}: an undisturbed run leaves {rest[0]}")
         return Undisturbed(before, found, index_before, self._index(), counted, seconds)
 
     def _index(self) -> IndexState:
         if not self.case.index:
             return IndexState({}, ())
-        return read_index(self.place.work / self.case.index, self.place.world / "start")
+        return read_index(self.folders.work / self.case.index, self.folders.world / "start")
 
     def trial(self, faults: Sequence[Fault]) -> Verdict:
         """Disturb the command in these ways, one run after another; then let it come to its end."""
-        place, case, verdict = self.place, self.case, Verdict()
-        place.reset(self.source)
+        folders, case, verdict = self.folders, self.case, Verdict()
+        folders.reset(self.source)
         words = case.words
         for fault in faults:
-            process = place.start(words, case, int(fault.at) if fault.kind == "operation" else -1)
+            process = folders.start(words, case, int(fault.at) if fault.kind == "operation" else -1)
             verdict.hit |= self._disturb(process, fault)
             self._check_now(process, fault, verdict)
             words = [*case.words, *case.resumed.split()]
-        place.said.unlink(missing_ok=True)
-        process = place.start(words, case)
+        folders.output.unlink(missing_ok=True)
+        process = folders.start(words, case)
         process.join(PATIENCE)
-        said = place.said.read_text() if place.said.exists() else ""
-        refused = process.exitcode == 2 and any(word in said for word in REFUSED)
+        output = folders.output.read_text() if folders.output.exists() else ""
+        refused = process.exitcode == 2 and any(word in output for word in REFUSED)
         if process.exitcode is None:
             process.kill()
             verdict.lost.append("run again, it hangs")
         elif process.exitcode != 0 and not refused:
-            verdict.lost.append(f"run again, its exit code is {process.exitcode}: {said.strip()[-300:]}")
+            verdict.lost.append(f"run again, its exit code is {process.exitcode}: {output.strip()[-300:]}")
         self._check_end(verdict)
         return verdict
 
@@ -221,11 +221,11 @@ class Trials:
     def _check_now(self, process: BaseProcess, fault: Fault, verdict: Verdict) -> None:
         """Check what is there after it was stopped."""
         assert process.pid is not None
-        place, case, expected = self.place, self.case, self.expected
+        folders, case, expected = self.folders, self.case, self.expected
         if not _group_ends(process.pid):
             verdict.left.append("processes of the killed command")
-        now = read_state(place.work, case)
-        for name in case.whole:
+        now = read_state(folders.work, case)
+        for name in case.atomic:
             found = _below(now, name)
             if found not in (_below(expected.before, name), _below(expected.after, name)):
                 verdict.lost.append(f"{name}: is neither the old nor the new one after {fault}")
@@ -252,15 +252,15 @@ class Trials:
         number = signal.Signals[f"SIG{fault.kind}"]
         if process.exitcode not in (0, 128 + number, -number):
             verdict.lost.append(f"after {fault}, its exit code is {process.exitcode}")
-        for folder, logged, saved in newest_steps(self.place.work / "out"):
+        for folder, logged, saved in newest_steps(self.folders.work / "out"):
             if saved < logged:
                 verdict.lost.append(f"{folder}: after {fault}, step {logged} is logged and step {saved} saved")
 
     def _check_end(self, verdict: Verdict) -> None:
-        place, case, expected = self.place, self.case, self.expected
-        found = read_state(place.work, case)
+        folders, case, expected = self.folders, self.case, self.expected
+        found = read_state(folders.work, case)
         verdict.left += [f"{name}" for name in sorted(found.keys() - expected.after.keys())]
-        verdict.left += [str(path.relative_to(place.root)) for path in sorted(place.temporary.iterdir())]
+        verdict.left += [str(path.relative_to(folders.root)) for path in sorted(folders.temporary.iterdir())]
         verdict.lost += [f"{name}: is missing" for name in sorted(expected.after.keys() - found.keys())]
         both = {name: found[name] for name in found.keys() & expected.after.keys()}
         verdict.different += differences({name: expected.after[name] for name in both}, both)
