@@ -36,7 +36,7 @@ SOME = 1000  # passages that are read and sent at once
 ATTEMPTS = 20  # to open vector files that a writer may have replaced
 
 
-@dataclass
+@dataclass(kw_only=True)
 class ExportSummary:
     """Counts of what an export did, in documents."""
 
@@ -45,7 +45,7 @@ class ExportSummary:
     removed: int = 0
     unchanged: int = 0
     passages: int = 0  # that were written
-    documents: int = 0  # that are there now
+    documents: int = 0  # of the index now
     graph: bool = True  # False: vectors have too many numbers for an HNSW index, so all are compared
 
 
@@ -58,35 +58,54 @@ class LocalIndex:
     state: IndexState
     vectors: MappedVectors
 
+    def exported_state(self) -> ExportedState:
+        """Return the description of the index for the database, without its counts."""
+        return ExportedState(
+            model=self.state.model,
+            digest=self.state.digest,
+            dimension=self.state.dimension,
+            prompts=self.state.prompts,
+            chunking=asdict(self.state.chunking),
+            keys=tuple(plain(key) for key in self.store.metadata_keys()),
+            origin=str(self.folder.absolute()),
+        )
+
+    def passages(self, document: StoredDocument) -> Iterator[tuple[int, PassageFields]]:
+        """Yield the passages of a document with their numbers."""
+        common: DocumentFields | None = None
+        for number, passage in self.store.numbered_passages(document.number):
+            common = common or encode_document(document, dict(passage.metadata))
+            yield number, PassageFields(common, passage.start, passage.end, passage.text)
+
+    def rows(self, passages: Sequence[tuple[int, PassageFields]]) -> Iterator[bytes]:
+        """Return passages with their vectors as rows."""
+        wanted = np.array([number for number, _ in passages], np.int64)
+        positions = self.vectors.positions(wanted)  # sorted, as the numbers of passages are not
+        if len(positions) != len(wanted):
+            raise UserError(f"{self.folder}: a passage has no vector, so a file is damaged; build the index again")
+        vectors = np.empty((len(wanted), self.state.dimension), np.float32)
+        vectors[np.argsort(wanted)] = self.vectors[positions]
+        return encode_passages([fields for _, fields in passages], vectors)
+
 
 def export_index(
     folder: Path, location: TableLocation, *, fresh: bool = False, watch: Watch = no_progress
 ) -> ExportSummary:
-    """Make the tables at `place` equal to the index in `folder`. `fresh`: write all of it into new tables."""
+    """Make the tables at `location` equal to the index in `folder`. `fresh`: write all of it into new tables."""
     with (
         _open_local(folder) as local,
         closing(connect(location)) as connection,
         database_errors(location),
         connection.transaction(),
     ):
-        _lock(connection, location)
+        export = _Export(connection, location, local, watch)
+        export.lock()
         use_pgvector(connection, location, create=True)
         if local.state.dimension > tables.MOST_STORED:
             wide = f"{local.state.dimension:,} numbers; pgvector stores at most {tables.MOST_STORED:,}"
             raise UserError(f"{folder}: its vectors have {wide}")
-        new = ExportedState(
-            model=local.state.model,
-            digest=local.state.digest,
-            dimension=local.state.dimension,
-            prompts=local.state.prompts,
-            chunking=asdict(local.state.chunking),
-            keys=tuple(plain(key) for key in local.store.metadata_keys()),
-            origin=str(folder.absolute()),
-        )
-        old = _old_state(connection, location)
-        if old is None or fresh:
-            return _write_all(connection, location, local, new, old, watch)
-        return _write_changes(connection, location, local, new, old, watch)
+        new, old = local.exported_state(), export.old_state()
+        return export.write_all(new, old) if old is None or fresh else export.write_changes(new, old)
 
 
 @contextmanager
@@ -105,155 +124,127 @@ def _open_local(folder: Path) -> Iterator[LocalIndex]:
     raise UserError(f"{gone}: is missing; restore this file, or build the index again")
 
 
-def _lock(connection: Connection, location: TableLocation) -> None:
-    """Take the lock of the table for this transaction: one export at a time."""
-    name = hashlib.blake2b(f"bertree {location.schema} {location.table}".encode(), digest_size=8)
-    key = int.from_bytes(name.digest(), "big", signed=True)
-    row = connection.execute("SELECT pg_try_advisory_xact_lock(%s)", (key,)).fetchone()
-    if row is None or not row[0]:
-        raise UserError(f"{location}: another export is writing here; wait for it, or give another `table`")
+@dataclass(frozen=True)
+class _Export:
+    """One export, within the transactions of the index and of the database."""
 
+    connection: Connection
+    location: TableLocation
+    local: LocalIndex
+    watch: Watch
 
-def _old_state(connection: Connection, location: TableLocation) -> ExportedState | None:
-    """Return the state of the existing index; None: there is none."""
-    existing = [tables.table_exists(connection, name(location)) for name in (tables.table_name, tables.state_name)]
-    if not any(existing):
-        return None
-    if not all(existing):
-        raise UserError(f"{location}: there is a table that bertree did not make; give another `table`")
-    return tables.read_state(connection, location)
+    def lock(self) -> None:
+        """Take the lock of the table for this transaction: one export at a time."""
+        name = hashlib.blake2b(f"bertree {self.location.schema} {self.location.table}".encode(), digest_size=8)
+        key = int.from_bytes(name.digest(), "big", signed=True)
+        row = self.connection.execute("SELECT pg_try_advisory_xact_lock(%s)", (key,)).fetchone()
+        if row is None or not row[0]:
+            raise UserError(f"{self.location}: another export is writing here; wait for it, or give another `table`")
 
+    def old_state(self) -> ExportedState | None:
+        """Return the state of the existing index; None: there is none."""
+        names = (tables.table_name(self.location), tables.state_name(self.location))
+        existing = [tables.table_exists(self.connection, name) for name in names]
+        if not any(existing):
+            return None
+        if not all(existing):
+            raise UserError(f"{self.location}: there is a table that bertree did not make; give another `table`")
+        return tables.read_state(self.connection, self.location)
 
-def _write_all(
-    connection: Connection,
-    location: TableLocation,
-    local: LocalIndex,
-    new: ExportedState,
-    old: ExportedState | None,
-    watch: Watch,
-) -> ExportSummary:
-    """Fill a new table, then replace the old one by it: readers wait only for the replacement."""
-    if old is None:
-        tables.create_schema(connection, location)
-        tables.create_state(connection, location)
-    name = tables.table_name(location)
-    filled = sql.Identifier(location.schema, f"bertree_{hashlib.blake2b(location.table.encode()).hexdigest()[:40]}")
-    tables.create_passages(connection, filled if old else name, new.dimension)
-    documents = local.store.documents()
-    passages = _send(connection, filled if old else name, local, documents, watch)
-    watch("building the indexes", 0, None)
-    tables.create_indexes(connection, filled if old else name, new.dimension)
-    if old is not None:
-        connection.execute(sql.SQL("DROP TABLE {}").format(name))
-        rename = sql.SQL("ALTER TABLE {} RENAME TO {}").format(filled, sql.Identifier(location.table))
-        connection.execute(rename)
-    tables.write_state(connection, location, replace(new, documents=len(documents), passages=passages))
-    return ExportSummary(
-        new=len(documents), passages=passages, documents=len(documents), graph=new.dimension <= tables.MOST_IN_GRAPH
-    )
-
-
-def _write_changes(
-    connection: Connection,
-    location: TableLocation,
-    local: LocalIndex,
-    new: ExportedState,
-    old: ExportedState,
-    watch: Watch,
-) -> ExportSummary:
-    """Delete what is gone or changed, and write what is new or changed."""
-    for what in ("digest", "dimension", "prompts", "chunking"):
-        if getattr(old, what) != getattr(new, what):
-            differs = {"digest": "model", "dimension": "model"}.get(what, what)
-            raise UserError(
-                f"{location}: holds an index with another {differs} (its model: {old.model or 'given in Python'}); "
-                "give another `table`, or `replace=True` to write all of it anew"
-            )
-    watch("comparing", 0, None)
-    documents, remote = local.store.documents(), _remote_documents(connection, location)
-    write = [one for one in documents if remote.get(plain(one.id)) != (one.digest, plain(one.source))]
-    ids = {plain(one.id) for one in documents}
-    gone = [id for id in remote if id not in ids]
-    if remote and len(gone) == len(remote) and old.origin != new.origin:
-        raise UserError(
-            f"{location}: holds another index, exported from {old.origin}, without a document of this one; give "
-            "another `table`, or `replace=True` to remove it"
+    def write_all(self, new: ExportedState, old: ExportedState | None) -> ExportSummary:
+        """Fill a new table, then replace the old one by it: readers wait only for the replacement."""
+        if old is None:
+            tables.create_schema(self.connection, self.location)
+            tables.create_state(self.connection, self.location)
+        name = tables.table_name(self.location)
+        hashed = hashlib.blake2b(self.location.table.encode()).hexdigest()[:40]
+        filled = sql.Identifier(self.location.schema, f"bertree_{hashed}")
+        tables.create_passages(self.connection, filled if old else name, new.dimension)
+        documents = self.local.store.documents()
+        passages = self._send(filled if old else name, documents)
+        self.watch("building the indexes", 0, None)
+        tables.create_indexes(self.connection, filled if old else name, new.dimension)
+        if old is not None:
+            self.connection.execute(sql.SQL("DROP TABLE {}").format(name))
+            rename = sql.SQL("ALTER TABLE {} RENAME TO {}").format(filled, sql.Identifier(self.location.table))
+            self.connection.execute(rename)
+        tables.write_state(self.connection, self.location, replace(new, documents=len(documents), passages=passages))
+        return ExportSummary(
+            new=len(documents), passages=passages, documents=len(documents), graph=new.dimension <= tables.MOST_IN_GRAPH
         )
-    changed = [id for one in write if (id := plain(one.id)) in remote]
-    name, before = tables.table_name(location), old.passages
-    deleted = _delete(connection, name, [*gone, *changed])
-    passages = _send(connection, name, local, write, watch)
-    state = replace(new, documents=len(documents), passages=before - deleted + passages)
-    if state != old or write or gone:
-        tables.write_state(connection, location, state)
-    if len(write) > len(documents) // 10:
-        connection.execute(sql.SQL("ANALYZE {}").format(name))
-    return ExportSummary(
-        new=len(write) - len(changed),
-        replaced=len(changed),
-        removed=len(gone),
-        unchanged=len(documents) - len(write),
-        passages=passages,
-        documents=len(documents),
-        graph=new.dimension <= tables.MOST_IN_GRAPH,
-    )
 
+    def write_changes(self, new: ExportedState, old: ExportedState) -> ExportSummary:
+        """Delete what is gone or changed, and write what is new or changed."""
+        for what in ("digest", "dimension", "prompts", "chunking"):
+            if getattr(old, what) != getattr(new, what):
+                differs = {"digest": "model", "dimension": "model"}.get(what, what)
+                model = old.model or "given in Python"
+                raise UserError(
+                    f"{self.location}: holds an index with another {differs} (its model: {model}); give another "
+                    "`table`, or `replace=True` to write all of it anew"
+                )
+        self.watch("comparing", 0, None)
+        documents, remote = self.local.store.documents(), self._remote_documents()
+        write = [one for one in documents if remote.get(plain(one.id)) != (one.digest, plain(one.source))]
+        ids = {plain(one.id) for one in documents}
+        gone = [id for id in remote if id not in ids]
+        if remote and len(gone) == len(remote) and old.origin != new.origin:
+            raise UserError(
+                f"{self.location}: holds another index, exported from {old.origin}, without a document of this one; "
+                "give another `table`, or `replace=True` to remove it"
+            )
+        changed = [id for one in write if (id := plain(one.id)) in remote]
+        name, before = tables.table_name(self.location), old.passages
+        deleted = self._delete(name, [*gone, *changed])
+        passages = self._send(name, write)
+        state = replace(new, documents=len(documents), passages=before - deleted + passages)
+        if state != old or write or gone:
+            tables.write_state(self.connection, self.location, state)
+        if len(write) > len(documents) // 10:
+            self.connection.execute(sql.SQL("ANALYZE {}").format(name))
+        return ExportSummary(
+            new=len(write) - len(changed),
+            replaced=len(changed),
+            removed=len(gone),
+            unchanged=len(documents) - len(write),
+            passages=passages,
+            documents=len(documents),
+            graph=new.dimension <= tables.MOST_IN_GRAPH,
+        )
 
-def _remote_documents(connection: Connection, location: TableLocation) -> dict[str, tuple[bytes, str]]:
-    """Return digest and source of every document of the database, by id."""
-    query = sql.SQL("SELECT DISTINCT document, digest, source FROM {}").format(tables.table_name(location))
-    with connection.cursor("documents") as cursor:
-        cursor.itersize = 10_000
-        return {id: (digest, source) for id, digest, source in cursor.execute(query)}
+    def _remote_documents(self) -> dict[str, tuple[bytes, str]]:
+        """Return digest and source of every document of the database, by id."""
+        query = sql.SQL("SELECT DISTINCT document, digest, source FROM {}").format(tables.table_name(self.location))
+        with self.connection.cursor("documents") as cursor:
+            cursor.itersize = 10_000
+            return {id: (digest, source) for id, digest, source in cursor.execute(query)}
 
+    def _delete(self, name: sql.Identifier, ids: Sequence[str]) -> int:
+        """Delete documents; return how many passages they had."""
+        query = "DELETE FROM {} t USING unnest(%s::text[]) AS gone (id) WHERE t.document = gone.id"
+        delete, blocks = sql.SQL(query).format(name), (list(ids[at : at + 1000]) for at in range(0, len(ids), 1000))
+        return sum(self.connection.execute(delete, (block,)).rowcount for block in blocks)
 
-def _delete(connection: Connection, name: sql.Identifier, ids: Sequence[str]) -> int:
-    """Delete documents; return how many passages they had."""
-    query = sql.SQL("DELETE FROM {} t USING unnest(%s::text[]) AS gone (id) WHERE t.document = gone.id").format(name)
-    return sum(connection.execute(query, (list(ids[at : at + 1000]),)).rowcount for at in range(0, len(ids), 1000))
+    def _send(self, name: sql.Identifier, documents: Sequence[StoredDocument]) -> int:
+        """Copy the passages of documents into the table; return how many."""
+        if not documents:
+            return 0
+        columns = sql.SQL(", ").join(map(sql.Identifier, COLUMNS))
+        query = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT binary)").format(name, columns)
+        passages, done = 0, 0
 
+        def waiting() -> Iterator[tuple[int, PassageFields]]:
+            nonlocal done
+            for document in documents:
+                yield from self.local.passages(document)
+                done += 1
 
-def _send(
-    connection: Connection, name: sql.Identifier, local: LocalIndex, documents: Sequence[StoredDocument], watch: Watch
-) -> int:
-    """Copy the passages of documents into the table; return how many."""
-    if not documents:
-        return 0
-    columns = sql.SQL(", ").join(map(sql.Identifier, COLUMNS))
-    query = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT binary)").format(name, columns)
-    passages, done = 0, 0
-
-    def waiting() -> Iterator[tuple[int, PassageFields]]:
-        nonlocal done
-        for document in documents:
-            yield from _passages(local, document)
-            done += 1
-
-    rest = waiting()
-    with connection.cursor().copy(query) as copy:
-        copy.write(HEADER)
-        while block := list(islice(rest, SOME)):
-            copy.write(b"".join(_rows(local, block)))
-            passages += len(block)
-            watch("writing documents", done, len(documents))
-        copy.write(TRAILER)
-    return passages
-
-
-def _passages(local: LocalIndex, document: StoredDocument) -> Iterator[tuple[int, PassageFields]]:
-    """Yield the passages of a document with their numbers."""
-    common: DocumentFields | None = None
-    for number, passage in local.store.numbered_passages(document.number):
-        common = common or encode_document(document, dict(passage.metadata))
-        yield number, PassageFields(common, passage.start, passage.end, passage.text)
-
-
-def _rows(local: LocalIndex, passages: Sequence[tuple[int, PassageFields]]) -> Iterator[bytes]:
-    """Return passages with their vectors as rows."""
-    wanted = np.array([number for number, _ in passages], np.int64)
-    positions = local.vectors.positions(wanted)  # sorted, as the numbers of passages are not
-    if len(positions) != len(wanted):
-        raise UserError(f"{local.folder}: a passage has no vector, so a file is damaged; build the index again")
-    vectors = np.empty((len(wanted), local.state.dimension), np.float32)
-    vectors[np.argsort(wanted)] = local.vectors[positions]
-    return encode_passages([fields for _, fields in passages], vectors)
+        rest = waiting()
+        with self.connection.cursor().copy(query) as copy:
+            copy.write(HEADER)
+            while block := list(islice(rest, SOME)):
+                copy.write(b"".join(self.local.rows(block)))
+                passages += len(block)
+                self.watch("writing documents", done, len(documents))
+            copy.write(TRAILER)
+        return passages
