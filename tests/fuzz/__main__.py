@@ -3,12 +3,7 @@
 import argparse
 import sys
 import tempfile
-import time
 from pathlib import Path
-
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from tests.fuzz.case import Case
 from tests.fuzz.kinds import KINDS
@@ -40,18 +35,17 @@ def main() -> int:
     """Run a session and print its table."""
     given = _arguments()
     kinds = given.only or list(KINDS)
-    console = Console()
     with tempfile.TemporaryDirectory(prefix="bertree-fuzz-", dir=given.work) as work:
         runner = Runner(Path(work, "run"), Path(work, "samples"), Limits(wall=given.limit, cpu=given.limit / 2))
-        with console.status("importing, making the samples"):
-            import_everything()
-            make(runner)
+        print("importing, making the samples", file=sys.stderr)
+        import_everything()
+        make(runner)
         session = Session(runner, given.failures.resolve(), given.seed, not given.no_shrink)
         if given.case is not None:
             return _again(session, draw(kinds[0], given.seed, given.case))
         seconds = given.seconds if given.cases is None else None
-        _run(session, kinds, seconds, given.cases, console)
-    _print_table(session, console)
+        session.run(kinds, seconds, given.cases, _show)
+    _print_table(session)
     return 1 if session.found else 0
 
 
@@ -78,19 +72,8 @@ def _arguments() -> argparse.Namespace:
     return given
 
 
-def _run(session: Session, kinds: list[str], seconds: float | None, cases: int | None, console: Console) -> None:
-    columns = (TextColumn("{task.description:20}"), BarColumn(), TextColumn("{task.fields[said]}"), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("", total=cases or seconds, said="")
-        started, count = time.monotonic(), 0
-
-        def seen(case: Case, failures: int) -> None:
-            nonlocal count
-            count += 1
-            done = count if cases else time.monotonic() - started
-            progress.update(task, completed=done, description=case.kind, said=f"{count} cases, {failures} failures")
-
-        session.run(kinds, seconds, cases, seen)
+def _show(case: Case, failures: int) -> None:
+    print(f"\r{case.kind:20} case {case.number}, {failures} failures", end="", file=sys.stderr, flush=True)
 
 
 def _again(session: Session, case: Case) -> int:
@@ -106,20 +89,17 @@ def _again(session: Session, case: Case) -> int:
     return 1 if broken else 0
 
 
-def _print_table(session: Session, console: Console) -> None:
-    table = Table("kind", "cases", "exit codes", "violations", "s a case", box=None, pad_edge=False)
-    for column in (1, 4):
-        table.columns[column].justify = "right"
+def _print_table(session: Session) -> None:
+    row = "{:20} {:>6}  {:24} {:>8}  {}".format
+    print(row("kind", "cases", "exit codes", "s a case", "violations"))
     for name, tally in session.tallies.items():
         codes = ", ".join(f"{code}: {count}" for code, count in sorted(tally.codes.items()))
         broken = ", ".join(f"{count} {promise}" for promise, count in tally.broken.items()) or "-"
-        table.add_row(name, str(tally.cases), codes, broken, f"{tally.seconds / tally.cases:.2f}")
-    console.print(table)
+        print(row(name, tally.cases, codes, f"{tally.seconds / tally.cases:.2f}", broken))
     for failure in session.found:
-        console.print(f"{failure.violation.promise}: {failure.violation.detail[:160]}", markup=False, soft_wrap=True)
-        console.print(f"  {failure.folder}", markup=False, soft_wrap=True)
+        print(f"{failure.violation.promise}: {failure.violation.detail[:160]}\n  {failure.folder}")
     total = sum(tally.cases for tally in session.tallies.values())
-    console.print(f"{total:,} cases with seed {session.seed}, {len(session.found)} different failures")
+    print(f"{total:,} cases with seed {session.seed}, {len(session.found)} different failures")
 
 
 if __name__ == "__main__":

@@ -18,10 +18,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
-
 from tests.kill.campaign import Count, run_case
 from tests.kill.cases import CASES
 from tests.kill.trial import Fault, TrialFolders
@@ -41,38 +37,30 @@ def main() -> None:
     if given.signals:
         cases = [case for case in cases if case.trains]
     faults = [Fault(kind, float(at)) for kind, at in (one.split(":") for one in (given.fault or "").split(",") if one)]
-    console = Console()
     counts = []
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[what]}"), TimeElapsedColumn())
-    with tempfile.TemporaryDirectory() as name, Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task("setting up", total=len(cases), what="")
+    with tempfile.TemporaryDirectory() as name:
         folders = TrialFolders(Path(name), cases)
         for case in cases:
-            progress.update(task, description=case.name)
             counts.append(
                 run_case(
                     folders, case, given.count, given.seed, given.signals, faults,
-                    lambda what: progress.update(task, what=what),
+                    lambda what, name=case.name: print(f"\r{name}: {what:40}", end="", file=sys.stderr, flush=True),
                 )
             )  # fmt: skip
-            progress.advance(task)
-            for line in (counts[-1].line, *counts[-1].lines):
-                progress.console.print(line, markup=False, highlight=False, soft_wrap=True)
-    console.print(summary(counts))
+            print("", counts[-1].line, *counts[-1].lines, sep="\n")
+    print_summary(counts)
     sys.exit(1 if any(count.lines for count in counts) else 0)
 
 
-def summary(counts: list[Count]) -> Table:
-    """Return the table of all verbs."""
-    kinds = ("at operations", "at random moments", "signals")
-    table = Table("command", *kinds, "lost", "different", "left over", box=None)
-    for column in table.columns[1:]:
-        column.justify = "right"
-    for count in counts:
-        table.add_row(count.name, *map(str, (*count.kinds.values(), *count.broken.values())))
-    totals = [sum(values) for values in zip(*((*c.kinds.values(), *c.broken.values()) for c in counts), strict=True)]
-    table.add_row("all", *map(str, totals), style="bold")
-    return table
+def print_summary(counts: list[Count]) -> None:
+    """Print a line for each command, and one for all of them."""
+    rows = [(count.name, *count.kinds.values(), *count.broken.values()) for count in counts]
+    totals = ("all", *(sum(column) for column in list(zip(*rows, strict=True))[1:]))
+    head = ("command", "at operations", "at random moments", "signals", "lost", "different", "left over")
+    for first, *numbers in (head, *rows, totals):
+        print(
+            f"{first:34}", *(f"{number:>{len(name)}}" for number, name in zip(numbers, head[1:], strict=True)), sep="  "
+        )
 
 
 if __name__ == "__main__":
