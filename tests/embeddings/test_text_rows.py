@@ -96,7 +96,7 @@ def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     ("name", "text", "column", "says"),
     [
         ("a.txt", "", None, "is empty"),
-        ("a.csv", "a,b\n1,2\n", None, "which column is the text. Say --text NAME; there are: a, b"),
+        ("a.csv", "a,b\n1,2\n", None, "which column is the text. Give `text=NAME`; there are: a, b"),
         ("a.csv", "a,b\n1,2\n", "c", "has no column 'c'; there are: a, b"),
         ("a.csv", "a,b\n1\n", "a", "line 2: has 1 columns, the header 2"),
         ("a.jsonl", '{"text": "a"}\nbroken\n', None, "line 2: is not valid JSON"),

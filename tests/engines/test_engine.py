@@ -57,12 +57,12 @@ def test_a_mistake_comes_after_what_was_before_it() -> None:
         list(map_in_order(Slow(3), range(20), lambda number: number))
 
 
-def test_names_of_engines() -> None:
+def test_an_engine_is_chosen_by_its_name() -> None:
     assert choose_engine("local") is HERE
     assert isinstance(choose_engine("local", workers=3), Processes)
     with pytest.raises(UserError, match="engine 'rai': did you mean 'ray'"):
         choose_engine("rai")
-    with pytest.raises(UserError, match="it needs engine ray"):
+    with pytest.raises(UserError, match="it needs `engine=ray`"):
         choose_engine("local", "10.0.0.1:6379")
     with pytest.raises(UserError, match="workers 0: must lie between 1"):
         choose_engine("local", workers=0)
