@@ -7,11 +7,11 @@ from bertree.model.kernels import grouped, operators
 
 
 def test_angles_of_places_are_those_of_the_definition_and_known_to_compilers() -> None:
-    places, width, base = torch.tensor([0, 1, 7, 500]), 8, 10_000.0
-    torch.library.opcheck(operators._rotary_angles, (places, width, base))
+    positions, width, base = torch.tensor([0, 1, 7, 500]), 8, 10_000.0
+    torch.library.opcheck(operators._rotary_angles, (positions, width, base))
     exponents = torch.arange(0, width, 2, dtype=torch.float64) / width
-    angles = places[:, None, None].double() / base**exponents
-    for found in (operators._rotary_angles(places, width, base), operators.rotary_angles(places, width, base)):
+    angles = positions[:, None, None].double() / base**exponents
+    for found in (operators._rotary_angles(positions, width, base), operators.rotary_angles(positions, width, base)):
         torch.testing.assert_close(found[0].double(), angles.cos(), atol=5e-5, rtol=0)
         torch.testing.assert_close(found[1].double(), angles.sin(), atol=5e-5, rtol=0)
 

@@ -113,7 +113,7 @@ def test_a_call_says_what_it_needs() -> None:
         (layout, relative, (True, False, False)),
         (layout, relative._replace(segments=SegmentScores(apart, *of)), (True, False, True)),
         (layout._replace(ranks=Ranks(ranks, ranks)), relative, (True, True, False)),
-        (layout._replace(places=ranks), None, (False, True, False)),
+        (layout._replace(positions=ranks), None, (False, True, False)),
     ):
         case = case_of(q, layout_, 0.0, relative_)
         assert (case.relative, case.ranked, case.segments) == needs

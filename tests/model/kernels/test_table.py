@@ -54,11 +54,11 @@ def test_a_query_without_keys_gets_nothing(mask: Mask) -> None:
 
 
 def test_masks_on_places_of_one_and_of_several_sequences() -> None:
-    places, keys = torch.arange(4), torch.arange(-3, 6)
+    positions, keys = torch.arange(4), torch.arange(-3, 6)
     for mask in MASKS:
-        expected = torch.tensor([[sees(mask, q, k) for k in keys.tolist()] for q in places.tolist()])
-        assert torch.equal(mask.sees(places, keys), expected)
-        several = mask.sees(torch.stack([places, places + 1]), keys)
+        expected = torch.tensor([[sees(mask, q, k) for k in keys.tolist()] for q in positions.tolist()])
+        assert torch.equal(mask.sees(positions, keys), expected)
+        several = mask.sees(torch.stack([positions, positions + 1]), keys)
         assert several.shape == (2, 4, 9)
         assert torch.equal(several[0], expected)
     assert [mask.looks_ahead for mask in MASKS] == [True, False, True, False, False]

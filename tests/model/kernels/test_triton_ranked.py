@@ -52,9 +52,9 @@ def test_orders_segments_and_places_follow_the_definition(
     monkeypatch.setattr(triton_relative, "TABLE_BYTES", table_bytes)
     layout = order(layout_of(lengths, memory, Full()), 3, scattered)
     if not scattered:
-        assert layout.places is not None
-        first = layout.cu_q[:-1].long().clamp(max=len(layout.places) - 1)
-        layout = layout._replace(starts=layout.places[first])
+        assert layout.positions is not None
+        first = layout.cu_q[:-1].long().clamp(max=len(layout.positions) - 1)
+        layout = layout._replace(starts=layout.positions[first])
     tables, lowest = random_relative(layout, 1, 16)
     apart, of_t, of_k = random_segments(layout, 2)
     given = [x.to(DTYPE) for x in (*random_qkv(layout, 0, 16, spare=3), *tables, apart)]

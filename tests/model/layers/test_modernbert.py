@@ -139,7 +139,7 @@ def test_attention_alone_is_modernberts(kind: str, training: bool) -> None:
     x = torch.randn(sum(LENGTHS), WIDTH, requires_grad=True)
     y = x.detach().clone().requires_grad_()
     batch = Batch.pack([[1] * n for n in LENGTHS])
-    ours = attention(x, batch, attention.positions.prepare(attention.places(batch)))
+    ours = attention(x, batch, attention.positions.prepare(attention.token_positions(batch)))
     rectangle, real = padded(y)
     out, _ = peer.attn(rectangle, **their_inputs(kind, rectangle, real, rotary))
     compare(ours, x, out[real], y, [(attention.qkv, peer.attn.Wqkv), (attention.out, peer.attn.Wo)])

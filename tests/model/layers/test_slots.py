@@ -86,7 +86,7 @@ def test_a_connection_may_carry_two_streams() -> None:
 def test_angles_are_computed_once_for_layers_with_the_same_positions(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     real = RotaryPositions.prepare
-    monkeypatch.setattr(RotaryPositions, "prepare", lambda self, places: asked.append(self) or real(self, places))
+    monkeypatch.setattr(RotaryPositions, "prepare", lambda self, tokens: asked.append(self) or real(self, tokens))
     one, two = RotaryPositions(8, 100.0), RotaryPositions(8, 10.0)
     made = stack(PreNorm(), one, layers=4)
     for block in made.attention[::2]:
@@ -111,7 +111,7 @@ def test_norms_by_their_formula_also_in_half_precision(kind: str) -> None:
 def test_attention_called_alone_rotates_too() -> None:
     made, x = stack(PreNorm(), RotaryPositions(8, 100.0), layers=1), torch.randn(18, WIDTH)
     part = made.attention[0].part
-    assert torch.equal(part(x, BATCH), part(x, BATCH, part.positions.prepare(part.places(BATCH))))
+    assert torch.equal(part(x, BATCH), part(x, BATCH, part.positions.prepare(part.token_positions(BATCH))))
     part.positions.base = 10.0
     (changed,) = made(x, BATCH)
     part.positions.base = 100.0
