@@ -1,8 +1,8 @@
 """Generation: bertree against transformers' `generate`, one run, same weights, same greedy tokens.
 
-    python benchmarks/generate.py                                   # CPU, GPT-2 of 124M parameters, batch 1 and 32
-    python benchmarks/generate.py --device cuda --dtype bfloat16
-    python benchmarks/generate.py --layers 4 --width 256 --vocab-size 8000
+    python -m benchmarks.generate                                   # CPU, GPT-2 of 124M parameters, batch 1 and 32
+    python -m benchmarks.generate --device cuda --dtype bfloat16
+    python -m benchmarks.generate --layers 4 --width 256 --vocab-size 8000
 
 Random weights of a fixed seed, made by transformers and read by bertree from its folder. Both generate the same number
 of tokens from the same prompts, greedily or (--temperature, --top-k) by drawing; runs alternate. Greedy tokens must be
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 import bertree
-from benchmarks.common import environment, medians, table
+from benchmarks.common import Results, argument_parser, medians
 from bertree.batch import Batch
 from bertree.inference.load import Model
 
@@ -27,7 +27,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--layers", type=int, default=12)
@@ -40,73 +40,79 @@ def main() -> None:
     parser.add_argument("--top-k", type=int, default=0)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=0)
-    given = parser.parse_args()
+    options = parser.parse_args()
     warnings.simplefilter("ignore")
-    if given.threads:
-        torch.set_num_threads(given.threads)
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    drawn = f"temperature {options.temperature:g}, top-k {options.top_k}" if options.temperature else "greedy"
+    shape = f"GPT-2 of {options.layers} layers, width {options.width}, vocabulary {options.vocab_size:,}"
+    texts = f"prompts of {options.prompt} tokens, {options.tokens} generated"
+    note = f"{shape}, random weights; {options.dtype}; {texts}, {drawn}; medians of {options.repeats} alternating runs."
+    results = Results(f"generate/{options.device}", options.out, ["transformers"], note)
     with tempfile.TemporaryDirectory() as scratch:
-        peer, model = make_models(given, Path(scratch))
-        rows = [row for size in given.batch_sizes for row in compare(peer, model, size, given)]
-    drawn = f"temperature {given.temperature:g}, top-k {given.top_k}" if given.temperature else "greedy"
-    print(f"{environment('transformers')}\n")
-    shape = f"GPT-2 of {given.layers} layers, width {given.width}, vocabulary {given.vocab_size:,}"
-    texts = f"prompts of {given.prompt} tokens, {given.tokens} generated"
-    print(f"{shape}; {given.dtype}; {texts}, {drawn}; medians of {given.repeats} alternating runs\n")
-    head = ("batch", "transformers tokens/s", "bertree tokens/s", "times", "ms a step", "same greedy tokens")
-    print(table(head, rows))
+        peer, model = make_models(options, Path(scratch))
+        for size in options.batch_sizes:
+            compare(peer, model, size, options, results)
+    results.print_table()
 
 
-def make_models(given: argparse.Namespace, folder: Path) -> tuple[Any, Model]:
+def make_models(options: argparse.Namespace, folder: Path) -> tuple[Any, Model]:
     """Make the same model on both sides."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(0)
     config = GPT2Config(
-        vocab_size=given.vocab_size,
-        n_layer=given.layers,
-        n_embd=given.width,
-        n_head=max(1, given.width // 64),
+        vocab_size=options.vocab_size,
+        n_layer=options.layers,
+        n_embd=options.width,
+        n_head=max(1, options.width // 64),
         bos_token_id=None,
         eos_token_id=None,
     )
     GPT2LMHeadModel(config).save_pretrained(folder)
-    peer = GPT2LMHeadModel.from_pretrained(folder, dtype=getattr(torch, given.dtype)).to(given.device).eval()
-    return peer, bertree.load(folder, device=given.device, precision=given.dtype)
+    peer = GPT2LMHeadModel.from_pretrained(folder, dtype=getattr(torch, options.dtype)).to(options.device).eval()
+    return peer, bertree.load(folder, device=options.device, precision=options.dtype)
 
 
-def compare(peer: Any, model: Model, size: int, given: argparse.Namespace) -> list[tuple[object, ...]]:
+def compare(peer: Any, model: Model, size: int, options: argparse.Namespace, results: Results) -> None:
     """Time both on one batch."""
     random = torch.Generator().manual_seed(size)
-    prompts = torch.randint(0, given.vocab_size, (size, given.prompt), generator=random)
-    padded = prompts.to(given.device)
-    options: dict[str, Any] = {"do_sample": given.temperature > 0}
-    if given.temperature:
-        options |= {"temperature": given.temperature, "top_k": given.top_k}
+    prompts = torch.randint(0, options.vocab_size, (size, options.prompt), generator=random)
+    padded = prompts.to(options.device)
+    sampling: dict[str, Any] = {"do_sample": options.temperature > 0}
+    if options.temperature:
+        sampling |= {"temperature": options.temperature, "top_k": options.top_k}
 
     def theirs() -> torch.Tensor:
         with torch.inference_mode():
             found = peer.generate(
                 padded,
                 attention_mask=torch.ones_like(padded),
-                max_new_tokens=given.tokens,
-                min_new_tokens=given.tokens,
+                max_new_tokens=options.tokens,
+                min_new_tokens=options.tokens,
                 pad_token_id=0,
-                **options,
+                **sampling,
             )
-        return found[:, given.prompt :]
+        return found[:, options.prompt :]
 
     rows = prompts.tolist()
 
     def ours() -> list[list[int]]:
-        made = model.generate(rows, tokens=given.tokens, temperature=given.temperature, top_k=given.top_k)
+        made = model.generate(rows, tokens=options.tokens, temperature=options.temperature, top_k=options.top_k)
         return [one.ids for one in made]
 
-    same = "" if given.temperature else check(model, rows, theirs().tolist(), ours())
-    times = medians({"theirs": theirs, "ours": ours}, given.repeats)
-    rate = {name: size * given.tokens / seconds for name, seconds in times.items()}
-    step = 1000 * times["ours"] / given.tokens
-    figures = (f"{rate['theirs']:,.1f}", f"{rate['ours']:,.1f}", f"{rate['ours'] / rate['theirs']:.2f}", f"{step:.2f}")
-    return [(size, *figures, same)]
+    same = "" if options.temperature else check(model, rows, theirs().tolist(), ours())
+    times = medians({"theirs": theirs, "ours": ours}, options.repeats)
+    rate = {name: size * options.tokens / seconds for name, seconds in times.items()}
+    step = 1000 * times["ours"] / options.tokens
+    results.add(
+        f"batch {size}",
+        transformers_tokens_per_second=round(rate["theirs"], 1),
+        tokens_per_second=round(rate["ours"], 1),
+        times_transformers=round(rate["ours"] / rate["theirs"], 2),
+        step_ms=round(step, 2),
+        same_greedy_tokens=same or None,
+    )
 
 
 def check(model: Model, prompts: list[list[int]], theirs: list[list[int]], ours: list[list[int]]) -> str:

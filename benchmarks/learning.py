@@ -8,7 +8,6 @@ are masked in the held-out text. The bigram knows the true token to the left, al
 smoothed by absolute discounting (0.75) towards the unigram.
 """
 
-import argparse
 import json
 import tempfile
 import time
@@ -17,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.common import CORPUS, environment, table
+from benchmarks.common import CORPUS, Results, argument_parser
 from bertree.batch import PretrainingLabels
 from bertree.data.prepare import prepare, train_tokenizer
 from bertree.data.store import Store
@@ -66,12 +65,12 @@ def prepared(kind: str, folder: Path, vocabulary: int = 8000) -> Path:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument("--recipes", nargs="+", default=list(KINDS), choices=list(KINDS))
-    given = parser.parse_args()
-    rows = []
+    options = parser.parse_args()
+    results = Results("learning", options.out)
     with tempfile.TemporaryDirectory() as scratch:
-        for name in given.recipes:
+        for name in options.recipes:
             store = prepared(KINDS[name], Path(scratch) / name)
             overrides = [f"data.store={json.dumps(str(store))}"]
             recipe = recipes.load(name, overrides)
@@ -83,10 +82,16 @@ def main() -> None:
             pair = last.get("nsp_accuracy", last.get("sop_accuracy"))
             train, held = build.open_stores(recipe.data)
             single, double = baselines(train, build.held_out_stream(recipe, held, recipe.phases[-1]))
-            figures = [f"{x:.3f}" for x in (single, double, last["mlm"])]
-            rows.append([name, *figures, f"{last['accuracy']:.1%}", f"{pair:.1%}" if pair else "", f"{seconds:.0f}"])
-    print(environment())
-    print(table(["recipe", "unigram", "bigram", "held-out MLM", "accuracy", "NSP or SOP", "seconds"], rows))
+            results.add(
+                name,
+                unigram_loss=single,
+                bigram_loss=double,
+                held_out_loss=last["mlm"],
+                accuracy_percent=100 * last["accuracy"],
+                sentence_accuracy_percent=100 * pair if pair else None,
+                seconds=round(seconds),
+            )
+    results.print_table()
 
 
 if __name__ == "__main__":

@@ -5,13 +5,12 @@
 The store must have been made with the models' tokenizer. Every token of it is read once; 15 % are masked.
 """
 
-import argparse
 from contextlib import nullcontext
 from pathlib import Path
 
 import torch
 
-from benchmarks.common import environment, table
+from benchmarks.common import Results, argument_parser
 from bertree.data.store import Store
 from bertree.data.stream import Stream
 from bertree.inference.load import load
@@ -23,24 +22,29 @@ BATCH = 8192
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument("models", nargs="+", metavar="NAME=FOLDER")
     parser.add_argument("--store", type=Path, required=True, help="token store to measure on")
     parser.add_argument("--lengths", type=int, nargs="+", default=[128])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
-    store, rows = Store.open(options.store), []
+    store, results = Store.open(options.store), Results("masked-perplexity", options.out)
     for name, _, folder in (model.partition("=") for model in options.models):
         network = load(folder, device=options.device).network
         for length in options.lengths:
             stream = Stream(
                 store, format="full-sentences", masking="token", batch_tokens=max(BATCH, 2 * length), max_length=length
             )
-            found = evaluate_held_out(network, pretraining_objective(mlm=1.0), stream, store.tokens * 2, nullcontext)
-            rows.append([name, length, f"{found['mlm']:.3f}", f"{found['perplexity']:.2f}", f"{found['accuracy']:.1%}"])
-            print(rows[-1], flush=True)
-    print(f"{environment()}; {store.tokens:,} tokens")
-    print(table(["model", "length", "MLM loss", "perplexity", "accuracy"], rows))
+            scores = evaluate_held_out(network, pretraining_objective(mlm=1.0), stream, store.tokens * 2, nullcontext)
+            results.add(
+                f"{name}, sequences of {length}",
+                sequence_length=length,
+                tokens=store.tokens,
+                held_out_loss=scores["mlm"],
+                perplexity=scores["perplexity"],
+                accuracy_percent=100 * scores["accuracy"],
+            )
+    results.print_table()
 
 
 if __name__ == "__main__":

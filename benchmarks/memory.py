@@ -7,12 +7,11 @@ Each case runs two steps of MLM (of next tokens, where the model is causal) unde
 packed, and reads the peak that PyTorch's allocator saw; weights and inputs are random, which does not change the sizes.
 """
 
-import argparse
 import gc
 
 import torch
 
-from benchmarks.common import environment, table
+from benchmarks.common import Results, argument_parser
 from bertree.batch import Batch
 from bertree.model import cost
 from bertree.model.network import build
@@ -59,31 +58,26 @@ def peak(name: str, batch: int, length: int) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     presets = sorted({name for name, *_ in CASES})
     parser.add_argument("--presets", nargs="+", default=presets, choices=presets)
-    given = parser.parse_args()
-    rows = []
+    options = parser.parse_args()
+    results = Results("memory", options.out)
     for name, batch, length in CASES:
-        if name not in given.presets:
+        if name not in options.presets:
             continue
         measured = peak(name, batch, length)
         gc.collect()
         torch.cuda.empty_cache()
         a = preset(name).architecture.with_values({"attention_dropout": 0.0})
         expected = cost.training_bytes(a, batch, length)
-        rows.append(
-            (
-                name,
-                f"{batch} x {length}",
-                f"{expected / cost.GIB:.2f}",
-                f"{measured / cost.GIB:.2f}",
-                f"{expected / measured:.3f}",
-            )
+        results.add(
+            f"{name}, {batch} x {length}",
+            model_gib=round(expected / cost.GIB, 2),
+            measured_gib=round(measured / cost.GIB, 2),
+            model_over_measured=round(expected / measured, 3),
         )
-        print(*rows[-1], flush=True)
-    print(f"\n{environment()}\n")
-    print(table(("preset", "batch", "model, GiB", "measured, GiB", "model / measured"), rows))
+    results.print_table()
 
 
 if __name__ == "__main__":

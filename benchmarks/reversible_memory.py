@@ -19,7 +19,7 @@ import time
 
 import torch
 
-from benchmarks.common import environment, table
+from benchmarks.common import Results, argument_parser
 from bertree.batch import Batch
 from bertree.model.architecture import Transformer
 from bertree.model.network import build_encoder
@@ -42,18 +42,23 @@ def forget_peak() -> None:
         file.write("5")
 
 
-def measure(kind: str, layers: int, given: argparse.Namespace) -> dict[str, float]:
+def measure(kind: str, layers: int, options: argparse.Namespace) -> dict[str, float]:
     """Peak in MiB and seconds of a step."""
-    cuda = given.device == "cuda"
+    cuda = options.device == "cuda"
     torch.manual_seed(0)
-    axes: dict[str, object] = {"vocab_size": 1000, "width": given.width, "heads": given.width // 64, "layers": layers}
-    axes |= {"sharing": "all", "pooler": False, "ffn_chunk": given.ffn_chunk}
+    axes: dict[str, object] = {
+        "vocab_size": 1000,
+        "width": options.width,
+        "heads": options.width // 64,
+        "layers": layers,
+    }
+    axes |= {"layers": layers, "sharing": "all", "pooler": False, "ffn_chunk": options.ffn_chunk}
     axes["residual"] = "reversible" if kind == "reversible" else "pre-norm"
-    made = Transformer(max_positions=given.length, attention_dropout=0.0).with_values(axes)
-    encoder = build_encoder(made).train().to(given.device)
+    a = Transformer(max_positions=options.length, attention_dropout=0.0).with_values(axes)
+    encoder = build_encoder(a).train().to(options.device)
     encoder.recompute(kind == "recomputed")
-    count = given.tokens // given.length
-    batch = Batch.pack(torch.randint(5, 1000, (count, given.length)).tolist()).to(given.device)
+    count = options.tokens // options.length
+    batch = Batch.pack(torch.randint(5, 1000, (count, options.length)).tolist()).to(options.device)
     for _ in range(2):
         encoder.zero_grad()
         if cuda:
@@ -64,7 +69,7 @@ def measure(kind: str, layers: int, given: argparse.Namespace) -> dict[str, floa
             forget_peak()
             before = resident(peak=False)
         began = time.perf_counter()
-        with torch.autocast(given.device, torch.bfloat16, enabled=cuda):
+        with torch.autocast(options.device, torch.bfloat16, enabled=cuda):
             states = encoder(batch)
         states.float().square().mean().backward()
         del states
@@ -80,34 +85,31 @@ def run_apart(kind: str, layers: int) -> dict[str, float]:
     command = [sys.executable, "-m", "benchmarks.reversible_memory", "--case", kind, str(layers), *sys.argv[1:]]
     malloc = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=malloc)
-    found: dict[str, float] = json.loads(done.stdout)
-    return found
+    figures: dict[str, float] = json.loads(done.stdout)
+    return figures
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--tokens", type=int, default=2048)
     parser.add_argument("--length", type=int, default=256)
     parser.add_argument("--ffn-chunk", type=int, default=0)
     parser.add_argument("--case", nargs=2, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.case:
-        print(json.dumps(measure(given.case[0], int(given.case[1]), given)))
+    options = parser.parse_args()
+    if options.case:
+        print(json.dumps(measure(options.case[0], int(options.case[1]), options)))
         return
-    found = {(kind, layers): run_apart(kind, layers) for kind in KINDS for layers in DEPTHS}
-    rows = []
+    measured = {(kind, layers): run_apart(kind, layers) for kind in KINDS for layers in DEPTHS}
+    results = Results(f"reversible-memory/{options.device}", options.out)
     for kind in KINDS:
-        peaks = [found[kind, layers]["mib"] for layers in DEPTHS]
-        added = (peaks[-1] - peaks[0]) / (DEPTHS[-1] - DEPTHS[0])
-        times = [found[kind, layers]["seconds"] for layers in DEPTHS]
-        rows.append((kind, *(f"{mib:,.0f}" for mib in peaks), f"{added:,.1f}", *(f"{s:.2f}" for s in times)))
-    print(f"{environment()}\n")
-    print(f"Width {given.width}, {given.tokens:,} tokens in sequences of {given.length}, dropout 0.1, ", end="")
-    print(f"{'bf16 autocast' if given.device == 'cuda' else 'float32'}, ffn_chunk {given.ffn_chunk}\n")
-    heads = [f"{layers} layers, MiB" for layers in DEPTHS]
-    print(table(("layers are", *heads, "MiB per added layer", *(f"{layers} layers, s" for layers in DEPTHS)), rows))
+        peaks = {layers: measured[kind, layers]["mib"] for layers in DEPTHS}
+        added = (peaks[DEPTHS[-1]] - peaks[DEPTHS[0]]) / (DEPTHS[-1] - DEPTHS[0])
+        figures = {f"mib_{layers}_layers": round(mib) for layers, mib in peaks.items()}
+        seconds = {f"seconds_{layers}_layers": measured[kind, layers]["seconds"] for layers in DEPTHS}
+        results.add(kind, **figures, mib_per_layer=round(added, 1), **seconds)
+    results.print_table()
 
 
 if __name__ == "__main__":

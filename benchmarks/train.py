@@ -2,7 +2,7 @@
 
     python -m benchmarks.train                                          # two CPU cores, a small model
     python -m benchmarks.train --device cuda                            # the rows of the H200 table
-    python -m benchmarks.train --device cuda --cases bert-base-128-full --profile profile.txt
+    python -m benchmarks.train --device cuda --cases bert-base-128-full --only-ours
 
 Ours: the token stream, masks, packed batches, dropout 0.1 where the preset has it, the MLM head on masked tokens,
 clipping, AdamW, and the norm and the losses read on the host after every step; the same bytes every time. Theirs:
@@ -23,14 +23,13 @@ It is compiled if that works. Where a batch does not fit into the memory, it get
 
 import argparse
 import contextlib
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from benchmarks.common import Clock, environment, table
+from benchmarks.common import Clock, Results, argument_parser
 from benchmarks.train_peers import Theirs, TheirXLNet, masked_or_causal
 from bertree.config.sections import OptimSettings, Phase, RunSettings, ScheduleSettings
 from bertree.data.lane_stream import LaneStream
@@ -181,7 +180,7 @@ class Ours:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--cases", nargs="+", help="which rows (default: all)")
     parser.add_argument("--steps", type=int, default=30)
@@ -191,50 +190,52 @@ def main() -> None:
     parser.add_argument("--only-ours", action="store_true")
     parser.add_argument("--recorded", action="store_true", help="ours: steps recorded as CUDA graphs and replayed")
     parser.add_argument("--not-deterministic", action="store_true")
-    parser.add_argument("--profile", type=Path, help="write where the time of ours goes")
-    parser.add_argument("--out", type=Path, help="write the table there too, after every row")
-    given = parser.parse_args()
-    machine = Placement.from_settings(RunSettings(device=given.device))
-    cases = GPU_CASES if machine.device.type == "cuda" else CPU_CASES
-    unknown = set(given.cases or ()) - set(cases)
+    options = parser.parse_args()
+    device_setup = Placement.from_settings(RunSettings(device=options.device))
+    cases = GPU_CASES if device_setup.device.type == "cuda" else CPU_CASES
+    unknown = set(options.cases or ()) - set(cases)
     if unknown:
         parser.error(f"unknown case {unknown.pop()}; known: {', '.join(cases)}")
-    peak = measure_peak_flops(machine.device)
-    print(environment("transformers"), f"; {peak / 1e12:.0f} TFLOP/s in a large bf16 product" if peak else "")
-    rows: list[list[object]] = []
-    head = ["case", "ours, tokens/s", "MFU", "GB", "transformers, tokens/s", "GB", "ratio"]
-    for name in given.cases or cases:
-        case = cases[name]._replace(tokens=given.tokens) if given.tokens else cases[name]
-        for row in measure(name, case, machine, peak, given):
-            rows.append(row)
-            print(row, flush=True)
-        if given.out:
-            given.out.write_text(table(head, rows) + "\n")
-    print(table(head, rows))
+    peak = measure_peak_flops(device_setup.device)
+    note = f"MFU is the share of a large bf16 matrix product ({peak / 1e12:.0f} TFLOP/s)." if peak else ""
+    results = Results("train-recorded" if options.recorded else "train", options.out, ["transformers"], note)
+    for name in options.cases or cases:
+        case = cases[name]._replace(tokens=options.tokens) if options.tokens else cases[name]
+        measure(name, case, device_setup, peak, options, results)
+    results.print_table()
 
 
 def measure(
-    name: str, case: Case, machine: Placement, peak: float | None, given: argparse.Namespace
-) -> Iterator[list[object]]:
-    """Yield the rows of a case."""
-    set_deterministic(not given.not_deterministic)
+    name: str,
+    case: Case,
+    device_setup: Placement,
+    peak: float | None,
+    options: argparse.Namespace,
+    results: Results,
+) -> None:
+    """Measure a case, with each peer in its own row."""
+    set_deterministic(not options.not_deterministic)
     a = architecture(case.member, case.length)
-    a = a.with_values({"vocab_size": given.vocab_size}) if given.vocab_size else a
-    ours = Ours(a, case, machine, given.steps, name.startswith(LANES), given.recorded)
-    found, memory = timed(ours, given, machine)
-    if given.profile:
-        profile(ours, given.profile)
+    a = a.with_values({"vocab_size": options.vocab_size}) if options.vocab_size else a
+    ours = Ours(a, case, device_setup, options.steps, name.startswith(LANES), options.recorded)
+    rate, memory = timed(ours, options, device_setup)
     del ours
     average = case.length if case.full else round(FILL * case.length)
-    mfu = f"{found * cost.training_flops(a, average) / peak:.1%}" if peak else ""
-    row: list[object] = [name, f"{found:,.0f}", mfu, memory]
-    if not case.compared or given.only_ours:
-        yield [*row, "", "", ""]
+    mfu = round(100 * rate * cost.training_flops(a, average) / peak, 1) if peak else None
+    figures = {"tokens_per_step": case.tokens, "tokens_per_second": round(rate), "mfu_percent": mfu, "peak_gb": memory}
+    if not case.compared or options.only_ours:
+        results.add(name, **figures)
         return
     set_deterministic(False)  # nobody asks that of them
-    for label, make in peers(a, case, machine).items():
-        note, other, theirs = timed_in_parts(make, case.tokens, given, machine)
-        yield [f"{row[0]}{label}{note}", *row[1:], f"{other:,.0f}", theirs, f"{found / other:.2f}"]
+    for label, make in peers(a, case, device_setup).items():
+        note, peer_rate, peer_memory = timed_in_parts(make, case.tokens, options, device_setup)
+        results.add(
+            f"{name}{label}{note}",
+            **figures,
+            transformers_tokens_per_second=round(peer_rate),
+            transformers_peak_gb=peer_memory,
+            times_transformers=round(rate / peer_rate, 2),
+        )
 
 
 def peers(a: Architecture, case: Case, machine: Placement) -> dict[str, Callable[[int], Theirs]]:
@@ -249,42 +250,31 @@ def peers(a: Architecture, case: Case, machine: Placement) -> dict[str, Callable
 
 
 def timed_in_parts(
-    make: Callable[[int], Theirs], tokens: int, given: argparse.Namespace, machine: Placement
-) -> tuple[str, float, str]:
+    make: Callable[[int], Theirs], tokens: int, options: argparse.Namespace, machine: Placement
+) -> tuple[str, float, float | None]:
     """Return a note, tokens a second and the peak of the memory, with as many tokens at once as fit."""
     most = tokens
     while True:
         try:
             side = make(tokens)
-            found, memory = timed(side, given, machine)
+            rate, memory = timed(side, options, machine)
             eager = ", eager" if machine.compiled and side.compute is side.model else ""
-            return ("" if tokens == most else f", {tokens:,} tokens at once") + eager, found, memory
+            return ("" if tokens == most else f", {tokens:,} tokens at once") + eager, rate, memory
         except torch.OutOfMemoryError:
             tokens //= 2
         torch.cuda.empty_cache()
 
 
-def timed(side: Ours | Theirs, given: argparse.Namespace, machine: Placement) -> tuple[float, str]:
+def timed(side: Ours | Theirs, options: argparse.Namespace, machine: Placement) -> tuple[float, float | None]:
     """Return tokens a second, and the peak of the GPU's memory."""
     gpu = machine.device.type == "cuda"
     torch._dynamo.reset()
     if gpu:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    found = side.run(given.steps, given.warm)
-    memory = f"{torch.cuda.max_memory_allocated() / 1e9:.1f}" if gpu else ""
-    return found, memory
-
-
-def profile(ours: Ours, path: Path) -> None:
-    """Kernels by time, a few steps of ours."""
-    from torch.profiler import ProfilerActivity
-    from torch.profiler import profile as profiling
-
-    with profiling(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
-        ours.run(5, 1)
-    averages = seen.key_averages()
-    path.write_text(averages.table(sort_by="self_cuda_time_total", row_limit=45, max_name_column_width=90))
+    rate = side.run(options.steps, options.warm)
+    memory = round(torch.cuda.max_memory_allocated() / 1e9, 1) if gpu else None
+    return rate, memory
 
 
 if __name__ == "__main__":
