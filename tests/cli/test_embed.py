@@ -3,7 +3,7 @@
 import json
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -137,7 +137,7 @@ def test_another_job_is_refused(tmp_path: Path) -> None:
         pass
 
 
-def _opened(folder: Path, job: dict[str, object]) -> object:
+def _opened(folder: Path, job: dict[str, object]) -> AbstractContextManager[None]:
     return VectorFile(folder / "v.npy", job, 3, "float32").writing()
 
 

@@ -24,7 +24,7 @@ def test_one_text_is_printed_as_it_comes_and_several_one_after_the_other(command
     one = command.well("generate", models / "gpt", "the boat", "--tokens", 12, "--seed", 3).out
     assert one.startswith("the boat ")
     again = command.well("generate", models / "gpt", "the boat", "--tokens", 12, "--seed", 3, "--json").json
-    assert again["prompt"] + str(again["text"]) == one.removesuffix("\n")  # type: ignore[operator]
+    assert again["prompt"] + str(again["text"]) == one.removesuffix("\n")
     assert again["number"] == 0
     several = command.well("generate", models / "gpt", "the boat", "tree", "-n", 2, "--tokens", 12, "--seed", 3).out
     assert f"--- 1\n{one}" in several
@@ -61,7 +61,7 @@ def test_perplexity_says_what_was_measured(command: Command, models: Path, tmp_p
     assert lines["documents"] == 30
     memory = command.well("perplexity", models / "xl", path, "--memory", 16, "--context", 8, "--json").json
     assert memory["tokens"] == found["tokens"]
-    assert 0 < memory["context_mean"] <= 24  # type: ignore[operator]
+    assert 0 < memory["context_mean"] <= 24
     passages = tmp_path / "passages.jsonl"
     passages.write_text('{"text": "the boat of the river"}\n' * 3)
     assert "3 passages" in command.well("perplexity", models / "gpt", passages, "--task", "lambada").out
@@ -73,7 +73,7 @@ def test_codes_are_shown_with_bars(command: Command, models: Path) -> None:
     assert all(code in said for code in CODES)
     assert "█" in said
     found = command.well("attribute", models / "ctrl", "the lamp", "--code", "tree", "--code", "boat", "--json").json
-    assert {one["code"] for one in found["codes"]} == {"tree", "boat"}  # type: ignore[attr-defined]
+    assert {one["code"] for one in found["codes"]} == {"tree", "boat"}
     coded = command.well("generate", models / "ctrl", "the", "--control", "boat", "--tokens", 4, "--json").json
     assert coded["control"] == "boat"
 

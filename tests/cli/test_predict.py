@@ -4,6 +4,7 @@ import io
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from tests.support.command import Command, CommandResult
 from tests.support.learnable import Trained
 
 
-def objects(said: CommandResult) -> list[dict[str, object]]:
+def objects(said: CommandResult) -> list[dict[str, Any]]:
     return [json.loads(line) for line in said.out.splitlines()]
 
 
@@ -281,7 +282,7 @@ def test_features_refused(deep: Path, trained: Trained, command: Command, tmp_pa
 
 def column_lines(rows: list[learnable.Row], prefix: str = "", separator: str = "\t") -> str:
     """One word a line with its tag, an empty line after each sentence."""
-    both = (zip(row["words"], row["tags"], strict=True) for row in rows)  # type: ignore[call-overload]
+    both = (zip(row["words"], row["tags"], strict=True) for row in rows)
     return "\n".join("".join(f"{prefix}{word}{separator}{tag}\n" for word, tag in row) for row in both)
 
 
@@ -297,7 +298,7 @@ def check_tags(command: Command, model: Path, data: Path, test: Path) -> None:
     """A tagger scores and predicts the words and tags of the files."""
     given = ("evaluate", model, "--task", "ner", "--json", "--data")
     scores = command.well(*given, data, "--split", "test").json
-    assert scores["f1"] > 0.9  # type: ignore[operator]
+    assert scores["f1"] > 0.9
     assert command.well(*given, test).json["f1"] == scores["f1"]
     lines = objects(command.well("predict", model, "--file", test, "--json"))
     assert [line["words"] for line in lines] == [row["words"] for row in learnable.tagged(40, 2)]

@@ -10,6 +10,7 @@ import torch
 import bertree
 from bertree.inference.cpu_linear import linear_class
 from tests.support import learnable
+from tests.support.batches import axes_of
 from tests.support.command import Command
 from tests.support.learnable import KINDS
 from tests.support.shared import common_folder, make_once
@@ -166,4 +167,4 @@ def test_distillation_on_text(made: Path, command: Command, tmp_path: Path) -> N
     said = command.well(*given, "data.masking=permutation", "distill.hidden=1", "distill.cos=1")
     assert "18 of 18 tensors from the teacher" in said.out
     student = bertree.load(tmp_path / "half" / "model")
-    assert (student.architecture.layers, student.architecture.query_stream) == (1, True)
+    assert (student.architecture.layers, axes_of(student).query_stream) == (1, True)

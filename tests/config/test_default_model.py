@@ -17,6 +17,7 @@ from bertree.inference.load import random_model
 from bertree.interop.description import read_description
 from bertree.model.presets import preset
 from bertree.text.tokenizer import Tokenizer
+from tests.support.batches import axes_of
 
 REAL = default_model.FOLDER
 MOST = 16_000_000  # bytes, all files together
@@ -61,17 +62,17 @@ def verb(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 def test_it_is_loaded_by_its_name(made_up: Path) -> None:
     model = bertree.load("default")
     assert model.trained
-    assert model.architecture.residual == "pre-norm"
+    assert axes_of(model).residual == "pre-norm"
     assert torch.equal(model.hidden(["A text."])[0], bertree.load(made_up).hidden(["A text."])[0])
     assert len(model.fill_mask("A [MASK].", 3)) == 3
 
 
 def test_a_path_of_that_name_wins(made_up: Path, small_folder: Path) -> None:
     shutil.copytree(small_folder, "default")
-    assert bertree.load("default").architecture.residual == "post-norm"
-    assert bertree.load(Path("default").absolute()).architecture.residual == "post-norm"
+    assert axes_of(bertree.load("default")).residual == "post-norm"
+    assert axes_of(bertree.load(Path("default").absolute())).residual == "post-norm"
     shutil.rmtree("default")
-    assert bertree.load("default").architecture.residual == "pre-norm"
+    assert axes_of(bertree.load("default")).residual == "pre-norm"
     with pytest.raises(UserError, match=r"\./default: no such folder"):
         bertree.load("./default")  # written as a path, it is one
 
@@ -163,7 +164,7 @@ def test_the_real_one_works_without_a_network(monkeypatch: pytest.MonkeyPatch, t
     right = 0
     for text, answers in EASY.items():
         found = model.fill_mask(text, 5)
-        right += any(candidate.token in answers for candidate in found)  # type: ignore[union-attr]
+        right += any(candidate.token in answers for candidate in found)
     assert right >= 6, f"{right} of {len(EASY)} easy masks filled"
 
 

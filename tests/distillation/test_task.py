@@ -26,11 +26,11 @@ pytestmark = pytest.mark.usefixtures("alone")
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many units the teacher was asked about, each time it was asked."""
     found: list[int] = []
-    inner = teacher.logits
+    inner = logits
 
     def ask(network: object, head: str, units: list[object], *more: object) -> object:
         found.append(len(units))
-        return inner(network, head, units, *more)  # type: ignore[arg-type]
+        return inner(network, head, units, *more)
 
     monkeypatch.setattr(teacher, "logits", ask)
     return found

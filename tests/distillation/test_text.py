@@ -28,6 +28,7 @@ from bertree.pretraining.run import pretrain
 from bertree.text import tokenizer_training
 from bertree.text.corpus import Corpus
 from tests.support import runs
+from tests.support.batches import axes_of
 from tests.support.command import Command
 from tests.support.learnable import one_thread
 from tests.support.shared import common_folder, make_once
@@ -153,7 +154,7 @@ def test_a_student_with_shared_layers(teacher: Path, stories: Path, tmp_path: Pa
     given = ["model.preset=albert-base", "model.width=36", "model.heads=2", "model.layers=3", "phases.0.steps=3"]
     given += ["model.embedding_width=16", "distill.hidden=1", "distill.relation=1", "distill.match=1,2,4", *QUICK]
     assert distill_tiny(teacher, stories, given, tmp_path / "out")
-    assert bertree.load(tmp_path / "out" / "model").architecture.sharing == "all"
+    assert axes_of(bertree.load(tmp_path / "out" / "model")).sharing == "all"
 
 
 def test_half_needs_no_recipe_and_hugging_face_reads_it(stories: Path, tmp_path: Path, command: Command) -> None:

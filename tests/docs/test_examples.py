@@ -13,6 +13,7 @@ import inspect
 import itertools
 import json
 import re
+import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -113,12 +114,12 @@ def shorten_calls(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def registries() -> Iterator[None]:
     """What an example registers is known to that example only."""
-    known = (presets.PRESETS, embedding_losses.LOSSES, registry.TASKS)
+    known: tuple[dict[str, Any], ...] = (presets.PRESETS, embedding_losses.LOSSES, registry.TASKS)
     before = [dict(names) for names in known]
     yield
     for names, old in zip(known, before, strict=True):
         names.clear()
-        names.update(old)  # type: ignore[arg-type]
+        names.update(old)
 
 
 @pytest.fixture(scope="module")
@@ -231,7 +232,7 @@ def mentioned() -> list[list[str]]:
     for path in sorted((ROOT / "src" / "bertree" / "cli").glob("*.py")):
         for example in re.findall(r"\[dim\](.*?)\[/dim\]", path.read_text(), re.DOTALL):
             lines = [line.partition("bertree ")[2] for line in example.splitlines() if "bertree " in line]
-            found += [documentation.shlex.split(line.replace("\\\\[", "[")) for line in lines]
+            found += [shlex.split(line.replace("\\\\[", "[")) for line in lines]
     return found
 
 

@@ -54,8 +54,8 @@ def test_near_copies_everywhere_stay_within_bounds(monkeypatch: pytest.MonkeyPat
     before = mining._Best.add
 
     def add(self: mining._Best, values: object, *rest: object) -> None:
-        kept.append(len(values))  # type: ignore[arg-type]
-        before(self, values, *rest)  # type: ignore[arg-type]
+        kept.append(len(values))
+        before(self, values, *rest)
 
     monkeypatch.setattr(mining._Best, "add", add)
     vectors = 1 + 0.01 * drawn(3000)  # every pair is above the min_similarity cosine

@@ -80,7 +80,7 @@ def test_few_shapes_and_little_padding(head: str, regression: bool) -> None:
 
 
 def feed(some: list[Unit], size: int, steps: int, head: str = "sequence", **options: object) -> UnitFeed:
-    return UnitFeed(TrainingPlan([Phase(steps=steps)], ScheduleSettings(warmup=2), 1e-3), some, size, head, **options)  # type: ignore[arg-type]
+    return UnitFeed(TrainingPlan([Phase(steps=steps)], ScheduleSettings(warmup=2), 1e-3), some, size, head, **options)
 
 
 def read(batches: list[Batch]) -> list[tuple[int, ...]]:

@@ -4,6 +4,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ from tests.support.command import Command
 from tests.support.learnable import KINDS, SETTINGS, Trained
 
 
-def scores_of(path: Path) -> dict[str, object]:
+def scores_of(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text())
 
 

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,6 +29,7 @@ from bertree.tasks.task import Unit
 from bertree.text.framing import TASK_TOKENS
 from bertree.text.tokenizer import Encoded, Tokenizer
 from tests.support import learnable
+from tests.support.batches import axes_of
 from tests.support.command import Command
 from tests.support.learnable import KINDS, SETTINGS
 from tests.support.left_to_right import MEMBERS, gpt_tokenizer, member, save_member
@@ -60,8 +62,9 @@ def in_two_orders(count: int, seed: int) -> list[Unit]:
 def test_only_the_order_of_similar_texts_has_no_meaning() -> None:
     assert {name for name, task in TEXT_TASKS.items() if task.symmetric} == {"mrpc", "qqp", "sts-b"}
     for name in TEXT_TASKS:
-        assert make_task(name).for_left_to_right().both_orders == TEXT_TASKS[name].symmetric
-        assert not make_task(name).both_orders
+        task: Any = make_task(name)
+        assert task.for_left_to_right().both_orders == TEXT_TASKS[name].symmetric
+        assert not task.both_orders
 
 
 def test_both_orders_are_read_and_their_states_are_added() -> None:
@@ -84,19 +87,20 @@ def test_both_orders_are_read_and_their_states_are_added() -> None:
 
 
 def test_one_text_has_no_second_order() -> None:
-    task = replace(make_task("sst-2"), both_orders=True)
+    task: Any = make_task("sst-2")
+    task = replace(task, both_orders=True)
     with pytest.raises(UserError, match="has one text, but both_orders is for pairs"):
         task.units([task.parse("a lamp")], learnable.tokenizer(), 32)
 
 
 def test_no_answer_and_words_are_read_where_all_of_them_is_seen() -> None:
     words = gpt_tokenizer()
-    squad = make_task("squad2")
+    squad: Any = make_task("squad2")
     asked = [squad.parse({"question": "which colour ?", "context": "a red lamp on the road"})]
     (first,), (last,) = (task.units(asked, words, 40)[0] for task in (squad, squad.for_left_to_right()))
     assert first.sequences == last.sequences
     assert last.chosen == [len(last.sequences[0].ids) - 1, *first.chosen[1:]]
-    tags = make_task("tagging")
+    tags: Any = make_task("tagging")
     sentence = [tags.parse({"words": ["lamplight", "a", "unstoned"]})]
     (first,), (last,) = (task.units(sentence, words, 40)[0] for task in (tags, tags.for_left_to_right()))
     pieces = [len(words.encode_plain([f" {word}"])[0].ids) for word in sentence[0].words]
@@ -209,8 +213,8 @@ def test_both_orders_are_stored_and_used_again(gpt: Path, command: Command, tmp_
     assert "0.25 times the language-model loss" in said.out
     model = bertree.load(tmp_path / "o" / "model")
     assert model.task["both_orders"] is True
-    assert model.find_task().both_orders
-    assert model.find_task("qqp").both_orders, "whatever the task's name is"
+    tasks: list[Any] = [model.find_task(), model.find_task("qqp")]  # whatever the task's name is
+    assert all(task.both_orders for task in tasks)
     pair = ("a fine lamp", "the road")
     one, other = (model.predict([p])[0]["probabilities"] for p in (pair, pair[::-1]))
     assert one == pytest.approx(other, abs=1e-6)
@@ -264,7 +268,7 @@ def test_every_member_gets_new_tokens(name: str, tmp_path: Path) -> None:
         one, other = (m.network.mask_logits(m.network(b := m.batch([ids])), b.last) for m in (model, grown))
     size = len(one[0])
     assert len(other[0]) == size + 3
-    for start, end in pairwise(model.architecture.cluster_starts):  # new tokens take their share of the last cluster
+    for start, end in pairwise(axes_of(model).cluster_starts):  # new tokens take their share of the last cluster
         before, after = (logits[:, start:end].softmax(-1) for logits in (one, other))
         assert torch.allclose(before, after, atol=1e-6), "what was known is as likely, compared with each other"
     grown.save(tmp_path / "grown")

@@ -13,11 +13,12 @@ from random import Random
 from typing import Any, NoReturn
 
 from tests.fuzz.case import OUT, Case, Change
+from tests.fuzz.kinds import KINDS
 from tests.fuzz.mutations.raw import PATHS
 from tests.fuzz.mutations.trees import document
 from tests.fuzz.running import Limits, MiB, Runner, import_everything
 from tests.fuzz.samples import make
-from tests.fuzz.session import KINDS, Session, draw
+from tests.fuzz.session import Session, draw
 from tests.support.processes import PATIENCE, PROCESSES
 
 WORD = b"boom"

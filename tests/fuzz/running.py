@@ -200,7 +200,7 @@ def stop_training(steps: int) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
         return step(*given)
 
-    Loop.step = count  # type: ignore[method-assign]
+    Loop.step = count
 
 
 def _address_space() -> int:

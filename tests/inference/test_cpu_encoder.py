@@ -46,7 +46,7 @@ needs_int8 = pytest.mark.skipif(linear_class(torch.int8) is None, reason="needs 
 
 def network(a: Architecture, **options: object) -> Network:
     torch.manual_seed(0)
-    made = build(a, **options).eval()  # type: ignore[arg-type]
+    made = build(a, **options).eval()
     with torch.no_grad():  # weights as large as trained ones, norms and biases that do something
         for name, p in made.named_parameters():
             p.copy_(torch.randn_like(p) * 0.15 + (1.0 if "norm.weight" in name else 0.0))

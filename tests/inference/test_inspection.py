@@ -47,7 +47,7 @@ def test_states_of_pre_norm_layers_are_normed_before_the_lens_reads_them() -> No
     model = small_model("gpt2", {"mask": 0})
     found = model.inspect(TEXT, k=1)
     assert found.lens is not None
-    state = model.network.encoder.norm(model.hidden([TEXT], layers=1)[0])  # type: ignore[operator]
+    state = model.network.encoder.norm(model.hidden([TEXT], layers=1)[0])
     with torch.no_grad():
         logits = model.network.mask_logits(state, torch.arange(len(state)))
     assert [token[0].id for token in found.lens[1]] == logits[:, : words().size].argmax(1).tolist()

@@ -19,9 +19,9 @@ def test_a_model_whose_folder_names_no_task_reads_both_texts_of_a_pair(tmp_path:
     wanted = model.network.class_logits("sequence", model.network(batch), batch)[:, 0].tolist()
     assert scores == pytest.approx(wanted, abs=1e-5)
     with pytest.raises(UserError, match="input 2: a pair must have two texts"):
-        model.predict([("a", "b"), ("a", "b", "c")])  # type: ignore[list-item]
+        model.predict([("a", "b"), ("a", "b", "c")])
     with pytest.raises(UserError, match="input 1"):
-        model.predict([("a", 5)])  # type: ignore[list-item]
+        model.predict([("a", 5)])
 
 
 def test_a_model_of_single_texts_refuses_a_pair(trained: Trained) -> None:

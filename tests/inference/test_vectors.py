@@ -27,7 +27,7 @@ TEXTS = [
 TINY = {"layers": 2, "width": 32, "heads": 2, "ffn_width": 64, "embedding_width": 32}
 
 
-def peer(folder: Path):  # type: ignore[no-untyped-def]
+def peer(folder: Path):
     from sentence_transformers import SentenceTransformer
 
     return SentenceTransformer(str(folder), device="cpu")
@@ -166,7 +166,7 @@ def test_any_number_of_texts(words: Tokenizer, monkeypatch: pytest.MonkeyPatch) 
     assert np.array_equal(np.concatenate(windows), model.embed((text for text in TEXTS[:5] * 7), progress=True))
     assert np.abs(np.concatenate(windows) - whole).max() < 1e-6
     with pytest.raises(UserError, match="must be a string"):
-        model.embed(["a", None])  # type: ignore[list-item]
+        model.embed(["a", None])
 
 
 def test_similarity(minilm: Path) -> None:

@@ -33,7 +33,7 @@ def test_masks_are_filled_from_the_tokens_around_them(xlnet: Path) -> None:
     found = model.fill_mask(text, 5)
     (encoded,) = model.tokenizer.encode([text.replace("[MASK]", "<mask>")])
     ids, segments = torch.tensor([encoded.ids]), torch.tensor([encoded.segments])
-    masks = (ids[0] == model.tokenizer.id_of("mask")).nonzero()[:, 0]
+    masks = ids[0].eq(model.tokenizer.id_of("mask")).nonzero()[:, 0]
     assert len(masks) == 2
     hidden = torch.zeros(1, len(encoded.ids), len(encoded.ids))
     hidden[:, :, masks] = 1.0

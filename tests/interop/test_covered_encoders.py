@@ -1,7 +1,7 @@
 """Encoders whose folders are not read, but whose layers are points of the space: same weights, same states."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -100,7 +100,7 @@ def test_the_states_of_an_encoder_that_the_axes_cover_equal_transformers(make: C
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.05)
     sizes = {"vocab_size": 60, "width": 32, "embedding_width": 32, "layers": 3, "heads": 4, "ffn_width": 48}
-    architecture = preset("bert-base").architecture.with_values(sizes | covered.axes)
+    architecture: Any = preset("bert-base").architecture.with_values(sizes | covered.axes)
     network = build(architecture, {}).eval()
     network.encoder.load_state_dict(weights(covered))
     ids, kinds = ragged([7, 1, 30, 12], 60, architecture.segments, 0)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support.batches import axes_of
 from tests.support.parity import batch_of, flat, gradients, load, padded, peer, ragged
 
 HIDDEN, GRADIENT = 1e-5, 1e-4
@@ -61,7 +62,7 @@ def test_heads_and_gradients_equal_transformers(member: str, suffix: str, seed: 
     model = peer(member, suffix, seed, **point)
     contents = load(model, tmp_path)
     network = contents.network
-    ids, kinds = ragged([7, 1, 12, 7, 3, 20], contents.architecture.vocab_size, contents.architecture.segments, seed)
+    ids, kinds = ragged([7, 1, 12, 7, 3, 20], axes_of(contents).vocab_size, axes_of(contents).segments, seed)
     given, batch = padded(model, ids, kinds), batch_of(ids, kinds)
     theirs_hidden = flat(model.base_model(**given).last_hidden_state, ids)
     hidden = network(batch)
@@ -107,7 +108,7 @@ def test_heads_and_gradients_equal_transformers(member: str, suffix: str, seed: 
 def test_bare_encoders_equal_transformers(member: str, seed: int, tmp_path: Path) -> None:
     model = peer(member, "Model", seed, **settings(member, 100 + seed))
     contents = load(model, tmp_path)
-    a = contents.architecture
+    a = axes_of(contents)
     ids, kinds = ragged([5, 19, 2, 5], a.vocab_size, a.segments, seed)
     out, batch = model(**padded(model, ids, kinds), output_hidden_states=True), batch_of(ids, kinds)
     hidden = contents.network(batch)

@@ -91,7 +91,7 @@ def test_gradients_are_as_recorded(case: str, tmp_path: Path) -> None:
         theirs = [recorded.get(f"gradients/{name}") for name in table[ours].names]
         if all(gradient is not None for gradient in theirs):
             assert parameter.grad is not None, ours
-            assert (parameter.grad - torch.cat(theirs)).abs().max() < 1e-4, ours  # type: ignore[arg-type]
+            assert (parameter.grad - torch.cat(theirs)).abs().max() < 1e-4, ours
             compared += 1
     assert compared > 15
 

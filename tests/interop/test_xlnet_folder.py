@@ -17,6 +17,7 @@ from bertree.interop.huggingface.config import architecture_from_config
 from bertree.model.cost import parameters
 from bertree.model.network import build
 from bertree.model.presets import PRESETS
+from tests.support.batches import axes_of
 from tests.support.command import Command
 from tests.support.xlnet_pieces import small_model
 
@@ -63,7 +64,7 @@ def test_missing_keys_have_the_defaults_of_transformers() -> None:
 
 @pytest.mark.parametrize(("preset", "published"), [("xlnet-base", 116_750_336), ("xlnet-large", 360_300_800)])
 def test_presets_have_as_many_parameters_as_transformers_models(preset: str, published: int) -> None:
-    a = PRESETS[preset].architecture
+    a = axes_of(PRESETS[preset])
     config = transformers.XLNetConfig(d_model=a.width, n_layer=a.layers, n_head=a.heads, d_inner=a.ffn_width)
     with torch.device("meta"):
         model, ours = transformers.XLNetLMHeadModel(config), build(a, {"mask": 0})

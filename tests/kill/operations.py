@@ -74,7 +74,7 @@ def watch(roots: tuple[Path, ...], fatal: int = 0, log: Path | None = None) -> N
     opener = _counted_open(operations)
     for module in (builtins, io, sys.modules["_io"]):
         vars(module)["open"] = opener
-    sqlite3.connect = _counted_connect(operations)  # type: ignore[assignment]
+    sqlite3.connect = _counted_connect(operations)
     for where, name, argument in LIBRARIES:
         if where in sys.modules:
             inner = getattr(sys.modules[where], name)
@@ -129,10 +129,10 @@ class _Torn:
         path = self.operations.watches(self.fileno())  # type: ignore[attr-defined]
         if path is not None and self.operations.is_last("write", path):
             some = bytes(data)
-            super().write(some[: len(some) // 2])  # type: ignore[misc]
+            super().write(some[: len(some) // 2])
             self.flush()  # type: ignore[attr-defined]
             die()
-        return super().write(data)  # type: ignore[misc,no-any-return]
+        return super().write(data)
 
 
 class _Writer(_Torn, io.BufferedWriter):

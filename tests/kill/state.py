@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from bertree.inference.load import load
 from bertree.inference.model import Model
 from bertree.run_folder import REPORT
+from bertree.search.database import DATABASE
 from bertree.search.index import Index
-from bertree.search.passage_store import DATABASE
 from tests.kill.cases import Case
 from tests.support import killing
 

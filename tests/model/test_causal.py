@@ -13,6 +13,7 @@ from bertree.interop.huggingface.config import family_of_architecture
 from bertree.model import cost
 from bertree.model.architecture import Architecture, Transformer
 from bertree.model.network import build
+from tests.support.batches import axes_of
 
 SMALL = {"vocab_size": 60, "width": 16, "heads": 2, "layers": 3, "max_positions": 32, "attention": "causal"}
 
@@ -69,7 +70,7 @@ def test_the_axis_in_files_and_costs(tmp_path: Path) -> None:
     model = random_model(architecture(), {"mask": 0}, seed=1)
     model.save(tmp_path / "m")
     again = bertree.load(tmp_path / "m")
-    assert again.architecture.attention == "causal"
+    assert axes_of(again).attention == "causal"
     assert torch.equal(again.hidden([[5, 6, 7]])[0], model.hidden([[5, 6, 7]])[0])
     full, causal = Transformer(), Transformer(attention="causal")
     assert cost.parameters(full) == cost.parameters(causal)

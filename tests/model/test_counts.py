@@ -1,5 +1,7 @@
 """Parameters: to the unit against transformers, within a million of the papers, and what we build."""
 
+from typing import Any
+
 import pytest
 import torch
 import transformers
@@ -11,6 +13,7 @@ from bertree.model.architecture import Transformer, parse_override
 from bertree.model.init import without_weights
 from bertree.model.network import build
 from bertree.model.presets import PRESETS, preset
+from tests.support.batches import axes_of
 
 MILLION = 1_000_000
 
@@ -54,7 +57,7 @@ def representable(name: str) -> bool:
 
 @pytest.mark.parametrize("name", filter(representable, PRESETS))
 def test_counts_equal_transformers(name: str) -> None:
-    a = preset(name).architecture
+    a = axes_of(preset(name))
     family = family_of_architecture(a)
     config = transformers.AutoConfig.for_model(**config_from_architecture(a, family, None))
     with without_weights():
@@ -138,10 +141,11 @@ def test_impossible_points_are_refused_with_the_reason(changes: dict[str, object
 
 
 def test_a_change_brings_what_it_implies() -> None:
-    a = Transformer().with_values({"width": 512, "heads": 8})
+    a: Any = Transformer().with_values({"width": 512, "heads": 8})
     assert (a.embedding_width, a.ffn_width, a.embedding_projection) == (512, 2048, False)
-    assert preset("albert-base").architecture.with_values({"embedding_width": 768}).embedding_projection is False
-    pre = Transformer().with_values({"residual": "pre-norm"})
+    albert: Any = preset("albert-base").architecture.with_values({"embedding_width": 768})
+    assert albert.embedding_projection is False
+    pre: Any = Transformer().with_values({"residual": "pre-norm"})
     assert (pre.embedding_norm, pre.residual_init) == (False, "scaled")
     assert pre.with_values({"residual": "post-norm"}) == Transformer()
     given = {"residual": "pre-norm", "embedding_norm": True, "residual_init": "plain"}

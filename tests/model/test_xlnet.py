@@ -64,7 +64,7 @@ def test_both_streams_and_their_gradients_equal_transformers() -> None:
             assert (queries[i] - query).abs().max() < 1e-5
             loss = loss + weighted(query)
     loss.backward()
-    sum(weighted(query) for query in queries[:-1]).backward()  # type: ignore[union-attr]
+    sum(weighted(query) for query in queries[:-1]).backward()
     found = dict(network.named_parameters())
     for name, expected in tensors(model, lambda parameter: parameter.grad).items():
         grad = found[name].grad
@@ -159,7 +159,7 @@ def test_a_sequence_does_not_depend_on_those_of_other_lanes() -> None:
         other = replace(batch, ids=torch.cat([ids[0], *changed]))
         found = []
         for i, given in enumerate((batch, other)):
-            hidden, states[i] = network.encode(given, states[i])  # type: ignore[call-overload]
+            hidden, states[i] = network.encode(given, states[i])
             found.append(torch.cat([hidden[:8], hidden[24:26]]))
             others.append(hidden[8:24])
         assert torch.allclose(*found, atol=1e-6)

@@ -69,7 +69,7 @@ def rows(*values: list[float]) -> np.ndarray:
 
 
 def soft_of(objective: WeightedTerms, student: list[list[float]], batch: Batch) -> float:
-    said = objective.terms["soft"].loss(Says(torch.tensor(student)), torch.zeros(0), batch)  # type: ignore[arg-type]
+    said = objective.terms["soft"].loss(Says(torch.tensor(student)), torch.zeros(0), batch)
     return said.sum.item()
 
 
@@ -197,7 +197,7 @@ def test_gradients_by_finite_differences(head: str, kind: str) -> None:
     some, student = HANDS[head]
     batch, objective = collate(some, head), task_distillation_objective(head, False, kind, 0.0, 2.0)
     scores = torch.tensor(student, requires_grad=True)
-    objective.terms["soft"].loss(Says(scores), torch.zeros(0), batch).sum.backward()  # type: ignore[arg-type]
+    objective.terms["soft"].loss(Says(scores), torch.zeros(0), batch).sum.backward()
     step = 2e-2
     for place in np.ndindex(*scores.shape):
         either = []
@@ -215,7 +215,7 @@ def test_the_gradient_keeps_its_size_when_it_is_hot() -> None:
     for t in (0.5, 1.0, 4.0):
         scores = torch.tensor(student, requires_grad=True)
         objective = task_distillation_objective("sequence", False, "soft", 0.0, t)
-        objective.terms["soft"].loss(Says(scores), torch.zeros(0), collate(some, "sequence")).sum.backward()  # type: ignore[arg-type]
+        objective.terms["soft"].loss(Says(scores), torch.zeros(0), collate(some, "sequence")).sum.backward()
         (its,) = some[0].soft.tolist()
         expected = [t * (q - p) for q, p in zip(softmax(student[0], t), softmax(its, t), strict=True)]
         assert scores.grad[0].tolist() == pytest.approx(expected, rel=1e-4)

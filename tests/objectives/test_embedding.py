@@ -63,7 +63,7 @@ def test_softmax_is_theirs(concat: str, given: tuple[bool, bool, bool]) -> None:
     network = SimpleNamespace(heads={"compare": ours})
     asked = torch.cat([labels, torch.tensor([IGNORED])])
     more = torch.cat([table, drawn(1, 2, WIDTH, seed=5)])
-    found = SoftmaxLoss()(network, more, asked)  # type: ignore[arg-type]
+    found = SoftmaxLoss()(network, more, asked)
     assert SoftmaxLoss().count(asked) == COUNT
     assert float(found.sum.detach()) / COUNT == pytest.approx(wanted.item(), abs=1e-6)
 
@@ -80,7 +80,7 @@ def test_cosine_is_theirs() -> None:
     found = cosine_errors(table[:, 0], table[:, 1], scores)
     assert found.mean().item() == pytest.approx(wanted.item(), abs=1e-6)
     unknown = torch.cat([scores, torch.tensor([torch.nan])])
-    total = CosineLoss()(None, torch.cat([table, table[:1]]), unknown).sum  # type: ignore[arg-type]
+    total = CosineLoss()(None, torch.cat([table, table[:1]]), unknown).sum
     assert CosineLoss().count(unknown) == COUNT
     assert total.item() / COUNT == pytest.approx(wanted.item(), abs=1e-6)
 
@@ -104,7 +104,7 @@ def test_triplets_are_counted_by_negatives() -> None:
     question = TripletLoss(1.0)
     errors = triplet_errors(table, DISTANCE_FUNCTIONS["euclidean"], 1.0)
     assert question.count(numbers) == 3
-    found = question(None, table, numbers).sum  # type: ignore[arg-type]
+    found = question(None, table, numbers).sum
     assert found.item() == pytest.approx((errors[0].sum() + errors[1, 0]).item(), rel=1e-6)
 
 
@@ -154,11 +154,11 @@ def test_equal_texts_are_no_negatives() -> None:
 
 def test_rows_nobody_asks_about_do_not_compete() -> None:
     table, numbers = drawn(COUNT, 3, WIDTH), names(3)
-    wanted = RankingLoss(symmetric=True)(None, table, numbers).sum  # type: ignore[arg-type]
+    wanted = RankingLoss(symmetric=True)(None, table, numbers).sum
     more = torch.cat([table, 9 * drawn(2, 3, WIDTH, seed=3)])
     filled = torch.cat([numbers, torch.full((2, 3), IGNORED)])
     assert RankingLoss().count(filled) == COUNT
-    found = RankingLoss(symmetric=True)(None, more, filled).sum  # type: ignore[arg-type]
+    found = RankingLoss(symmetric=True)(None, more, filled).sum
     assert found.item() == pytest.approx(wanted.item(), rel=1e-5)
 
 
@@ -191,7 +191,7 @@ def test_slopes_are_those_of_finite_differences(question: EmbeddingLoss) -> None
             return nn.functional.cross_entropy(
                 head(given[:, 0], given[:, 1]), answers, ignore_index=IGNORED, reduction="sum"
             )
-        return question(network, given, answers).sum  # type: ignore[arg-type]
+        return question(network, given, answers).sum
 
     assert torch.autograd.gradcheck(total, (table,))
 
@@ -200,7 +200,7 @@ def test_equal_vectors_have_finite_slopes() -> None:
     table = torch.ones(2, 3, WIDTH, requires_grad=True)
     for question in (*(TripletLoss(3.0, name) for name in DISTANCE_FUNCTIONS), RankingLoss()):
         table.grad = None
-        question(None, table, names(3, 2)).sum.backward()  # type: ignore[arg-type]
+        question(None, table, names(3, 2)).sum.backward()
         assert table.grad is not None
         assert table.grad.isfinite().all(), question
 
@@ -212,12 +212,12 @@ def test_truncated_vectors_are_theirs(dimensions: tuple[int, ...], symmetric: bo
     both = {"directions": ("query_to_doc", "doc_to_query"), "partition_mode": "per_direction"} if symmetric else {}
     table = drawn(COUNT, 3, WIDTH).requires_grad_()
     model = Columns()
-    model.get_embedding_dimension = lambda: WIDTH  # type: ignore[assignment]
+    model.get_embedding_dimension = lambda: WIDTH
     peer = losses.MatryoshkaLoss(model, losses.MultipleNegativesRankingLoss(model, scale=20.0, **both), dimensions)
     wanted = peer([{"sentence_embedding": column} for column in table.unbind(1)], None)
     (slope,) = torch.autograd.grad(wanted, table)
     objective = embedding_objective(RankingLoss(symmetric=symmetric), dimensions)
-    found = objective.loss(None, table, names(3))  # type: ignore[arg-type]
+    found = objective.loss(None, table, names(3))
     assert objective.loss.count(names(3)) == COUNT
     assert found.sum.item() / COUNT == pytest.approx(wanted.item(), rel=1e-5)
     (ours,) = torch.autograd.grad(found.sum / COUNT, table)

@@ -20,6 +20,7 @@ from bertree.train.device import Placement
 from bertree.train.loop import Loop
 from bertree.train.optim import build_optimizer
 from bertree.train.schedule import TrainingPlan
+from tests.support.batches import axes_of
 from tests.support.corpora import FIRST, SPECIAL
 from tests.support.learnable import one_thread
 from tests.support.memory_store import memory_store
@@ -137,7 +138,7 @@ def test_runs(token_store: Path, tmp_path: Path, name: str) -> None:
     out = tmp_path / "out"
     changes = small(*FORMATS[name], "run.micro_tokens=32")
     assert pretrain("xlnet-tiny", store=token_store, out=out, overrides=changes).complete
-    assert load(out / "model").architecture.query_stream == (name != "masks")
+    assert axes_of(load(out / "model")).query_stream == (name != "masks")
     page = (out / "report.html").read_text()
     assert ("held-out MLM loss" if name == "masks" else "held-out PLM loss") in page
 

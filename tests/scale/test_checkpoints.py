@@ -122,9 +122,9 @@ def read_spoilt(out: Path, mesh: str, world: World) -> list[Any]:
         shutil.copytree(out / mesh, spoilt)
         flip(spoilt / f"step-{STEP + 2:08d}" / "state-00003-of-00004.safetensors")
     torch.distributed.barrier()
-    before, folder.note = folder.note, said.append
-    checkpoint = CheckpointFolder(spoilt, world=world).read_newest()
-    folder.note = before
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(folder, "note", said.append)
+        checkpoint = CheckpointFolder(spoilt, world=world).read_newest()
     return [checkpoint and checkpoint.step, [line.partition(mesh)[2] for line in said]]
 
 

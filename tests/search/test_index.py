@@ -203,7 +203,7 @@ def test_an_index_shows_itself(tmp_path: Path) -> None:
 
 def test_an_index_is_closed_by_with(tmp_path: Path) -> None:
     with Index.build(Words(), SHIPS, tmp_path / "index") as index:
-        assert index.nearest(np.empty((0, 128), np.float32)) == index.nearest([]) == []  # type: ignore[arg-type]
+        assert index.nearest(np.empty((0, 128), np.float32)) == index.nearest([]) == []
     with pytest.raises(UserError, match="cannot be used any more"):
         index.search("brig")
 

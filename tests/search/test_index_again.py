@@ -13,11 +13,12 @@ from bertree.search.documents import DEEPEST, Document
 from bertree.search.index import Index
 from bertree.search.open_files import QUERIES
 from bertree.search.vector_files import top_k
+from bertree.search.writer import create_index
 from tests.support.standin import Words
 
 
 def texts(index: Index, **given: object) -> set[str]:
-    return {hit.text for hit in index.search("a text", 1000, **given)}  # type: ignore[call-overload]
+    return {hit.text for hit in index.search("a text", 1000, **given)}
 
 
 def test_what_is_gone_from_a_file_is_gone_from_the_index(tmp_path: Path) -> None:
@@ -128,25 +129,25 @@ def test_values_of_the_wrong_type_are_refused(tmp_path: Path) -> None:
     deep: list[object] = []
     for _ in range(DEEPEST + 5):
         deep = [deep]
-    for wrong in (Document(5, "t"), Document("q", None), {"text": "t", "deep": deep}):  # type: ignore[arg-type]
+    for wrong in (Document(5, "t"), Document("q", None), {"text": "t", "deep": deep}):
         with pytest.raises(UserError, match="document 1"):
             Index.build(Words(), [wrong], tmp_path / "none")
         assert not (tmp_path / "none").exists()
     index = Index.build(Words(), [{"text": "t"}], tmp_path / "index")
     for given in ({"k": "5"}, {"k": 2.5}, {"k": 0}, {"where": ["a"]}):
         with pytest.raises(UserError, match="must be a"):
-            index.search("t", **given)  # type: ignore[call-overload]
+            index.search("t", **given)
 
 
 def test_a_build_that_is_refused_leaves_the_other_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One process made the folder, another was first to write: the one that made it takes nothing away."""
     from bertree.search import index as module
 
-    made = module.create_index
+    made = create_index
     locks = []
 
     def create_and_lose(folder: Path, state: object) -> None:
-        made(folder, state)  # type: ignore[arg-type]
+        made(folder, state)
         locks.append(exclusive_lock(folder))
         locks[0].__enter__()
 

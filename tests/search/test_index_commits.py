@@ -10,8 +10,8 @@ import pytest
 
 from bertree.errors import UserError
 from bertree.search import writer as index_writer
+from bertree.search.database import DATABASE
 from bertree.search.index import Index
-from bertree.search.passage_store import DATABASE
 from bertree.search.vector_files import merge_start
 from tests.support.processes import PATIENCE
 from tests.support.search_samples import SHIPS, ids
@@ -47,7 +47,7 @@ def test_an_interrupted_build_goes_on(tmp_path: Path, monkeypatch: pytest.Monkey
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        Index.build(Words(), broken(), tmp_path / "index")  # type: ignore[arg-type]
+        Index.build(Words(), broken(), tmp_path / "index")
     assert not Index.open(tmp_path / "index").info["complete"]
     assert set(ids(Index.open(tmp_path / "index", Words()))) == {"a", "b", "c"}
     with pytest.raises(UserError, match="another model"):
@@ -164,7 +164,7 @@ def test_errors_of_the_documents_are_not_changed(index: Index) -> None:
         yield
 
     with pytest.raises(PermissionError, match=r"mine\.txt"):
-        index.add(documents())  # type: ignore[arg-type]
+        index.add(documents())
 
 
 def test_too_many_open_files_are_one_line(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,9 @@ import pytest
 
 from bertree.errors import UserError
 from bertree.search import faiss_index
+from bertree.search.database import DATABASE
 from bertree.search.index import Index
-from bertree.search.passage_store import DATABASE
+from bertree.search.vector_files import sha256_of
 from tests.support.standin import Words
 
 pytest.importorskip("faiss")
@@ -160,7 +161,7 @@ def test_a_graph_that_is_replaced_meanwhile_is_read_in_its_newer_state(
 ) -> None:
     """Between the check of the file and FAISS a writer may put another in its place: the newer state is read."""
     (path,) = folder.glob("graph-*")
-    hashed = faiss_index.sha256_of
+    hashed = sha256_of
 
     def replaced(file: Path) -> str:
         found = hashed(file)
@@ -236,7 +237,7 @@ def test_wrong_folders_and_documents_are_refused(tmp_path: Path) -> None:
         ([tmp_path / "t.jsonl"], "third", {"id": "key"}, "has no column 'key'"),
     ):
         with pytest.raises(UserError, match=message):
-            Index.build(Words(), documents, tmp_path / out, **options)  # type: ignore[arg-type]
+            Index.build(Words(), documents, tmp_path / out, **options)
     assert not list(tmp_path.glob("new/vectors*"))
 
 
@@ -254,7 +255,7 @@ def test_scribbled_vectors_are_not_answered_from(byte: int, folder: Path) -> Non
 def test_a_mistake_leaves_nothing_in_the_way(tmp_path: Path) -> None:
     for wrong in ([{"body": "no text"}], [tmp_path / "none.txt"]):
         with pytest.raises(UserError):
-            Index.build(Words(), wrong, tmp_path / "index")  # type: ignore[arg-type]
+            Index.build(Words(), wrong, tmp_path / "index")
         assert not (tmp_path / "index").exists()
     assert len(Index.build(Words(), [{"text": "a text"}], tmp_path / "index")) == 1
 

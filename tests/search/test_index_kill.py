@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from bertree.search.database import DATABASE
 from bertree.search.index import Index
-from bertree.search.passage_store import DATABASE
 from tests.support import killing
 from tests.support.processes import PATIENCE
 from tests.support.standin import Words

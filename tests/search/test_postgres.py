@@ -77,7 +77,7 @@ def test_bad_questions_are_refused_in_one_line(ships: Searcher) -> None:
         ({"question": "bay", "where": "book"}, "must be a mapping"),
     ):
         with pytest.raises(UserError, match=said):
-            ships.search(**given)  # type: ignore[call-overload]
+            ships.search(**given)
 
 
 def test_a_filter_that_many_passages_match_is_searched_in_the_graph(

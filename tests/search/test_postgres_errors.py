@@ -144,7 +144,7 @@ def test_the_command_line(small_folder: Path, tmp_path: Path, database: str, com
     question = ("The brig lay at anchor.", "-k", "2", "--device", "cpu", "--json", "--where", "book=Sea")
     mine = command.well("index", "query", database, *question).json
     theirs = command.well("index", "query", folder, *question).json
-    assert [hit["document"] for hit in mine] == [hit["document"] for hit in theirs] == ["a"]  # type: ignore[index]
+    assert [hit["document"] for hit in mine] == [hit["document"] for hit in theirs] == ["a"]
     assert command.well("index", "info", database, "--json").json["documents"] == 2
     assert "2 documents in 2 passages" in command.well("index", "info", database).out
     assert "--check: is for an index on disk" in command("index", "info", database, "--check").err

@@ -228,5 +228,5 @@ def test_a_wrong_index_is_one_line(
     ):
         with pytest.raises(UserError, match=said), ExitStack() as stack:
             open_indexes(given, bertree.load, model, stack, schema="public", table="bertree")
-    said = command("mcp", tmp_path / "nothing")
-    assert (said.code, said.out, len(said.lines)) == (2, "", 1)
+    result = command("mcp", tmp_path / "nothing")
+    assert (result.code, result.out, len(result.lines)) == (2, "", 1)

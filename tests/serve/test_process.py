@@ -105,7 +105,7 @@ def test_under_load_a_model_is_swapped_and_sigterm_loses_no_request(tmp_path: Pa
                 await asyncio.sleep(0.01)
             before = await asyncio.to_thread(ask, port, "/v1/models")
             process.send_signal(signal.SIGHUP)
-            line = await asyncio.to_thread(process.stderr.readline)  # type: ignore[union-attr]
+            line = await asyncio.to_thread(process.stderr.readline)
             assert json.loads(line)["event"] == "swapped"
             after = await asyncio.to_thread(ask, port, "/v1/models")
             assert after["data"][0]["id"] == before["data"][0]["id"]

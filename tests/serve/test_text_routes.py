@@ -133,9 +133,9 @@ def test_layers_are_those_of_the_model(own: Asker) -> None:
     count = len(wanted.tokens)
     assert found["tokens"] == wanted.tokens
     assert [len(layer) for layer in found["attention"]] == [2, 2]
-    assert found["attention"][1][0][3] == pytest.approx(wanted.attention[1, 0, 3].tolist(), abs=1e-4)  # type: ignore[index]
+    assert found["attention"][1][0][3] == pytest.approx(wanted.attention[1, 0, 3].tolist(), abs=1e-4)
     assert [len(layer) for layer in found["lens"]] == [count] * 3
-    assert found["lens"][-1][2][0]["text"] == wanted.lens[-1][2][0].token  # type: ignore[index]
+    assert found["lens"][-1][2][0]["text"] == wanted.lens[-1][2][0].token
     assert found["norms"][0] == pytest.approx(wanted.norms[0].tolist(), abs=1e-3)
     assert found["cut"] is False
     long = own.post("/layers", {"text": "boat " * 500, "model": "words"}).json

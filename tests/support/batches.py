@@ -1,6 +1,7 @@
 """Batches made by hand, and the network for them."""
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -81,3 +82,8 @@ def run_backward(loop: Loop, step_batches: StepBatches) -> tuple[dict[str, torch
     assert isinstance(loop.launch, EagerLaunch)
     counts = loop.learner.counts(step_batches.batches)
     return loop.launch.gradients(step_batches, counts), counts
+
+
+def axes_of(holder: Any) -> Any:
+    """The architecture of a model, a preset or a folder's contents; its type does not tell which axes it has."""
+    return holder.architecture

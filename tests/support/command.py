@@ -4,7 +4,7 @@ import functools
 import json
 import subprocess
 import sys
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import typer.main
@@ -23,7 +23,7 @@ class CommandResult(NamedTuple):
     err: str
 
     @property
-    def json(self) -> dict[str, object]:
+    def json(self) -> Any:
         return json.loads(self.out)
 
     @property
@@ -56,7 +56,7 @@ class Command:
         return said
 
 
-def run_bertree(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
+def run_bertree(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
     """Run the command in a process of its own."""
     return subprocess.run(
         [sys.executable, "-m", "bertree", *arguments],
@@ -65,4 +65,4 @@ def run_bertree(*arguments: str, **options: object) -> subprocess.CompletedProce
         check=False,
         timeout=PATIENCE,
         **options,
-    )  # type: ignore[call-overload]
+    )

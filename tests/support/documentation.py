@@ -329,7 +329,7 @@ MAKERS: dict[str, Callable[[Library, Path], object]] = {
     ),
     "tagged": lambda library, path: write(path / "train.jsonl", learnable.tagged(60)),
     "tags.csv": lambda library, path: write(
-        path, [{key: " ".join(row[key]) for key in row} for row in learnable.tagged(60)]  # type: ignore[arg-type]
+        path, [{key: " ".join(row[key]) for key in row} for row in learnable.tagged(60)]
     ),
     "quiz.jsonl": lambda library, path: write(path, learnable.choices(60)),
     "books.jsonl": lambda library, path: write(

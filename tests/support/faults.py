@@ -48,11 +48,12 @@ def plant(faults: str) -> None:
             from bertree.embeddings import embed
             from bertree.inference import embedding
 
-            embed.WINDOW = embedding.WINDOW = embedding.FIRST_WINDOW = int(numbers[0])
+            for module in (embed, embedding):
+                vars(module).update(WINDOW=int(numbers[0]), FIRST_WINDOW=int(numbers[0]))
         elif name == "room":
             resource.setrlimit(resource.RLIMIT_FSIZE, (int(numbers[0]), int(numbers[0])))
         elif name == "no tensorboard":
-            sys.modules["torch.utils.tensorboard"] = None  # type: ignore[assignment]
+            sys.modules["torch.utils.tensorboard"] = None
         else:
             _exit_in_save(name, int(numbers[0]))
 
@@ -92,8 +93,8 @@ def _send_signal(number: int, steps: int, seconds: float) -> None:
 
         return call
 
-    Loop.step = counted(Loop.step)  # type: ignore[method-assign]
-    VectorFile.add = counted(VectorFile.add)  # type: ignore[method-assign]
+    Loop.step = counted(Loop.step)
+    VectorFile.add = counted(VectorFile.add)
     if not steps:
         from bertree.cli import main
 
@@ -124,7 +125,8 @@ def _exit_in_save(stage: str, count: int) -> None:
 
         setattr(module, name, call)
 
-    whole = files.save_file
+    modules: Any = files
+    whole = modules.save_file
 
     def half(tensors: object, path: Path, metadata: object) -> None:
         whole(tensors, path, metadata)
@@ -136,16 +138,16 @@ def _exit_in_save(stage: str, count: int) -> None:
             super()._tidy()
 
     if stage == "half the tensors":
-        files.save_file = half
+        modules.save_file = half
     elif stage == "model":
         from bertree.interop import weights
 
         save = weights.save
         weights.save = lambda *given: (save(*given), die())
     elif stage == "tidy":
-        import bertree.train.session
+        from bertree.train import session
 
-        bertree.train.session.CheckpointFolder = Doomed
+        vars(session).update(CheckpointFolder=Doomed)
     else:
         places = {
             "tensors written": (files, "save_file"),

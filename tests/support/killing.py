@@ -12,8 +12,8 @@ import numpy as np
 
 from bertree.inference.load import load
 from bertree.search import writer
+from bertree.search.database import DATABASE
 from bertree.search.index import Index
-from bertree.search.passage_store import DATABASE
 from tests.support.processes import PROCESSES
 from tests.support.standin import Words
 

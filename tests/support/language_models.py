@@ -66,8 +66,8 @@ def copy_gpt2(theirs: Any, ours: Network) -> None:
 
     encoder, body = ours.encoder, theirs.transformer
     assert isinstance(encoder, TransformerEncoder)
-    encoder.embeddings.tokens.weight.copy_(body.wte.weight)  # type: ignore[union-attr]
-    encoder.embeddings.positions.weight.copy_(body.wpe.weight)  # type: ignore[union-attr]
+    encoder.embeddings.tokens.weight.copy_(body.wte.weight)
+    encoder.embeddings.positions.weight.copy_(body.wpe.weight)
     for layer, attention, ffn in zip(body.h, encoder.stack.attention, encoder.stack.ffn, strict=True):
         pairs: list[tuple[Any, Any]] = [
             (layer.attn.c_attn, attention.part.qkv),

@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -66,7 +66,7 @@ def _around(draw: random.Random, word: str, most: int = 6) -> str:
     return " ".join(words)
 
 
-Row = dict[str, object]
+Row = dict[str, Any]
 
 
 def feelings(count: int, seed: int = 0) -> list[Row]:
@@ -168,7 +168,7 @@ def write(path: Path, rows: Sequence[Row] | Row) -> Path:
             lines.writeheader()
             lines.writerows(rows)
     else:
-        both = (zip(row["words"], row["tags"], strict=True) for row in rows)  # type: ignore[call-overload]
+        both = (zip(row["words"], row["tags"], strict=True) for row in rows)
         path.write_text("\n".join("".join(f"{word} {tag}\n" for word, tag in row) for row in both))
     return path
 

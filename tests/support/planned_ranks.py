@@ -64,7 +64,7 @@ class Case(NamedTuple):
     def batch(self) -> MicroBatch:
         """As the planner has it: the micro-batches must be of one size."""
         batch = make_batches(self.architecture)[0]
-        predicted, _ = batch.labels.predicted  # type: ignore[union-attr]
+        predicted, _ = batch.labels.predicted
         return MicroBatch(len(batch.ids), len(predicted), self.micro_batches, self.recompute, self.bf16)
 
 

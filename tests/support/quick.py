@@ -6,7 +6,7 @@ import os
 
 def skip_syncs() -> None:
     """Do not wait for the disk: only a power failure could lose what the kernel has taken, and no test has one."""
-    os.fsync = os.fdatasync = _check_open  # type: ignore[assignment]
+    os.fsync = os.fdatasync = _check_open
 
 
 def _check_open(file: int) -> None:

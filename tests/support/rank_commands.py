@@ -49,6 +49,6 @@ def _command(arguments: tuple[str, ...], env: dict[str, str], said: Path, fault:
 
     os.environ.update(env)
     if patience:
-        world.PATIENCE = timedelta(seconds=patience)
+        world.START_TIMEOUT = timedelta(seconds=patience)
     faults.plant(fault)
     runs.run_command(arguments, said)

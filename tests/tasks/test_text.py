@@ -59,7 +59,7 @@ def test_a_training_file_without_labels_says_what_is_there(tmp_path: Path) -> No
     path = tmp_path / "train.csv"
     path.write_text("text,lable\nx,1\n")
     for kind in ("classification", "regression"):
-        task = text_task(kind)  # type: ignore[arg-type]
+        task = text_task(kind)
         with pytest.raises(UserError, match=r"column 'label'.*: text, lable;.*'lable'"):
             task.labels_in(task.read([path]))
     path.write_text("text,label\nx,\n")
@@ -90,7 +90,7 @@ def test_what_is_not_text_or_not_a_number(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"a\.jsonl: line 2: .*score 'inf'"):
         text_task("regression").read([path])
     with pytest.raises(UserError, match=r"task 'regresion'.*'regression'"):
-        text_task("regresion")  # type: ignore[arg-type]
+        text_task("regresion")
 
 
 def test_units_are_cut_and_counted(tokenizer: Tokenizer) -> None:

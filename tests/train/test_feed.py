@@ -19,7 +19,7 @@ from bertree.train.feed import FixedShape, StreamFeed
 from bertree.train.loop import Loop, StepResult, StopTraining
 from bertree.train.optim import build_optimizer
 from bertree.train.schedule import TrainingPlan
-from tests.support.batches import fresh, make_step, run_backward
+from tests.support.batches import axes_of, fresh, make_step, run_backward
 from tests.support.corpora import same
 
 
@@ -177,6 +177,6 @@ def test_next_tokens_need_a_model_that_does_not_see_them(token_store: Path) -> N
             with pytest.raises(UserError, match=r"data\.masking: next: .*set model\.attention=causal"):
                 build.build_model(given, Store.open(token_store))
         else:
-            assert build.build_model(given, Store.open(token_store)).architecture.attention == "causal"
+            assert axes_of(build.build_model(given, Store.open(token_store))).attention == "causal"
     masked = recipe.load("bert-base-tiny", [*always[:1], "model.attention=causal"])
     assert build.build_model(masked, Store.open(token_store)).network.encoder.causal

@@ -1,6 +1,7 @@
 """What a run says while it goes."""
 
 import io
+import time
 from typing import Any
 
 import pytest
@@ -29,7 +30,7 @@ EVALUATION = {"kind": "eval", "step": 100, "seconds": 6.1, "loss": 5.7, "perplex
 
 def test_a_log_is_useful_and_short(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     with showing(), Progress(range(401)) as shown:
         for step in range(1, 201):
             now += 0.5
@@ -59,7 +60,7 @@ def test_time_left_follows_the_tokens_that_are_left(
     assert plan.tokens_after[-1] == 100_000
     assert len(plan.tokens_after) == len(plan) + 1 < 1000
     now = 1000.0
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     half = next(step for step, tokens in enumerate(plan.tokens_after) if tokens >= 50_000)
     assert half > len(plan) / 2
     with showing(), Progress(plan.tokens_after, 100) as shown:  # resumed
@@ -80,7 +81,7 @@ def test_odd_fields(fields: dict[str, Any], quiet: bool) -> None:
 
 def test_the_bar_moves_a_few_times_a_second_however_many_steps_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     now, moved = 1000.0, []
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     with Progress(range(20_001), quiet=True) as shown:
         shown._bar = bar = bars.Progress(console=Console(file=io.StringIO()))
         shown._task = bar.add_task("")

@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,7 @@ def test_a_doubled_signal_is_one(number: int) -> None:
 
 def test_a_second_one_after_a_moment_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
-    monkeypatch.setattr(signals.time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     with catch_signals():
         send(signal.SIGINT, 2)
         now += signals.GRACE
@@ -54,7 +55,7 @@ def test_another_thread_catches_nothing() -> None:
 
 
 def test_an_interrupt_is_not_doubled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(signals.time, "monotonic", lambda: 1000.0)
+    monkeypatch.setattr(time, "monotonic", lambda: 1000.0)
     raised = 0
     with interrupt_once():
         for _ in range(3):

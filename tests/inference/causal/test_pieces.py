@@ -66,10 +66,10 @@ class Counting:
 @pytest.mark.parametrize("make", [byte_level, byte_fallback, word_piece, unigram])
 @pytest.mark.parametrize("prompt", [PROMPT, "", "The whale", "鯨"])
 def test_pieces_are_the_text(make: object, prompt: str) -> None:
-    backend = make()  # type: ignore[operator]
+    backend = make()
     ids = backend.encode(TEXT, add_special_tokens=False).ids
     tokenizer = Counting(backend)
-    decoder = PieceDecoder(tokenizer, backend.encode(prompt, add_special_tokens=False).ids)  # type: ignore[arg-type]
+    decoder = PieceDecoder(tokenizer, backend.encode(prompt, add_special_tokens=False).ids)
     pieces = [decoder.add(token) for token in ids]
     assert tokenizer.decoded < 100 * len(ids), "as many times as the window is long, whatever the length of the text"
     pieces.append(decoder.finish())
@@ -83,7 +83,7 @@ def test_pieces_are_the_text(make: object, prompt: str) -> None:
 def test_a_prompt_that_ends_within_a_character_is_left_alone() -> None:
     backend = byte_level()
     whale = backend.encode("鯨").ids
-    decoder = PieceDecoder(Counting(backend), whale[:2])  # type: ignore[arg-type]
+    decoder = PieceDecoder(Counting(backend), whale[:2])
     pieces = [decoder.add(token) for token in [whale[2], *backend.encode(" came at last").ids]]
     assert "".join([*pieces, decoder.finish()]) == decoder.text == REPLACEMENT + " came at last"
 
@@ -91,6 +91,6 @@ def test_a_prompt_that_ends_within_a_character_is_left_alone() -> None:
 def test_bytes_that_are_no_text_do_not_stop_what_follows() -> None:
     backend = byte_level()
     broken = backend.encode("鯨").ids[:1] * 600
-    decoder = PieceDecoder(Counting(backend), [])  # type: ignore[arg-type]
+    decoder = PieceDecoder(Counting(backend), [])
     pieces = [decoder.add(token) for token in [*broken, *backend.encode(" and then a text").ids]]
     assert "".join([*pieces, decoder.finish()]) == REPLACEMENT * 600 + " and then a text"

@@ -36,7 +36,7 @@ def model() -> Model:
 def test_a_code_gives_its_text(model: Model, code: str) -> None:
     text, (other,) = TEXTS[code], set(TEXTS) - {code}
     for options in ({"temperature": 0.0}, {"seed": 4, "top_p": 0.9}, {"beams": 3}):
-        said = model.generate("", control=code, **options)[0]  # type: ignore[arg-type]
+        said = model.generate("", control=code, **options)[0]
         assert (said.text.strip(), said.ended) == (text, True)
     begun = text.partition(" ")[0]
     assert str(model.generate(begun, control=code, temperature=0)[0]) == text

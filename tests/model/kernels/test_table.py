@@ -67,7 +67,7 @@ def test_masks_on_places_of_one_and_of_several_sequences() -> None:
 
 
 def case(device: str = "cuda", dtype: torch.dtype = torch.bfloat16, longest: int = 128, **other: object) -> Case:
-    return Case(device, dtype, **({"head_width": 64, "longest": longest, "mask": Full} | other))  # type: ignore[arg-type]
+    return Case(device, dtype, **({"head_width": 64, "longest": longest, "mask": Full} | other))
 
 
 def test_the_first_kernel_that_supports_a_call_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:

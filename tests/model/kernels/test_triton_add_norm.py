@@ -148,12 +148,12 @@ def test_a_stack_of_layers_is_the_same_either_way(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr(triton_add_norm, "usable", lambda x, dropout, usable=usable: usable)
         torch.manual_seed(0)
         encoder = build_encoder(Transformer(dropout=1e-5).with_values(small))
-        encoder.recompute(recompute)  # type: ignore[operator]
+        encoder.recompute(recompute)
         with torch.no_grad():
             for parameter in encoder.parameters():
                 parameter.add_(torch.randn_like(parameter) * 0.1)
         states = list(encoder.states(BATCH))
-        sum((state.sin() * (depth + 1)).sum() for depth, state in enumerate(states)).backward()  # type: ignore[union-attr]
+        sum((state.sin() * (depth + 1)).sum() for depth, state in enumerate(states)).backward()
         found.append([*states, *(p.grad for p in encoder.parameters() if p.grad is not None)])
         assert ("AddNorm" in str(states[-1].grad_fn) or "add_norm" in str(states[-1].grad_fn)) == usable
     assert len(found[0]) == len(found[1]) > 30

@@ -18,7 +18,7 @@ def interpreted(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest)
 def exact(x: Tensor, bias: Tensor | None, grad: Tensor) -> list[Tensor]:
     """Values and gradients in float64."""
     given = [tensor.detach().double().requires_grad_() for tensor in (x, bias) if tensor is not None]
-    out = F.gelu(sum(given))  # type: ignore[arg-type]
+    out = F.gelu(sum(given))
     return [out, *torch.autograd.grad(out, given, grad.double())]
 
 

@@ -33,7 +33,7 @@ def moved(layout: Layout, device: str) -> Layout:
             return type(value)(*map(move, value))
         return value.to(device) if isinstance(value, Tensor) else value
 
-    return Layout(*map(move, layout))  # type: ignore[arg-type]
+    return Layout(*map(move, layout))
 
 
 @needs_triton
@@ -66,7 +66,7 @@ def test_orders_segments_and_places_follow_the_definition(
             return triton_relative.attend(q, k, v, moved(layout, device), 0.0, relative)
         return definition(q, k, v, layout, relative)
 
-    there = [x.to(DEVICE) for x in given]  # type: ignore[arg-type]
+    there = [x.to(DEVICE) for x in given]
     ours, again = (with_gradients(lambda *x: attention(str(DEVICE), *x), there) for _ in range(2))
     exact = with_gradients(lambda *x: attention("cpu", *x), [x.cpu().double() for x in given])
     for name, one, two, true in zip(NAMES, ours, again, exact, strict=True):

@@ -62,6 +62,6 @@ def test_an_architecture_sets_the_size_of_chunks() -> None:
     for size in (0, 3):
         torch.manual_seed(0)
         encoder = build_encoder(Transformer().with_values(small | {"ffn_chunk": size}))
-        assert [block.part.chunk for block in encoder.stack.ffn] == [size, size]  # type: ignore[union-attr]
+        assert [block.part.chunk for block in encoder.stack.ffn] == [size, size]
         states.append(encoder(Batch.pack([[4, 9, 2, 33, 7], [5, 6, 7]])))
     assert torch.allclose(*states, atol=1e-6)

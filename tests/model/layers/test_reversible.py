@@ -11,6 +11,7 @@ from torch import Tensor
 from bertree.batch import Batch
 from bertree.errors import UserError
 from bertree.model.architecture import Transformer
+from bertree.model.kernels.chunks.order import bucket_order
 from bertree.model.layers import lsh, reversible
 from bertree.model.layers.residual import Reversible
 from bertree.model.network import build, build_encoder
@@ -83,8 +84,8 @@ def test_streams_are_those_of_the_formula() -> None:
     encoder = made(layers=2, ffn_chunk=6).eval()
     one = two = encoder.embeddings(BATCH)
     for attention, ffn in zip(encoder.stack.attention, encoder.stack.ffn, strict=True):
-        one = one + attention.part(attention.norm(two), BATCH)  # type: ignore[operator]
-        two = two + ffn.part(ffn.norm(one), BATCH)  # type: ignore[operator]
+        one = one + attention.part(attention.norm(two), BATCH)
+        two = two + ffn.part(ffn.norm(one), BATCH)
     assert encoder.norm is not None
     assert torch.allclose(encoder(BATCH), encoder.norm(torch.cat([one, two], -1)), atol=1e-6)
     with torch.no_grad():
@@ -127,7 +128,7 @@ def test_weights_that_changed_before_the_backward_pass_are_noticed() -> None:
     encoder = made(layers=2)
     out = encoder(BATCH)
     with torch.no_grad():
-        encoder.stack.ffn[0].part.up.weight.mul_(2.0)  # type: ignore[union-attr,operator]
+        encoder.stack.ffn[0].part.up.weight.mul_(2.0)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         out.sum().backward()
 
@@ -158,7 +159,7 @@ def peak_bytes(layers: int, **axes: object) -> int:
     with torch.profiler.profile(profile_memory=True, activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         encoder(batch).sum().backward()
     now = most = 0
-    for event in profile.profiler.kineto_results.events():  # type: ignore[union-attr]
+    for event in profile.profiler.kineto_results.events():
         if event.name() == "[memory]":
             now += event.nbytes()
             most = max(most, now)
@@ -169,7 +170,7 @@ def test_hashed_attention_sees_the_same_buckets_again(monkeypatch: pytest.Monkey
     """Inputs computed back from states a million times larger are so far off that tokens would change their bucket."""
     encoder = made(layers=3, attention="lsh", hashes=4, lsh_chunk_length=8, max_positions=256)
     seen: list[Tensor] = []
-    order = lsh.bucket_order
+    order = bucket_order
 
     def watched(rings: Any, buckets: Tensor, *more: Any) -> Any:
         seen.append(buckets)
@@ -178,7 +179,7 @@ def test_hashed_attention_sees_the_same_buckets_again(monkeypatch: pytest.Monkey
     monkeypatch.setattr(lsh, "bucket_order", watched)
     with torch.no_grad():
         for block in encoder.stack.ffn:
-            block.part.down.weight.mul_(1e6)  # type: ignore[union-attr,operator]
+            block.part.down.weight.mul_(1e6)
     out = encoder(Batch.pack([torch.randint(50, (256,)).tolist()]))
     out.sum().backward()
     assert len(seen) == 6

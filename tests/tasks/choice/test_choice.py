@@ -4,6 +4,7 @@ import csv
 import json
 import lzma
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -260,7 +261,7 @@ def test_only_the_context_is_cut(tokenizer: Tokenizer) -> None:
 
 def test_a_passage_is_tokenised_once(tmp_path: Path, tokenizers: dict[str, Tokenizer]) -> None:
     class Counting:
-        def __init__(self, backend: object) -> None:
+        def __init__(self, backend: Any) -> None:
             self.backend, self.seen = backend, []
 
         def __getattr__(self, name: str) -> object:
@@ -271,7 +272,7 @@ def test_a_passage_is_tokenised_once(tmp_path: Path, tokenizers: dict[str, Token
             return self.backend.encode_batch_fast(texts, **options)
 
     tokenizer = Tokenizer(tokenizers["bpe"].backend)
-    tokenizer.backend = counting = Counting(tokenizer.backend)  # type: ignore[assignment]
+    tokenizer.backend = counting = Counting(tokenizer.backend)
     examples = CHOICE["race"].read([put(tmp_path, "a.jsonl", PASSAGE)])
     CHOICE["race"].units(examples, tokenizer, 128)
     assert sum("Nobody waved" in text for text in counting.seen) == 1

@@ -22,7 +22,7 @@ def vectors(*rows: list[float]) -> np.ndarray:
 
 
 def judged(rows: list[SentenceExample], given: list[np.ndarray], **more: object) -> tuple[list[dict], dict[str, float]]:
-    task, kept = SimilarityTask("sentence", **more).with_dev_kind(rows)  # type: ignore[arg-type]
+    task, kept = SimilarityTask("sentence", **more).with_dev_kind(rows)
     lines = task.predict(kept, [Unit(n, ()) for n in range(len(kept))], given)
     assert task.metric in task.score(kept, lines)
     return lines, task.score(kept, lines)

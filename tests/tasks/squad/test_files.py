@@ -127,7 +127,7 @@ def test_questions_on_one_context_stay_together(tmp_path: Path) -> None:
         ({"data": [{"paragraphs": [{"context": 3, "qas": []}]}]}, "paragraph 1: 'context' must be a text"),
         ({"data": [{"paragraphs": [{"context": " ", "qas": []}]}]}, "paragraph 1: its context is empty"),
         (layout({"question": "Why?"}), "question 1: has no 'id'"),
-        (layout(question(identity=7)), "question 1: 'id' must be a text"),  # type: ignore[arg-type]
+        (layout(question(identity=7)), "question 1: 'id' must be a text"),
         (layout(question(question=None)), "question q1: 'question' must be a text"),
         (layout(question(answers="x")), "question q1: 'answers' must be a list"),
         (layout(question(answers=[{"text": "x"}])), "question q1: has no 'answer_start'"),

@@ -230,7 +230,7 @@ def test_what_predict_is_given(minilm: Path) -> None:
     assert SQUAD.parse({"id": 7, "question": "a", "context": "b\ud800"}) == SquadExample("7", "a", "b\ufffd")
     for wrong in ("no tab", "question only\t ", {"question": "a"}, {"question": "a", "context": 3}):
         with pytest.raises(UserError):
-            SQUAD.parse(wrong)  # type: ignore[arg-type]
+            SQUAD.parse(wrong)
     # A context without a single token: no answer, in both versions.
     nothing = SQUAD.parse("Why?\t\u200b")
     for task in (SQUAD, SQUAD2):

@@ -22,7 +22,7 @@ from tests.support.squad_samples import HARBOUR, QUESTIONS, SQUAD, SQUAD2, examp
 def tokenizer(request: pytest.FixtureRequest, minilm: Path) -> Tokenizer:
     """The real BERT vocabulary and small ones of all kinds; "untrimmed" offsets include a space before a word."""
     if request.param == "minilm":
-        return Tokenizer.load(minilm)  # type: ignore[return-value]
+        return Tokenizer.load(minilm)
     books = (Path(__file__).parents[3] / "corpus" / "books.txt").read_text().split("\n\n")[:40]
     found = tokenizer_training.train(lambda: [*books, HARBOUR], request.param.replace("untrimmed", "bpe"), 700)
     if request.param == "untrimmed":

@@ -4,6 +4,7 @@ import os
 import random
 import shutil
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -161,11 +162,11 @@ def test_a_report_that_is_new_is_not_written_again(tmp_path: Path, monkeypatch: 
     moments = iter((1000.0, 1000.0, 1001.0, 1000.0 + newest_and_best.REPORT_PAUSE, 2000.0))
     written: list[Path] = []
     monkeypatch.setattr(newest_and_best, "write_run_report", written.append)
-    monkeypatch.setattr(newest_and_best.time, "monotonic", lambda: next(moments))
-    keep = KeepNewestAndBest(tmp_path, *[None] * 6)  # type: ignore[arg-type]
+    monkeypatch.setattr(time, "monotonic", lambda: next(moments))
+    keep = KeepNewestAndBest(tmp_path, *[None] * 6)
     counts = []
     for _ in range(3):
-        keep.after_save(None, CheckpointFolder(tmp_path))  # type: ignore[arg-type]
+        keep.after_save(None, CheckpointFolder(tmp_path))
         counts.append(len(written))
     assert counts == [1, 1, 2]
 

@@ -130,7 +130,7 @@ class ReadsCounted(TorchDispatchMode):
         super().__init__()
         self.reads = 0
 
-    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
         self.reads += operator is torch.ops.aten._local_scalar_dense.default
         return operator(*args, **(kwargs or {}))
 

@@ -147,7 +147,7 @@ def test_dropout_keeps_the_mean_and_its_gradient_is_that_of_what_was_kept() -> N
 
     def dropped(*qkv: Tensor) -> Tensor:
         torch.manual_seed(5)
-        return attend_chunks(*qkv, order, settings, 0.3)  # type: ignore[arg-type]
+        return attend_chunks(*qkv, order, settings, 0.3)
 
     assert not torch.equal(dropped(q, k, v), attend_chunks(q, k, v, order, settings))
     given = (q.requires_grad_(), k.requires_grad_(), v.requires_grad_())
