@@ -16,9 +16,9 @@ from pathlib import Path
 
 from benchmarks.common import environment
 from benchmarks.standings import rows_in
-from bertree.distillation.run import distill
+from bertree.distillation.distill import distill
 from bertree.files.formats import Json, read_json
-from bertree.finetuning.run import finetune
+from bertree.finetuning.finetune import finetune
 
 LABELS, TAUGHT, COPIES = "labels", "taught", "taught, copies"
 

@@ -33,8 +33,8 @@ from bertree.config.default_model import resolve_model_path
 from bertree.errors import UserError
 from bertree.files.formats import Json, file_hash
 from bertree.finetuning import config as configs
-from bertree.finetuning.outcome import degenerate_reason
-from bertree.finetuning.tuner import EncodedSplit, FineTuning, InitialModel, evaluate_split
+from bertree.finetuning.evaluate import EncodedSplit, degenerate_reason, evaluate_split
+from bertree.finetuning.tuner import FineTuning, InitialModel
 from bertree.inference.load import Model, load, random_model
 from bertree.interop.folder import read_architecture
 from bertree.tasks.columns import TextExample
@@ -43,7 +43,7 @@ from bertree.tasks.logits import effective_max_length
 from bertree.tasks.task import Unit
 from bertree.tasks.text import TextTask
 from bertree.text.identity import tokenizer_hash
-from bertree.train.device import Placement, set_deterministic
+from bertree.train.device_setup import DeviceSetup, set_deterministic
 
 FOLDERS = {"sst-2": "SST-2", "mrpc": "MRPC", "rte": "RTE", "sts-b": "STS-B", "cola": "CoLA", "qnli": "QNLI"}
 OWN = ("default", "fresh")
@@ -157,8 +157,15 @@ class Bench:
         )
         set_deterministic(config.run.deterministic)
         train, dev = (self._split(data, part, start, longest) for part in ("train", "dev"))
-        begin = InitialModel(start.architecture, network, ())
-        tuner = FineTuning(data.task, begin, train, dev, config, Placement.from_settings(config.run), identity=name)
+        tuner = FineTuning(
+            task=data.task,
+            initial=InitialModel(architecture=start.architecture, network=network, labels=()),
+            train=train,
+            dev=dev,
+            config=config,
+            device_setup=DeviceSetup.from_settings(config.run),
+            identity=name,
+        )
         with tempfile.TemporaryDirectory() as place, contextlib.redirect_stdout(None):
             signal, best, loop = tuner.run(Path(place), seed, False, [])
         if signal is not None:

@@ -20,7 +20,7 @@ from pathlib import Path
 from benchmarks.common import environment
 from benchmarks.default import FOLDERS, Bench
 from benchmarks.standings import rows_in
-from bertree.distillation.run import distill
+from bertree.distillation.distill import distill
 from bertree.files.formats import Json
 
 ROWS: dict[str, list[str]] = {

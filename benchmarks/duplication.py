@@ -30,15 +30,13 @@ from bertree.files.formats import Json
 from bertree.model.architecture import Architecture, Transformer
 from bertree.model.network import Network, build
 from bertree.objectives.pretraining import pretraining_objective
-from bertree.train.checkpoints.contents import restore
-from bertree.train.checkpoints.folder import CheckpointFolder
-from bertree.train.device import set_deterministic
+from bertree.train.checkpoints.checkpoint import CheckpointFolder, restore
+from bertree.train.cuda_graph import CudaGraphRecorder
+from bertree.train.device_setup import set_deterministic
 from bertree.train.feed import Feed, StepBatches, prefetch
 from bertree.train.loop import Loop, StepResult
-from bertree.train.optim import build_optimizer
-from bertree.train.schedule import TrainingPlan
-from bertree.train.steps.cuda_graph import CudaGraphLaunch
-from bertree.train.steps.eager import EagerLaunch
+from bertree.train.optimizer import build_optimizer
+from bertree.train.schedule import TrainingSchedule
 
 FULL = "full"
 TRAINED, EVALUATED = ("1", "2", "4", FULL), ("1", "2", "4", "8", FULL)
@@ -110,17 +108,17 @@ class DuplicationFeed(Feed):
     def __init__(self, steps: int, lr: float, batch: int, length: int, seed: int) -> None:
         phase = Phase(steps=steps, max_length=length, batch_tokens=batch * length)
         schedule = ScheduleSettings(shape="linear", warmup=min(1000, max(1, steps // 10)))
-        self.plan = TrainingPlan([phase], schedule, lr)
+        self.schedule = TrainingSchedule([phase], schedule, lr)
         self._batch, self._length, self._seed = batch, length, seed
 
     def __getitem__(self, number: int) -> StepBatches:
         """Return the batch of a step."""
         batch = sequences(self._seed, "train", number, self._batch, self._length)
-        return StepBatches(self.plan.updates[number], [batch], 0.0)
+        return StepBatches(self.schedule.updates[number], [batch], 0.0)
 
     def steps_from(self, first: int) -> Iterator[StepBatches]:
         """Yield the steps from `first` on."""
-        return prefetch(self.__getitem__, first, len(self.plan))
+        return prefetch(self.__getitem__, first, len(self.schedule))
 
 
 @torch.inference_mode()
@@ -151,7 +149,7 @@ def train(given: argparse.Namespace, rounds: str, out: Path | None = None) -> Ne
         clip=1.0,
         seed=given.seed,
         bf16=gpu,
-        launch=CudaGraphLaunch if gpu else EagerLaunch,
+        recorder=CudaGraphRecorder if gpu else None,
     )
     feed = DuplicationFeed(given.steps, given.lr, given.batch, given.length, given.seed)
     saved = CheckpointFolder(out, keep=1) if out else None

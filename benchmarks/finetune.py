@@ -26,13 +26,14 @@ import torch
 
 from benchmarks.common import environment, synchronize, table
 from bertree.finetuning.config import FineTuneConfig, FineTuneOptimSettings, FineTuneRunSettings, TrainSettings
+from bertree.finetuning.evaluate import EncodedSplit
 from bertree.finetuning.feed import steps_per_epoch
-from bertree.finetuning.tuner import EncodedSplit, FineTuning, InitialModel
+from bertree.finetuning.tuner import FineTuning, InitialModel
 from bertree.inference.load import load
 from bertree.tasks.collate import batches_by_length
 from bertree.tasks.registry import make_task
 from bertree.tasks.task import Logits, Task, Unit
-from bertree.train.device import Placement, set_deterministic
+from bertree.train.device_setup import DeviceSetup, set_deterministic
 from bertree.train.feed import StepBatches, prefetch
 
 # folder under the root, rate, epochs, tokens a sequence
@@ -195,8 +196,15 @@ def prepared(name: str, model: str, root: Path, device: str, limit: int, given: 
         optim=FineTuneOptimSettings(lr=rate, eps=1e-8),
         run=FineTuneRunSettings(log_every=50, device=device),
     )
-    machine = Placement.from_settings(config.run)
-    return FineTuning(task, InitialModel(start.architecture, start.network, ()), train, dev, config, machine, name)
+    return FineTuning(
+        task=task,
+        initial=InitialModel(architecture=start.architecture, network=start.network, labels=()),
+        train=train,
+        dev=dev,
+        config=config,
+        device_setup=DeviceSetup.from_settings(config.run),
+        identity=name,
+    )
 
 
 def main() -> None:

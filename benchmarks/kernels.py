@@ -43,7 +43,7 @@ from bertree.model.kernels.chunks.order import (
 from bertree.model.kernels.layout import Layout
 from bertree.model.kernels.table import VARLEN, attend, attend_fused, case_of, choose
 from bertree.model.masks import Causal, Full
-from bertree.train.device import set_deterministic
+from bertree.train.device_setup import set_deterministic
 
 TOKENS, WIDTH, INNER, GATED, DROPOUT, EPS = 65536, 768, 3072, 1152, 0.1, 1e-12
 REPEATS, CALLS, DEVICE = 5, 10, "cuda"

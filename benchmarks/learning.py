@@ -21,8 +21,9 @@ from bertree.batch import PretrainingLabels
 from bertree.data.prepare import prepare, train_tokenizer
 from bertree.data.store import Store
 from bertree.data.stream import Stream
-from bertree.pretraining import build, run
+from bertree.pretraining import build
 from bertree.pretraining import recipe as recipes
+from bertree.pretraining.pretrain import pretrain
 
 KINDS = {"bert-base-tiny": "wordpiece", "roberta-base-tiny": "bpe", "albert-base-tiny": "unigram"}
 DISCOUNT = 0.75
@@ -75,7 +76,7 @@ def main() -> None:
             overrides = [f"data.store={json.dumps(str(store))}"]
             recipe = recipes.load(name, overrides)
             began = time.perf_counter()
-            run.pretrain(name, out=Path(scratch) / name / "run", overrides=overrides)
+            pretrain(name, out=Path(scratch) / name / "run", overrides=overrides)
             seconds = time.perf_counter() - began
             lines = [json.loads(line) for line in (Path(scratch) / name / "run" / "metrics.jsonl").open()]
             last = [line for line in lines if line["kind"] == "eval"][-1]

@@ -25,7 +25,8 @@ import bertree
 from benchmarks.common import environment, table
 from benchmarks.standings import rows_in
 from bertree.files.formats import Json
-from bertree.finetuning.prepare import encode_split, read_examples, training_splits
+from bertree.finetuning.evaluate import encode_split
+from bertree.finetuning.job import find_splits, read_examples
 from bertree.tasks.files import TaskFiles
 from bertree.tasks.registry import make_task
 
@@ -54,7 +55,7 @@ def make_passages(source: Path, words: int, out: Path) -> Path:
 def tokens_read(model: bertree.Model, task: str, data: Path, lengths: Sequence[int]) -> dict[int, int]:
     """Return the tokens of an epoch at each length."""
     known = make_task(task)
-    given = read_examples(known, training_splits(TaskFiles.of(data), known), share=0.1)
+    given = read_examples(known, find_splits(TaskFiles.of(data), known), held_out=0.1)
     found = {}
     for length in lengths:
         split, _ = encode_split(given.task, given.examples["train"], model, length)

@@ -26,10 +26,10 @@ from bertree.files.formats import Json
 from bertree.objectives.pretraining import pretraining_objective
 from bertree.pretraining import build
 from bertree.pretraining import recipe as recipes
-from bertree.train.device import Placement
+from bertree.train.device_setup import DeviceSetup
 from bertree.train.loop import Loop
-from bertree.train.optim import build_optimizer
-from bertree.train.schedule import TrainingPlan
+from bertree.train.optimizer import build_optimizer
+from bertree.train.schedule import TrainingSchedule
 
 RATES = {"adamw": (5e-4, 1e-3, 2e-3, 4e-3), "lamb": (5e-3, 1e-2, 2e-2), "muon": (1e-3, 2e-3, 4e-3, 8e-3)}
 TIMED = 25  # steps of each optimizer
@@ -86,11 +86,11 @@ def _steps(given: argparse.Namespace, name: str, always: Sequence[str]):  # type
     """Return a function that takes the next step of a run."""
     recipe = recipes.load(given.recipe, [*always, f"optim.name={name}", f"data.store={json.dumps(str(given.store))}"])
     train, _ = build.open_stores(recipe.data)
-    machine = Placement.from_settings(recipe.run)
+    machine = DeviceSetup.from_settings(recipe.run)
     contents = build.build_model(recipe, train)
     contents.network.to(machine.device)
-    plan = TrainingPlan(recipe.phases, recipe.schedule, recipe.optim.lr)
-    feed = build.build_feed(recipe, plan, train, machine, contents.architecture)
+    schedule = TrainingSchedule(recipe.phases, recipe.schedule, recipe.optim.lr)
+    feed = build.build_feed(recipe, schedule, train, machine, contents.architecture)
     loop = Loop(
         contents.network,
         pretraining_objective(**recipe.objective),
@@ -99,7 +99,7 @@ def _steps(given: argparse.Namespace, name: str, always: Sequence[str]):  # type
         bf16=machine.bf16,
         compiled=machine.compiled,
     )
-    numbers = iter(range(len(plan)))
+    numbers = iter(range(len(schedule)))
     return lambda: loop.step(feed[next(numbers)]).norm
 
 

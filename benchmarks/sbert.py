@@ -33,11 +33,13 @@ from benchmarks.common import environment, table
 from benchmarks.default import attempted
 from benchmarks.standings import rows_in
 from bertree.embeddings.glove import WordVectors
-from bertree.embeddings.train import TrainingRows, TrainingSource, prepare_vectors, read_rows
+from bertree.embeddings.train import TrainingRows, TrainingSource, read_rows, vectors_job
 from bertree.errors import BertreeWarning, suggest
 from bertree.files.formats import Json
+from bertree.finetuning.job import encode_job
 from bertree.inference.load import Model, load, make_model
 from bertree.model.pooling import PoolingConfig
+from bertree.scale.world import World
 from bertree.tasks.metrics import spearman
 from bertree.tasks.similarity import read as read_sentences
 from bertree.tasks.similarity.read import ColumnNames, SentenceExample
@@ -135,15 +137,14 @@ class Bench:
         for loss, settings in RUNS[name]:
             given = [f"device={self.options.device}", f"seed={seed}", *self.options.set, *settings]
             with tempfile.TemporaryDirectory() as place, contextlib.redirect_stdout(None):
-                job = prepare_vectors(
-                    str(self.options.model), model, self.data(loss), Path(place) / "run", given, [name]
-                )
+                task_job = vectors_job(model, str(self.options.model), self.data(loss), given, [name])
+                job = encode_job(task_job, Path(place) / "run", World.alone())
                 Path(place, "run").mkdir()
                 signal, best, loop = job.tuner.run(Path(place) / "run", seed, False, [])
             if signal is not None:
                 raise SystemExit(128 + signal)
-            assert job.select_saved is not None
-            model = make_model(job.select_saved(job, loop.network))
+            assert task_job.select_saved is not None
+            model = make_model(task_job.select_saved(job, loop.network))
             found[loss] = {"step": best.step, "examples": len(job.splits["train"].examples)}
         seconds = round(time.perf_counter() - began, 1)
         return self._judged(model) | {"stages": found, "seconds": seconds}

@@ -43,11 +43,11 @@ from bertree.scale.launch import Launch
 from bertree.scale.plan.memory import Mesh, MicroBatch, Peak, peak
 from bertree.scale.plan.meshes import Hardware, StepTime, step_time
 from bertree.scale.world import World, join
-from bertree.train.device import measure_peak_flops, set_deterministic
+from bertree.train.device_setup import measure_peak_flops, set_deterministic
 from bertree.train.feed import StepBatches
 from bertree.train.loop import Loop, StepResult
-from bertree.train.optim import build_optimizer
-from bertree.train.schedule import PlannedStep
+from bertree.train.optimizer import build_optimizer
+from bertree.train.schedule import ScheduledStep
 
 H200 = Hardware(card=139.0, peak=989.0)
 WARM = 3  # steps; the first compiles, the second makes the moments
@@ -153,7 +153,7 @@ class Trainer:
         return time.perf_counter() - began
 
     def _step(self, number: int) -> StepBatches:
-        return StepBatches(PlannedStep(number, 0, number, 1, 1e-4), [self.batch], 0.0)
+        return StepBatches(ScheduledStep(number, 0, number, 1, 1e-4), [self.batch], 0.0)
 
     def _keep(self, result: StepResult) -> None:
         self.result = result

@@ -22,7 +22,7 @@ import bertree
 from benchmarks.common import environment, spread, table
 from benchmarks.standings import rows_in
 from bertree.files.formats import Json
-from bertree.pretraining import run as pretraining
+from bertree.pretraining.pretrain import pretrain
 
 ROWS: dict[str, list[str]] = {"separate": ["model.shared_qk=false"], "shared": ["model.shared_qk=true"]}
 
@@ -65,7 +65,7 @@ def run(given: argparse.Namespace, name: str, seed: int) -> Json:
     changes += [f"phases.0.steps={given.steps}"] if given.steps else []
     out = given.out / f"{name}-{seed}"
     began = time.perf_counter()
-    if not pretraining.pretrain(given.recipe, out=out, overrides=changes, resume=out.exists()).complete:
+    if not pretrain(given.recipe, out=out, overrides=changes, resume=out.exists()).complete:
         raise SystemExit(130)
     seconds = time.perf_counter() - began
     last = [line for line in lines_of(out) if line["kind"] == "eval"][-1]

@@ -21,10 +21,10 @@ from benchmarks.common import environment, synchronize, table
 from bertree.objectives.pretraining import pretraining_objective
 from bertree.pretraining import build
 from bertree.pretraining import recipe as recipes
-from bertree.train.device import Placement, set_deterministic
+from bertree.train.device_setup import DeviceSetup, set_deterministic
 from bertree.train.loop import Loop
-from bertree.train.optim import build_optimizer
-from bertree.train.schedule import TrainingPlan
+from bertree.train.optimizer import build_optimizer
+from bertree.train.schedule import TrainingSchedule
 
 WARM, PROFILED, NAMED = 5, 3, 40
 # Kinds by parts of a kernel's name, the first that fits.
@@ -67,11 +67,11 @@ def measured(given: argparse.Namespace, changes: list[str]) -> dict[str, Any]:
         [*given.set, *changes, f"data.store={json.dumps(str(given.store))}", "schedule.warmup=1"],
     )
     train, _ = build.open_stores(recipe.data)
-    machine = Placement.from_settings(recipe.run)
+    machine = DeviceSetup.from_settings(recipe.run)
     contents = build.build_model(recipe, train)
     contents.network.to(machine.device)
-    plan = TrainingPlan(recipe.phases, recipe.schedule, recipe.optim.lr)
-    feed = build.build_feed(recipe, plan, train, machine, contents.architecture)
+    schedule = TrainingSchedule(recipe.phases, recipe.schedule, recipe.optim.lr)
+    feed = build.build_feed(recipe, schedule, train, machine, contents.architecture)
     loop = Loop(
         contents.network,
         pretraining_objective(**recipe.objective),

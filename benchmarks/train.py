@@ -40,13 +40,12 @@ from bertree.model.architecture import Architecture
 from bertree.model.network import build
 from bertree.model.presets import preset, register_preset
 from bertree.objectives.pretraining import pretraining_objective
-from bertree.train.device import Placement, measure_peak_flops, set_deterministic
+from bertree.train.cuda_graph import CudaGraphRecorder
+from bertree.train.device_setup import DeviceSetup, measure_peak_flops, set_deterministic
 from bertree.train.feed import AnyStream, StreamFeed
 from bertree.train.loop import Loop, StepResult, StopTraining
-from bertree.train.optim import build_optimizer
-from bertree.train.schedule import TrainingPlan
-from bertree.train.steps.cuda_graph import CudaGraphLaunch
-from bertree.train.steps.eager import EagerLaunch
+from bertree.train.optimizer import build_optimizer
+from bertree.train.schedule import TrainingSchedule
 from tests.support.memory_store import memory_store
 
 SPECIAL = {"pad": 0, "unk": 100, "cls": 101, "sep": 102, "mask": 103}
@@ -148,11 +147,11 @@ class Ours:
     """The loop as `bertree pretrain` runs it."""
 
     def __init__(
-        self, a: Architecture, case: Case, machine: Placement, steps: int, lanes: bool, recorded: bool = False
+        self, a: Architecture, case: Case, machine: DeviceSetup, steps: int, lanes: bool, recorded: bool = False
     ) -> None:
         stream: AnyStream = lanes_of(a, case) if lanes else stream_of(a, case, machine.compiled)
-        plan = TrainingPlan([Phase(steps, case.length, case.tokens)], ScheduleSettings("constant"), 1e-4)
-        self.feed = StreamFeed(plan, [[stream]], fixed=machine.compiled)
+        schedule = TrainingSchedule([Phase(steps, case.length, case.tokens)], ScheduleSettings("constant"), 1e-4)
+        self.feed = StreamFeed(schedule, [[stream]], fixed=machine.compiled)
         torch.manual_seed(0)
         network = build(a, {"mask": 0}).to(machine.device)
         self.loop = Loop(
@@ -162,7 +161,7 @@ class Ours:
             clip=1.0,
             bf16=machine.bf16,
             compiled=machine.compiled,
-            launch=CudaGraphLaunch if recorded else EagerLaunch,
+            recorder=CudaGraphRecorder if recorded else None,
         )
 
     def run(self, steps: int, warm: int) -> float:
@@ -191,7 +190,7 @@ def main() -> None:
     parser.add_argument("--recorded", action="store_true", help="ours: steps recorded as CUDA graphs and replayed")
     parser.add_argument("--not-deterministic", action="store_true")
     options = parser.parse_args()
-    device_setup = Placement.from_settings(RunSettings(device=options.device))
+    device_setup = DeviceSetup.from_settings(RunSettings(device=options.device))
     cases = GPU_CASES if device_setup.device.type == "cuda" else CPU_CASES
     unknown = set(options.cases or ()) - set(cases)
     if unknown:
@@ -208,7 +207,7 @@ def main() -> None:
 def measure(
     name: str,
     case: Case,
-    device_setup: Placement,
+    device_setup: DeviceSetup,
     peak: float | None,
     options: argparse.Namespace,
     results: Results,
@@ -238,7 +237,7 @@ def measure(
         )
 
 
-def peers(a: Architecture, case: Case, machine: Placement) -> dict[str, Callable[[int], Theirs]]:
+def peers(a: Architecture, case: Case, machine: DeviceSetup) -> dict[str, Callable[[int], Theirs]]:
     """Return what makes transformers' model for so many tokens at once, by what is said about it."""
     if a.axes().get("query_stream"):
         return {
@@ -250,7 +249,7 @@ def peers(a: Architecture, case: Case, machine: Placement) -> dict[str, Callable
 
 
 def timed_in_parts(
-    make: Callable[[int], Theirs], tokens: int, options: argparse.Namespace, machine: Placement
+    make: Callable[[int], Theirs], tokens: int, options: argparse.Namespace, machine: DeviceSetup
 ) -> tuple[str, float, float | None]:
     """Return a note, tokens a second and the peak of the memory, with as many tokens at once as fit."""
     most = tokens
@@ -265,7 +264,7 @@ def timed_in_parts(
         torch.cuda.empty_cache()
 
 
-def timed(side: Ours | Theirs, options: argparse.Namespace, machine: Placement) -> tuple[float, float | None]:
+def timed(side: Ours | Theirs, options: argparse.Namespace, machine: DeviceSetup) -> tuple[float, float | None]:
     """Return tokens a second, and the peak of the GPU's memory."""
     gpu = machine.device.type == "cuda"
     torch._dynamo.reset()

@@ -11,7 +11,7 @@ from bertree.batch import Batch, PretrainingLabels
 from bertree.data.stream import Stream
 from bertree.interop.huggingface.config import config_from_architecture, family_of_architecture
 from bertree.model.architecture import Architecture
-from bertree.train.device import Placement
+from bertree.train.device_setup import DeviceSetup
 
 Given = tuple[dict[str, Any], int]  # arguments of the model, and the real tokens in them
 MASK, PAD, SPECIAL = 103, 0, (0, 100, 101, 102, 103)
@@ -29,7 +29,7 @@ def their_config(a: Architecture) -> Any:
 class Theirs:
     """A model of transformers with a plain loop around it."""
 
-    def __init__(self, model: torch.nn.Module, batches: list[Given], machine: Placement) -> None:
+    def __init__(self, model: torch.nn.Module, batches: list[Given], machine: DeviceSetup) -> None:
         self.model = model.to(machine.device).train()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
         self.compute: Callable[..., Any] = torch.compile(self.model) if machine.compiled else self.model
@@ -55,7 +55,7 @@ class Theirs:
 
 
 def masked_or_causal(
-    a: Architecture, stream: Stream, length: int, tokens: int, full: bool, machine: Placement
+    a: Architecture, stream: Stream, length: int, tokens: int, full: bool, machine: DeviceSetup
 ) -> Theirs:
     """Return the model for masked or next tokens, on the sequences of a stream padded to one length."""
     import transformers
@@ -105,7 +105,7 @@ class TheirXLNet(Theirs):
     code has it, which is the faster of the two.
     """
 
-    def __init__(self, a: Architecture, length: int, tokens: int, machine: Placement, targets: bool) -> None:
+    def __init__(self, a: Architecture, length: int, tokens: int, machine: DeviceSetup, targets: bool) -> None:
         import transformers
 
         config = their_config(a)

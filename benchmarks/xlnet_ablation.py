@@ -47,7 +47,7 @@ from bertree.files.formats import Json
 from bertree.objectives.pretraining import pretraining_objective
 from bertree.pretraining import build
 from bertree.pretraining import recipe as recipes
-from bertree.pretraining import run as pretraining
+from bertree.pretraining.pretrain import pretrain
 from bertree.train.held_out import evaluate_held_out
 
 PAIRS = ["data.format=lanes+pairs"]
@@ -129,7 +129,7 @@ def run(given: argparse.Namespace, name: str, seed: int) -> Json:
     """Return the row of one run."""
     out, changes = run_folder(given.out, name, seed), overrides(given, name, seed)
     began = time.perf_counter()
-    if not pretraining.pretrain(given.recipe, out=out, overrides=changes, resume=out.exists()).complete:
+    if not pretrain(given.recipe, out=out, overrides=changes, resume=out.exists()).complete:
         raise SystemExit(130)
     seconds = time.perf_counter() - began
     recipe = recipes.load(given.recipe, changes)

@@ -15,7 +15,7 @@ if not {"ONEDNN_JIT_PROFILE", "DNNL_JIT_PROFILE"} & os.environ.keys():
 if TYPE_CHECKING:
     from bertree.comparison.run import compare
     from bertree.data.prepare import prepare, train_tokenizer
-    from bertree.distillation.run import distill
+    from bertree.distillation.distill import distill
     from bertree.embeddings.embed import embed_file
     from bertree.embeddings.evaluate import evaluate_embeddings
     from bertree.embeddings.index_map import map_index
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from bertree.errors import BertreeWarning, UserError
     from bertree.finetuning.evaluate import evaluate
     from bertree.finetuning.features import write_features
-    from bertree.finetuning.run import finetune
+    from bertree.finetuning.finetune import finetune
     from bertree.inference.convert import convert
     from bertree.inference.load import load
     from bertree.inference.model import Model
-    from bertree.inference.run import Run
+    from bertree.inference.trained_run import Run
     from bertree.model.presets import register_preset
     from bertree.objectives.embedding_losses import EmbeddingLoss, register_loss
     from bertree.pretraining.plan import plan
-    from bertree.pretraining.run import pretrain
+    from bertree.pretraining.pretrain import pretrain
     from bertree.search.index import Index
     from bertree.search.postgres.index import PostgresIndex
     from bertree.tasks.registry import register_task
@@ -47,24 +47,24 @@ _HOMES = {
     "Index": "search.index",
     "Model": "inference.model",
     "PostgresIndex": "search.postgres.index",
-    "Run": "inference.run",
+    "Run": "inference.trained_run",
     "TextTask": "tasks.text",
     "Tokenizer": "text.tokenizer",
     "UserError": "errors",
     "cluster_texts": "embeddings.mine_files",
     "compare": "comparison.run",
     "convert": "inference.convert",
-    "distill": "distillation.run",
+    "distill": "distillation.distill",
     "embed_file": "embeddings.embed",
     "evaluate": "finetuning.evaluate",
     "evaluate_embeddings": "embeddings.evaluate",
     "find_pairs": "embeddings.mine_files",
-    "finetune": "finetuning.run",
+    "finetune": "finetuning.finetune",
     "load": "inference.load",
     "map_index": "embeddings.index_map",
     "plan": "pretraining.plan",
     "prepare": "data.prepare",
-    "pretrain": "pretraining.run",
+    "pretrain": "pretraining.pretrain",
     "register_loss": "objectives.embedding_losses",
     "register_preset": "model.presets",
     "register_task": "tasks.registry",

@@ -14,7 +14,7 @@ from bertree.comparison.measure import compare, compare_all, counts, weight_byte
 from bertree.comparison.samples import SENTENCES
 from bertree.comparison.timing import TimedModel
 from bertree.errors import UserError
-from bertree.finetuning.page.page import finetuning_page
+from bertree.finetuning.page import finetuning_page
 from bertree.inference.load import Model, load, make_model, random_model
 from bertree.interop import folder
 from bertree.interop.contents import Contents

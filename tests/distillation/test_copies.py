@@ -7,7 +7,7 @@ import pytest
 from safetensors.numpy import load_file
 
 import bertree
-from bertree.distillation import teacher_scores
+from bertree.distillation import teacher
 from bertree.text import tokenizer_training
 from tests.support.command import Command
 from tests.support.learnable import WORDS, Trained, model
@@ -23,7 +23,7 @@ def test_copies_are_labelled_by_the_teacher(name: str, command: Command, trained
     found = json.loads((out / "metrics.json").read_text())
     units = found["examples"]["train"]
     assert 2 * count < units <= 4 * count
-    assert len(load_file(out / teacher_scores.FILE)["scores"]) == units
+    assert len(load_file(out / teacher.SCORES_FILE)["scores"]) == units
     assert "3 copies of each example" in said.out + said.err
     assert found["distillation"]["kept"] > 0.8
     rows = [json.loads(line) for line in (out / "seed-0" / "metrics.jsonl").read_text().splitlines()]
@@ -41,7 +41,7 @@ def test_masks_are_spelled_as_each_tokenizer_does(command: Command, trained: Tra
     rates = ("copies=2", "masking=0.5", "replacing=0", "ngram=0", "epochs=0.1")
     command.well(*command_of(trained, "classification", tmp_path / "a", *rates, student="half"))
     command.well(*command_of(trained, "classification", tmp_path / "b", *rates, student=other))
-    one, two = (load_file(tmp_path / out / teacher_scores.FILE)["scores"] for out in "ab")
+    one, two = (load_file(tmp_path / out / teacher.SCORES_FILE)["scores"] for out in "ab")
     assert one.shape == two.shape
     assert abs(one - two).max() < 1e-4
     assert abs(one[:240] - one[240:480]).max() > 1e-2, "masks must change something"

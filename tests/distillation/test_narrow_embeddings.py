@@ -9,8 +9,7 @@ import transformers
 from torch import Tensor
 
 from bertree.batch import Batch
-from bertree.distillation.narrow_embeddings import narrow
-from bertree.distillation.student import copy_weights
+from bertree.distillation.copy_weights import copy_weights, narrow
 from bertree.inference.load import random_model
 from bertree.model.architecture import Architecture
 from bertree.model.network import Network

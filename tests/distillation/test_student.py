@@ -8,7 +8,8 @@ import torch
 import transformers
 
 from bertree.batch import Batch
-from bertree.distillation.student import copy_weights, halve, last_layers, parse_layers, spread_evenly
+from bertree.distillation.copy_weights import copy_weights
+from bertree.distillation.student import halve, last_layers, parse_layers, spread_evenly
 from bertree.errors import UserError
 from bertree.inference.load import random_model
 from bertree.model.architecture import Architecture
@@ -85,7 +86,7 @@ def test_layers_of_other_parts_are_not_copied() -> None:
         student = random_model(point("bert-base", layers=2, **axes), {"mask": 0}, seed=2).network
         copied = copy_weights(student, teacher, [1, 2])
         assert copied.layers == 0
-        assert "differ in the parts of their layers" in copied.misfit
+        assert "differ in the components of their layers" in copied.misfit
 
 
 def test_without_segments_the_first_one_is_not_lost() -> None:

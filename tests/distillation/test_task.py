@@ -10,7 +10,7 @@ import torch
 from safetensors.numpy import load_file
 
 import bertree
-from bertree.distillation import teacher, teacher_scores
+from bertree.distillation import teacher
 from bertree.errors import BertreeWarning
 from bertree.interop import folder
 from bertree.tasks.logits import logits
@@ -89,7 +89,7 @@ def test_half_of_the_teacher_learns(
     weights = {"hard": recipe["distill"]["alpha"], "soft": 1 - recipe["distill"]["alpha"]}
     assert rows[0]["loss"] == pytest.approx(sum(weights[term] * rows[0][term] for term in terms), rel=1e-5)
     assert rows[-1]["soft"] < rows[0]["soft"]
-    kept = load_file(out / teacher_scores.FILE)["scores"]
+    kept = load_file(out / teacher.SCORES_FILE)["scores"]
     assert f"({kept.nbytes:,} bytes)" in said.out + said.err
 
 
@@ -97,44 +97,44 @@ def test_a_run_of_finetune_knows_nothing_of_it(trained: Trained) -> None:
     out = trained("classification")
     assert "distill" not in tomllib.loads((out / "seed-0" / "recipe.toml").read_text())
     assert "distillation" not in figures(out)
-    assert not (out / teacher_scores.FILE).exists()
+    assert not (out / teacher.SCORES_FILE).exists()
 
 
 def test_the_teacher_is_asked_once(command: Command, trained: Trained, tmp_path: Path, asked: list[int]) -> None:
     out, settings = tmp_path / "out", ("epochs=0.2",)
     assert taught(command, trained, "classification", out, *settings).code == 0
     assert sorted(asked) == [60, 240]
-    kept = (out / teacher_scores.FILE).read_bytes()
+    kept = (out / teacher.SCORES_FILE).read_bytes()
     said = taught(command, trained, "classification", out, *settings, more=("--seeds", 3, "--resume"))
     assert said.code == 0, said.err
     assert sorted(asked) == [60, 240]
     assert len(figures(out)["seeds"]) == 3
     assert "kept_mean" in figures(out)["distillation"]
-    assert (out / teacher_scores.FILE).read_bytes() == kept
+    assert (out / teacher.SCORES_FILE).read_bytes() == kept
     damaged = bytearray(kept)
     damaged[-3] ^= 1
-    (out / teacher_scores.FILE).write_bytes(damaged)
+    (out / teacher.SCORES_FILE).write_bytes(damaged)
     said = taught(command, trained, "classification", out, *settings, more=("--seeds", 3, "--resume"))
     assert said.code == 0
     assert "is damaged; the teacher's scores are computed again" in said.err
     assert len(asked) == 4
-    assert (out / teacher_scores.FILE).read_bytes() == kept
+    assert (out / teacher.SCORES_FILE).read_bytes() == kept
     assert not list(out.rglob(".*"))
 
 
 def test_scores_of_something_else_are_not_taken(tmp_path: Path) -> None:
     rows = [np.ones((2, 3), np.float32), np.zeros((1, 3), np.float32)]
-    teacher_scores.write(tmp_path, teacher_scores.TeacherScores(rows, {"accuracy": 0.5}), "this", 3)
-    found = teacher_scores.read(tmp_path, "this", [2, 1], 3)
+    teacher.write_scores(tmp_path, teacher.TeacherScores(rows, {"accuracy": 0.5}), "this", 3)
+    found = teacher.read_scores(tmp_path, "this", [2, 1], 3)
     assert found is not None
     assert [one.tolist() for one in found.rows] == [one.tolist() for one in rows]
     assert found.figures == {"accuracy": 0.5}
-    assert teacher_scores.read(tmp_path, "that", [2, 1], 3) is None
+    assert teacher.read_scores(tmp_path, "that", [2, 1], 3) is None
     with pytest.warns(BertreeWarning, match="damaged"):
-        assert teacher_scores.read(tmp_path, "this", [2, 2], 3) is None
-    (tmp_path / teacher_scores.FILE).write_bytes(b"nothing of the kind")
+        assert teacher.read_scores(tmp_path, "this", [2, 2], 3) is None
+    (tmp_path / teacher.SCORES_FILE).write_bytes(b"nothing of the kind")
     with pytest.warns(BertreeWarning, match="cannot be read"):
-        assert teacher_scores.read(tmp_path, "this", [2, 1], 3) is None
+        assert teacher.read_scores(tmp_path, "this", [2, 1], 3) is None
 
 
 def test_true_answers_alone_are_fine_tuning(command: Command, trained: Trained, tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_labels_in_another_order(name: str, command: Command, trained: Trained, 
     given = command_of(trained, name, plain, "epochs=0.3")
     command.well(*given)
     command.well("distill", other, *command_of(trained, name, mapped, "epochs=0.3")[2:])
-    kept = [load_file(out / teacher_scores.FILE)["scores"] for out in (plain, mapped)]
+    kept = [load_file(out / teacher.SCORES_FILE)["scores"] for out in (plain, mapped)]
     assert np.array_equal(*kept)
     assert figures(plain)["distillation"]["teacher"] == figures(mapped)["distillation"]["teacher"]
     names = ("model/model.safetensors", "model/bertree.toml", "predictions.jsonl")
@@ -233,7 +233,7 @@ def test_another_tokenizer(name: str, command: Command, trained: Trained, strang
     own, other = tmp_path / "own", tmp_path / "other"
     command.well(*command_of(trained, name, own, "epochs=0.1", "alpha=0"))
     command.well(*command_of(trained, name, other, "alpha=0", student=stranger))
-    kept = [load_file(out / teacher_scores.FILE)["scores"] for out in (own, other)]
+    kept = [load_file(out / teacher.SCORES_FILE)["scores"] for out in (own, other)]
     np.testing.assert_allclose(*kept, atol=1e-5)
     assert figures(other)["distillation"]["kept"] > 0.8
     assert bertree.load(other / "model").tokenizer.size == bertree.load(stranger).tokenizer.size

@@ -14,9 +14,8 @@ import bertree
 from bertree.batch import IGNORED, Batch, PretrainingLabels
 from bertree.data.store import Store
 from bertree.data.store_builder import build_store
-from bertree.distillation import teacher_cache
-from bertree.distillation import text_student as students
-from bertree.distillation.run import distill
+from bertree.distillation import teacher_cache, text_recipe
+from bertree.distillation.distill import distill
 from bertree.errors import UserError
 from bertree.files.formats import read_toml
 from bertree.inference.load import random_model
@@ -24,7 +23,7 @@ from bertree.model.pooling import Dense, PoolingConfig, SentencePooling
 from bertree.objectives.distill_pretraining import TERMS, add_projections, distillation_objective
 from bertree.objectives.pretraining import pretraining_objective
 from bertree.pretraining import recipe as recipes
-from bertree.pretraining.run import pretrain
+from bertree.pretraining.pretrain import pretrain
 from bertree.text import tokenizer_training
 from bertree.text.corpus import Corpus
 from tests.support import runs
@@ -183,8 +182,8 @@ def test_half_needs_no_recipe_and_hugging_face_reads_it(stories: Path, tmp_path:
 
 def test_the_run_is_sized_by_the_text_and_by_what_is_told(teacher: Path, stories: Path) -> None:
     def phase(*overrides: str, epochs: float = 0.0, student: str = "half") -> tuple[int, int, int, int]:
-        recipe = students.find_recipe(student, {"data.store": str(stories)}, overrides)
-        made = students.set_steps(recipe, student, epochs, Store.open(stories), 32)
+        recipe = text_recipe.find_recipe(student, {"data.store": str(stories)}, overrides)
+        made = text_recipe.set_steps(recipe, student, epochs, Store.open(stories), 32)
         only = made.phases[0]
         return only.steps, only.batch_tokens, only.max_length, made.schedule.warmup
 
@@ -196,8 +195,8 @@ def test_the_run_is_sized_by_the_text_and_by_what_is_told(teacher: Path, stories
     assert phase("phases=[{steps=7, batch_tokens=1024, max_length=16}]", "schedule.warmup=2") == (7, 1024, 16, 2)
     assert phase("phases.0={steps=7, batch_tokens=1024, max_length=16}", "schedule.warmup=2") == (7, 1024, 16, 2)
     two = ["phases=[{steps=7, max_length=16}, {steps=3, max_length=32}]", "schedule.warmup=2"]
-    recipe = students.find_recipe("half", {"data.store": str(stories)}, two)
-    assert [one.steps for one in students.set_steps(recipe, "half", 0.0, Store.open(stories), 32).phases] == [7, 3]
+    recipe = text_recipe.find_recipe("half", {"data.store": str(stories)}, two)
+    assert [one.steps for one in text_recipe.set_steps(recipe, "half", 0.0, Store.open(stories), 32).phases] == [7, 3]
     with pytest.raises(UserError, match=r"phases.0.steps says the same"):
         phase("phases=[{steps=7}]", "schedule.warmup=2", epochs=1.0)
     assert phase("phases.0.batch_tokens=512", "schedule.warmup=9", epochs=1.0) == (math.ceil(tokens / 512), 512, 32, 9)

@@ -12,7 +12,7 @@ import torch
 import bertree
 from bertree.batch import IGNORED, Batch, PretrainingLabels
 from bertree.data.store_builder import build_store
-from bertree.distillation.run import distill
+from bertree.distillation.distill import distill
 from bertree.errors import UserError
 from bertree.inference.load import random_model
 from bertree.inference.model import Model

@@ -280,7 +280,7 @@ def test_a_dense_layer_on_a_frozen_encoder_moves_vectors_and_keeps_the_masks(
     from sentence_transformers import SentenceTransformer
 
     start, out = bertree.load(place / "start"), tmp_path / "out"
-    given = ("--loss", "ranking", "epochs=2", "batch=32", "normalize=true", "frozen=true", "dense=32", "lr=1e-2")
+    given = ("--loss", "ranking", "epochs=2", "batch=32", "normalize=true", "frozen=last", "dense=32", "lr=1e-2")
     command.well(*arguments(place, out, "nli", *given))
     found = bertree.load(out / "model")
     assert [(layer.width, layer.activation) for layer in found.vector.dense] == [(32, "identity")]
@@ -293,7 +293,7 @@ def test_a_dense_layer_on_a_frozen_encoder_moves_vectors_and_keeps_the_masks(
     theirs = SentenceTransformer(str(out / "model"), device="cpu")
     assert np.abs(found.embed(texts) - theirs.encode(texts)).max() < 1e-5
     # A run that goes on has the layer that is there.
-    given = ("--loss", "ranking", "epochs=1", "batch=32", "frozen=true", "lr=1e-9")
+    given = ("--loss", "ranking", "epochs=1", "batch=32", "frozen=last", "lr=1e-9")
     command.well(
         *("embeddings", "train", out / "model", "--data", place / "nli", "--out", tmp_path / "on", *SETTINGS, *given)
     )
@@ -301,7 +301,7 @@ def test_a_dense_layer_on_a_frozen_encoder_moves_vectors_and_keeps_the_masks(
 
 
 def test_a_new_dense_layer_changes_no_vector(place: Path, command: Command, tmp_path: Path) -> None:
-    given = ("--loss", "ranking", "epochs=1", "batch=32", "frozen=true", "dense=32", "lr=1e-9")
+    given = ("--loss", "ranking", "epochs=1", "batch=32", "frozen=last", "dense=32", "lr=1e-9")
     command.well(*arguments(place, tmp_path / "out", "nli", *given))
     texts = ["happy boat", "a gloomy road by the river", "Oslo"]
     before, after = bertree.load(place / "start").embed(texts), bertree.load(tmp_path / "out" / "model").embed(texts)

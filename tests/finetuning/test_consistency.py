@@ -9,7 +9,7 @@ import torch
 
 import bertree
 from bertree.errors import UserError
-from bertree.finetuning import outcome
+from bertree.finetuning import evaluate as scores_of
 from bertree.finetuning.tuner import hold_out
 from bertree.tasks import registry
 from tests.support.command import Command
@@ -59,14 +59,14 @@ def test_a_crf_is_known_from_the_network(trained: Trained, command: Command, tmp
 def test_a_seed_that_learned_nothing_never_wins() -> None:
     good = {"diverged": False, "f1": 0.2}
     same = {"diverged": "every prediction is the same", "f1": 0.9}
-    assert outcome.rank(good, "f1") > outcome.rank(same, "f1")
+    assert scores_of.rank(good, "f1") > scores_of.rank(same, "f1")
 
 
 def test_a_tagger_that_says_the_same_of_every_word_is_named() -> None:
     lines = [{"predicted": ["O"] * n, "gold": ["B-X", *["O"] * (n - 1)]} for n in range(2, 30)]
-    assert outcome.degenerate_reason(lines)
+    assert scores_of.degenerate_reason(lines)
     lines[3]["predicted"][0] = "B-X"
-    assert not outcome.degenerate_reason(lines)
+    assert not scores_of.degenerate_reason(lines)
 
 
 def test_fewer_seeds_on_resume_do_not_contradict_the_model(trained: Trained, command: Command, tmp_path: Path) -> None:

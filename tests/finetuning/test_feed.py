@@ -14,8 +14,8 @@ from bertree.tasks.collate import collate
 from bertree.tasks.task import Unit
 from bertree.text.tokenizer import Encoded
 from bertree.train.loop import Loop
-from bertree.train.optim import build_optimizer
-from bertree.train.schedule import TrainingPlan
+from bertree.train.optimizer import build_optimizer
+from bertree.train.schedule import TrainingSchedule
 from tests.support.batches import run_backward
 from tests.support.units import HEADS, OPTIONS, network, regression_network, units
 
@@ -80,7 +80,9 @@ def test_few_shapes_and_little_padding(head: str, regression: bool) -> None:
 
 
 def feed(some: list[Unit], size: int, steps: int, head: str = "sequence", **options: object) -> UnitFeed:
-    return UnitFeed(TrainingPlan([Phase(steps=steps)], ScheduleSettings(warmup=2), 1e-3), some, size, head, **options)
+    return UnitFeed(
+        TrainingSchedule([Phase(steps=steps)], ScheduleSettings(warmup=2), 1e-3), some, size, head, **options
+    )
 
 
 def read(batches: list[Batch]) -> list[tuple[int, ...]]:

@@ -191,7 +191,7 @@ def test_a_degenerate_seed_does_not_stand_for_the_others(
 
 def test_scores_that_lie_close_together_are_not_alike() -> None:
     """What counts is the spread of the gold scores: some scales are small."""
-    from bertree.finetuning.outcome import degenerate_reason
+    from bertree.finetuning.evaluate import degenerate_reason
 
     def lines(said: list[float], asked: list[float]) -> list[dict[str, object]]:
         return [{"predicted": p, "gold": g} for p, g in zip(said, asked, strict=True)]

@@ -16,7 +16,7 @@ import bertree
 from bertree.batch import Batch
 from bertree.errors import UserError
 from bertree.finetuning.feed import ShapeBuckets
-from bertree.finetuning.left_to_right import with_task_tokens
+from bertree.finetuning.job import with_task_tokens
 from bertree.model.architecture import Transformer
 from bertree.model.network import Network, build
 from bertree.objectives.objective import WeightedTerms
@@ -253,7 +253,7 @@ def test_a_language_model_needs_its_head_and_its_states(gpt: Path, command: Comm
     bare = learnable.model(tmp_path / "bare", gpt_tokenizer(), heads={}, attention="causal")
     given = (*KINDS["pair"].options, "--data", data, "--out", tmp_path / "o", *SETTINGS)
     assert "has no language-model head" in command("finetune", bare, *given, "lm=0.5").err
-    assert "the head does not read the states" in command("finetune", gpt, *given, "lm=0.5", "lstm=8").err
+    assert "the head does not read the last hidden states" in command("finetune", gpt, *given, "lm=0.5", "lstm=8").err
     assert "train.lm: must not be negative" in command("finetune", gpt, *given, "lm=-1").err
     command.well("finetune", gpt, *given, "epochs=0.2", "lstm=8")
 

@@ -98,7 +98,7 @@ FINETUNE: dict[str, tuple[Files, str, str]] = {
     "layers": (CSV, "--task classification --frozen lst", "did you mean 'last'"),
     "too few layers": (CSV, "--task classification --frozen concat-last-four", "needs 4 layers, but the encoder"),
     "crf": (CSV, "--task classification crf=true", "crf: chooses the tags of words, but classification has none"),
-    "crf by its section": (SQUAD, "--task squad top.crf=true", "crf: chooses the tags of words, but squad has none"),
+    "crf by its section": (SQUAD, "--task squad readout.crf=true", "crf: chooses the tags of words, but squad"),
     "length": (CSV, "--task classification max_length=65", "max_length 65: the model has only 64 positions"),
     "short": (CSV, "--task classification max_length=2", "leaves no room for text"),
     "columns of a known task": (CSV, "--task sst-2 --text body", "--text: sst-2 has its own columns"),

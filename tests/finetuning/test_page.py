@@ -11,8 +11,8 @@ import pytest
 from bertree.errors import BertreeWarning
 from bertree.files.formats import Json
 from bertree.finetuning.evaluate import evaluate
-from bertree.finetuning.page.page import finetuning_page, write_page
-from bertree.finetuning.run import finetune
+from bertree.finetuning.finetune import finetune
+from bertree.finetuning.page import finetuning_page, write_page
 from bertree.report.tables import Piece, around, clip, start_of
 from bertree.tasks.registry import make_task
 from bertree.tasks.task import Task

@@ -13,8 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bertree.objectives.supervised import supervised_objective
-from bertree.objectives.task_labels import TaskLabels
+from bertree.objectives.supervised import TaskLabels, supervised_objective
 from tests.support.parity import batch_of, gradients, load, peer, round_trip
 from tests.support.xlnet import draw_orders, masks_of, with_order
 

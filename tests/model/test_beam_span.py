@@ -12,8 +12,7 @@ from bertree.batch import Batch
 from bertree.model.architecture import Transformer
 from bertree.model.heads import STARTS, BeamSpanHead, Grid
 from bertree.model.network import Network, build
-from bertree.objectives.supervised import supervised_objective
-from bertree.objectives.task_labels import TaskLabels
+from bertree.objectives.supervised import TaskLabels, supervised_objective
 
 LENGTHS = [16, 9, 23, 12]
 FIRST = [5, 3, 9, 4]  # where each context begins; the last token of all stands for "no answer", the one before ends it

@@ -10,7 +10,7 @@ from bertree.errors import UserError
 from bertree.model.architecture import Transformer
 from bertree.model.network import Network, build
 from bertree.model.readout import DEPTHS, Readout
-from bertree.train.optim import build_optimizer
+from bertree.train.optimizer import build_optimizer
 
 SMALL = {"vocab_size": 60, "width": 16, "heads": 2, "layers": 5, "max_positions": 32, "init_std": 0.3}
 HEADS = {"sequence": 3, "token": 4, "span": 2, "choice": 1}

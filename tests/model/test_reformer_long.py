@@ -10,7 +10,7 @@ from bertree.batch import Batch
 from bertree.model.architecture import Transformer
 from bertree.model.network import build_encoder
 from bertree.model.transformer import TransformerEncoder
-from bertree.train.device import set_deterministic
+from bertree.train.device_setup import set_deterministic
 
 LENGTHS = [4096, 7, 1500, 64]
 AXES = {

@@ -286,21 +286,21 @@ def test_how_a_step_is_cut_changes_nothing() -> None:
     """Sums are divided by the counts of the whole step, of each term its own."""
     from bertree.config.sections import OptimSettings, Phase, ScheduleSettings
     from bertree.train.loop import Loop
-    from bertree.train.optim import build_optimizer
-    from bertree.train.schedule import TrainingPlan
+    from bertree.train.optimizer import build_optimizer
+    from bertree.train.schedule import TrainingSchedule
 
     some = asked("sequence", False, 12, 3)
     some = [one._replace(soft=rows([0.1, 0.2, 0.4]) if one.soft is None else one.soft) for one in some]
     norms = []
     for limit in (0, 30):
         made = network()
-        plan = TrainingPlan([Phase(steps=1)], ScheduleSettings(), 1e-3)
+        schedule = TrainingSchedule([Phase(steps=1)], ScheduleSettings(), 1e-3)
         loop = Loop(
             made,
             task_distillation_objective("sequence", False, "soft", 0.4, 2.0),
             build_optimizer(made, OptimSettings()),
         )
-        step = UnitFeed(plan, some, 12, "sequence", limit=limit)[0]
+        step = UnitFeed(schedule, some, 12, "sequence", limit=limit)[0]
         assert (len(step.batches) > 1) == (limit > 0)
         result = loop.step(step)
         norms.append((result.norm, result.loss, result.losses["hard"], result.losses["soft"]))

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bertree.batch import Batch
-from bertree.objectives.divergences import (
+from bertree.objectives.distill_task import (
     cosine_distance,
     divergence,
     normalized_squared_distance,

@@ -10,9 +10,14 @@ from bertree.batch import IGNORED
 from bertree.errors import UserError
 from bertree.model.heads import PairClassifier, parse_concat
 from bertree.objectives import embedding_losses
-from bertree.objectives.embedding import embedding_objective
+from bertree.objectives.embedding import (
+    DISTANCE_FUNCTIONS,
+    cosine_errors,
+    embedding_objective,
+    ranking_errors,
+    triplet_errors,
+)
 from bertree.objectives.embedding_losses import CosineLoss, EmbeddingLoss, RankingLoss, SoftmaxLoss, TripletLoss
-from bertree.objectives.embedding_math import DISTANCE_FUNCTIONS, cosine_errors, ranking_errors, triplet_errors
 
 COUNT, WIDTH = 7, 12
 

@@ -19,13 +19,13 @@ from bertree.model.presets import preset
 from bertree.objectives.pretraining import pretraining_objective
 from bertree.pretraining import build as assembly
 from bertree.pretraining import recipe
-from bertree.pretraining.run import pretrain
-from bertree.train.device import Placement
+from bertree.pretraining.pretrain import pretrain
+from bertree.train.device_setup import DeviceSetup
 from bertree.train.feed import StreamFeed
 from bertree.train.held_out import evaluate_held_out
 from bertree.train.loop import Loop
-from bertree.train.optim import build_optimizer
-from bertree.train.schedule import TrainingPlan
+from bertree.train.optimizer import build_optimizer
+from bertree.train.schedule import TrainingSchedule
 from tests.support.memory_store import memory_store
 
 pytestmark = pytest.mark.train
@@ -50,12 +50,12 @@ def learn(memory: int, steps: int = 120) -> float:
     a = preset(given.model["preset"]).architecture.with_values(given.axes | {"vocab_size": train.vocab_size})
     torch.manual_seed(0)
     network = build(a, {"mask": 0})
-    plan = TrainingPlan(given.phases, given.schedule, given.optim.lr)
-    feed = assembly.build_feed(given, plan, train, Placement.from_settings(given.run), a)
+    schedule = TrainingSchedule(given.phases, given.schedule, given.optim.lr)
+    feed = assembly.build_feed(given, schedule, train, DeviceSetup.from_settings(given.run), a)
     objective = pretraining_objective(**given.objective)
     loop = Loop(network, objective, build_optimizer(network, given.optim), clip=given.optim.clip)
     loop.run(feed.steps_from(0))
-    assert bool(loop.carried.tensors()) == bool(memory)
+    assert bool(loop.memories.tensors()) == bool(memory)
     stream = assembly.held_out_lanes(given, held, given.phases[0])
     assert stream.steps_per_epoch > 10
     return evaluate_held_out(network, objective, stream, 10**6, loop.autocast)["mlm"]
@@ -125,7 +125,7 @@ def test_batches_of_a_compiled_run_have_one_shape(masking: str) -> None:
     assert assembly.can_be_compiled(given.data, store)
     phases = [Phase(400, 16, 96 * 16)]
     stream = LaneStream(store, lanes=96, length=16, fixed=True, masking=masking, backward=masking != "next")
-    feed = StreamFeed(TrainingPlan(phases, given.schedule, 1e-3), [[stream]], fixed=True)
+    feed = StreamFeed(TrainingSchedule(phases, given.schedule, 1e-3), [[stream]], fixed=True)
     assert stream.steps_per_epoch < 350
     shapes, predicted = set(), set()
     for number in range(0, 400, 7):

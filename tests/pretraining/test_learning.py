@@ -21,11 +21,11 @@ from bertree.objectives.pretraining import pretraining_objective
 from bertree.pretraining import build as assembly
 from bertree.pretraining import recipe
 from bertree.pretraining.recipe import Recipe
-from bertree.train.device import Placement
+from bertree.train.device_setup import DeviceSetup
 from bertree.train.held_out import evaluate_held_out
 from bertree.train.loop import Loop
-from bertree.train.optim import build_optimizer
-from bertree.train.schedule import TrainingPlan
+from bertree.train.optimizer import build_optimizer
+from bertree.train.schedule import TrainingSchedule
 from tests.support.memory_store import memory_store
 
 pytestmark = pytest.mark.train
@@ -39,8 +39,8 @@ TINY = ("bert-base-tiny", "roberta-base-tiny", "albert-base-tiny")
 def learn(given: Recipe, train: Store, steps: int) -> tuple[Loop, list[float]]:
     """The first steps of a recipe, and the loss of each."""
     contents = assembly.build_model(given, train)
-    plan = TrainingPlan(given.phases, given.schedule, given.optim.lr)
-    feed = assembly.build_feed(given, plan, train, Placement.from_settings(given.run), contents.architecture)
+    schedule = TrainingSchedule(given.phases, given.schedule, given.optim.lr)
+    feed = assembly.build_feed(given, schedule, train, DeviceSetup.from_settings(given.run), contents.architecture)
     loop = Loop(
         contents.network,
         pretraining_objective(**given.objective),
@@ -113,8 +113,8 @@ def tried(family: str, documents: Callable[[int, int], list[list[list[int]]]], *
     a = preset(given.model["preset"]).architecture.with_values(axes | {"vocab_size": 40})
     torch.manual_seed(0)
     network = build(a, {"mask": 0, "pair": 0} if given.objective["nsp"] or given.objective["sop"] else {"mask": 0})
-    plan = TrainingPlan(given.phases, given.schedule, given.optim.lr)
-    feed = assembly.build_feed(given, plan, train, Placement.from_settings(given.run), a)
+    schedule = TrainingSchedule(given.phases, given.schedule, given.optim.lr)
+    feed = assembly.build_feed(given, schedule, train, DeviceSetup.from_settings(given.run), a)
     objective = pretraining_objective(**given.objective)
     loop = Loop(network, objective, build_optimizer(network, given.optim), clip=1.0)
     loop.run(feed.steps_from(0))

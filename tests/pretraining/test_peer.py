@@ -19,8 +19,8 @@ from bertree.model.presets import preset
 from bertree.objectives.pretraining import pretraining_objective
 from bertree.train.feed import StepBatches
 from bertree.train.loop import Loop
-from bertree.train.optim import Lamb, build_optimizer
-from bertree.train.schedule import TrainingPlan
+from bertree.train.optimizer import Lamb, build_optimizer
+from bertree.train.schedule import TrainingSchedule
 
 STEPS = 50
 MEMBERS = {
@@ -91,10 +91,10 @@ def test_the_first_fifty_losses(family: str, optimizer: str, token_store: Path, 
     peer = made(groups, lr=rate, betas=(0.9, 0.98), eps=1e-6)
     settings = OptimSettings(name=optimizer, lr=rate, betas=(0.9, 0.98), eps=1e-6, weight_decay=0.01)
     loop = Loop(network, pretraining_objective(**weights), build_optimizer(network, settings), clip=1.0)
-    plan = TrainingPlan([Phase(STEPS)], ScheduleSettings(warmup=10), rate)
+    schedule = TrainingSchedule([Phase(STEPS)], ScheduleSettings(warmup=10), rate)
     stream = Stream(store, format=format_, masking=masking, batch_tokens=512, max_length=48)
     differences, losses = [], []
-    for update in plan.updates:
+    for update in schedule.updates:
         work = StepBatches(update, [stream[update.number]], 0.0)
         if family == "roberta":
             work.batches[0].ids[work.batches[0].ids == 1] = 6

@@ -15,11 +15,11 @@ from bertree.model.presets import preset
 from bertree.objectives.pretraining import pretraining_objective
 from bertree.pretraining import build as assembly
 from bertree.pretraining import recipe
-from bertree.pretraining.run import pretrain
-from bertree.train.device import Placement
+from bertree.pretraining.pretrain import pretrain
+from bertree.train.device_setup import DeviceSetup
 from bertree.train.loop import Loop
-from bertree.train.optim import build_optimizer
-from bertree.train.schedule import TrainingPlan
+from bertree.train.optimizer import build_optimizer
+from bertree.train.schedule import TrainingSchedule
 from tests.support.batches import axes_of
 from tests.support.corpora import FIRST, SPECIAL
 from tests.support.learnable import one_thread
@@ -103,8 +103,8 @@ def test_learns_what_only_both_sides_can_tell() -> None:
     a = preset(given.model["preset"]).architecture.with_values(given.axes | {"vocab_size": train.vocab_size})
     torch.manual_seed(0)
     network = build(a, {"mask": 0})
-    plan = TrainingPlan(given.phases, given.schedule, given.optim.lr)
-    feed = assembly.build_feed(given, plan, train, Placement.from_settings(given.run), a)
+    schedule = TrainingSchedule(given.phases, given.schedule, given.optim.lr)
+    feed = assembly.build_feed(given, schedule, train, DeviceSetup.from_settings(given.run), a)
     objective = pretraining_objective(**given.objective)
     with one_thread():
         Loop(network, objective, build_optimizer(network, given.optim), clip=given.optim.clip).run(feed.steps_from(0))

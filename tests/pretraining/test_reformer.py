@@ -8,11 +8,10 @@ import torch
 from benchmarks import duplication
 from bertree.config.sections import OptimSettings
 from bertree.objectives.pretraining import pretraining_objective
+from bertree.train.cuda_graph import CudaGraphRecorder
 from bertree.train.feed import StepBatches
 from bertree.train.loop import Loop
-from bertree.train.optim import build_optimizer
-from bertree.train.steps.cuda_graph import CudaGraphLaunch
-from bertree.train.steps.eager import EagerLaunch
+from bertree.train.optimizer import build_optimizer
 from tests.support.learnable import one_thread
 
 pytestmark = pytest.mark.train
@@ -29,7 +28,7 @@ def loss_of_a_step(seed: int, step: int) -> tuple[float, float]:
     objective = pretraining_objective(mlm=1.0)
     loop = Loop(network, objective, build_optimizer(network, OptimSettings()), clip=1.0, seed=seed)
     feed = duplication.DuplicationFeed(10, 1e-3, 8, SMALL.length, 0)
-    result = loop.step(StepBatches(feed.plan.updates[step], feed[0].batches, 0.0))
+    result = loop.step(StepBatches(feed.schedule.updates[step], feed[0].batches, 0.0))
     return result.loss, result.norm
 
 
@@ -64,7 +63,7 @@ def test_recorded_and_compiled_steps_are_those_of_the_loop_on_cuda(rounds: str) 
             build_optimizer(network, OptimSettings(), capturable=recorded),
             bf16=True,
             compiled=name == "compiled",
-            launch=CudaGraphLaunch if recorded else EagerLaunch,
+            recorder=CudaGraphRecorder if recorded else None,
         )
         feed = duplication.DuplicationFeed(5, 1e-3, 8, given.length, 0)
         losses[name] = [loop.step(feed[number]).loss for number in range(5)]

@@ -75,7 +75,7 @@ def documented() -> list[str]:
     found = []
     for text in said:
         joined = re.sub(r"(`bertree [^`]*`)", lambda match: " ".join(match[0].split()), text)
-        found += re.findall(r"bertree (?:pretrain|recipe show) [^`\n#\[]*(?:\[\{[^`\n#]*)?", joined)
+        found += re.findall(r"bertree (?:pretrain|recipe show) (?:'[^'\n]*'|[^`\n#\[])*(?:\[\{[^`\n#]*)?", joined)
     return sorted({line.strip() for line in found if len(line.split()) > 2})
 
 

@@ -24,8 +24,8 @@ from bertree.embeddings import correlation
 from bertree.embeddings.page import EncoderScores, evaluation_page
 from bertree.embeddings.sts import PairPart, PairSet
 from bertree.files.formats import Json
-from bertree.finetuning.page.page import finetuning_page
-from bertree.inference.run import Run
+from bertree.finetuning.page import finetuning_page
+from bertree.inference.trained_run import Run
 from bertree.report.comparison import Comparison, ModelCosts, Speed
 from bertree.report.comparison_page import comparison_page
 from bertree.report.run_page import run_page

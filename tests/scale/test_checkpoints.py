@@ -23,10 +23,10 @@ from bertree.scale.launch import Launch
 from bertree.scale.local_shards import whole_tensors
 from bertree.scale.split import parameter_layouts
 from bertree.scale.world import World, join
-from bertree.train.checkpoints import files, folder
-from bertree.train.checkpoints.contents import Checkpoint, check_optimizer_state, restore
-from bertree.train.checkpoints.folder import CheckpointFolder
-from bertree.train.keep.best_weights import KeepBestWeights
+from bertree.train.checkpoints import checkpoint as folder
+from bertree.train.checkpoints import files
+from bertree.train.checkpoints.checkpoint import Checkpoint, CheckpointFolder, check_optimizer_state, restore
+from bertree.train.keep import KeepBestWeights
 from tests.support.ranks import run_ranks, start_ranks
 from tests.support.spread import MESHES, different, spread, state_of, trained
 
@@ -106,7 +106,7 @@ def take_best_back(
     network, _ = into
     forget(*into)
     loop: Any = SimpleNamespace(network=network)
-    keep = KeepBestWeights(loop, dict, "accuracy", (), 0)
+    keep = KeepBestWeights(loop=loop, evaluate=dict, metric="accuracy", evaluations=(), patience=0)
     saved = replace(checkpoint, extra={"best": {"step": STEP, "score": 0.5, "waited": 0}})
     keep.check(saved)
     keep.resume(saved)

@@ -46,7 +46,7 @@ STUDENTS = {
 
 @pytest.fixture(scope="module")
 def teacher(token_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from bertree.pretraining.run import pretrain
+    from bertree.pretraining.pretrain import pretrain
 
     folder = tmp_path_factory.mktemp("teacher")
     (folder / "teacher.toml").write_text(TEACHER)
@@ -120,5 +120,5 @@ def test_a_task_is_learned_from_a_teacher_on_two_ranks_as_on_one_device(
 def test_a_sharded_student_is_refused(teacher: Path, token_store: Path, tmp_path: Path, command: Command) -> None:
     said = command(*on_text(teacher, token_store, tmp_path / "out", "with a cache", "scale.zero=3"))
     assert said.code == 2
-    assert "scale.zero: a student is whole on every rank" in said.err
+    assert "scale.zero: every rank has a full copy of a student" in said.err
     assert not (tmp_path / "out").exists()

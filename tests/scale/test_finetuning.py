@@ -42,7 +42,7 @@ def assert_near(out: Path, other: Path) -> None:
     assert worst[0] < NEAR, worst
 
 
-@pytest.mark.parametrize("more", [(), ("micro_tokens=50",), ("top.frozen=true",)], ids=" ".join)
+@pytest.mark.parametrize("more", [(), ("micro_tokens=50",), ("frozen=last",)], ids=" ".join)
 def test_two_ranks_learn_what_one_device_learns(
     more: tuple[str, ...], trained: Trained, data: Path, tmp_path: Path, command: Command
 ) -> None:

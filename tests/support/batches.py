@@ -10,8 +10,7 @@ from bertree.model.architecture import Architecture, Transformer
 from bertree.model.network import Network, build
 from bertree.train.feed import StepBatches
 from bertree.train.loop import Loop
-from bertree.train.schedule import PlannedStep
-from bertree.train.steps.eager import EagerLaunch
+from bertree.train.schedule import ScheduledStep
 
 VOCAB = 50
 
@@ -74,14 +73,13 @@ def joined(batches: list[Batch]) -> Batch:
 
 def make_step(*batches: Batch, number: int = 0, lr: float = 1e-3) -> StepBatches:
     """A step over them."""
-    return StepBatches(PlannedStep(number, 0, number, 1, lr), batches, 0.0)
+    return StepBatches(ScheduledStep(number, 0, number, 1, lr), batches, 0.0)
 
 
 def run_backward(loop: Loop, step_batches: StepBatches) -> tuple[dict[str, torch.Tensor], dict[str, int]]:
     """Leave the gradients of a step in the parameters, without the optimizer's step; return sums and counts."""
-    assert isinstance(loop.launch, EagerLaunch)
-    counts = loop.learner.counts(step_batches.batches)
-    return loop.launch.gradients(step_batches, counts), counts
+    counts = loop.count_targets(step_batches)
+    return loop.compute_gradients(step_batches, counts), counts
 
 
 def axes_of(holder: Any) -> Any:

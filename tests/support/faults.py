@@ -36,12 +36,12 @@ def plant(faults: str) -> None:
             number = signal.SIGKILL if name == "kill" else int(numbers.pop(0))
             _send_signal(number, int(numbers[0]), float(numbers[1]) / 1000)
         elif name == "measure":
-            from bertree.pretraining import minutes
+            from bertree.pretraining import time_budget as minutes
 
             minutes.SECONDS = float(numbers[0])
             minutes.measure = partial(_measure, minutes.measure, float(numbers[1]))
         elif name == "pause":
-            from bertree.train.keep import best_weights
+            from bertree.train import keep as best_weights
 
             best_weights.PAUSE = float(numbers[0])
         elif name == "window":
@@ -104,7 +104,8 @@ def _send_signal(number: int, steps: int, seconds: float) -> None:
 
 def _exit_in_save(stage: str, count: int) -> None:
     """Exit at the count-th time that a stage of saving is reached."""
-    from bertree.train.checkpoints import files, folder
+    from bertree.train.checkpoints import checkpoint as folder
+    from bertree.train.checkpoints import files
 
     left = count
 

@@ -20,10 +20,10 @@ from bertree.scale.distribute import distribute
 from bertree.scale.launch import Launch
 from bertree.scale.local_shards import whole_tensors
 from bertree.scale.world import World, join
-from bertree.train.device import Placement
+from bertree.train.device_setup import DeviceSetup
 from bertree.train.loop import Loop
-from bertree.train.optim import build_optimizer
-from bertree.train.schedule import TrainingPlan
+from bertree.train.optimizer import build_optimizer
+from bertree.train.schedule import TrainingSchedule
 from tests.support import runs
 
 STEPS = 8
@@ -86,9 +86,9 @@ def train(case: Case, store: Path, folder: Path, world: World, steps: int = STEP
     recipe = recipe_of(case, folder)
     text, _ = build.open_stores(recipe.data.__class__(**vars(recipe.data) | {"store": str(store)}))
     contents = build.build_model(recipe, text)
-    machine = Placement(torch.device("cpu"), False, False)
-    plan = TrainingPlan(recipe.phases, recipe.schedule, recipe.optim.lr)
-    feed = build.build_feed(recipe, plan, text, machine, contents.architecture, world=world)
+    machine = DeviceSetup(torch.device("cpu"), False, False)
+    schedule = TrainingSchedule(recipe.phases, recipe.schedule, recipe.optim.lr)
+    feed = build.build_feed(recipe, schedule, text, machine, contents.architecture, world=world)
     options = {name: value for name, value in case.scale.items() if name in ("zero", "sequence_parallel")}
     distribution = distribute(contents.network, world, recompute=recipe.run.recompute, **options)
     loop = Loop(
@@ -99,7 +99,7 @@ def train(case: Case, store: Path, folder: Path, world: World, steps: int = STEP
         seed=recipe.run.seed,
         distribution=distribution,
     )
-    losses = [loop.step(feed[number]).loss for number in range(min(steps, len(plan)))]
+    losses = [loop.step(feed[number]).loss for number in range(min(steps, len(schedule)))]
     return losses, contents.network
 
 

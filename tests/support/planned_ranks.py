@@ -21,7 +21,7 @@ from bertree.scale.gradients import local, sum_whole_gradients
 from bertree.scale.launch import Launch
 from bertree.scale.plan.memory import Mesh, MicroBatch
 from bertree.scale.world import join
-from bertree.train.optim import build_optimizer
+from bertree.train.optimizer import build_optimizer
 from tests.support.processes import PATIENCE, PROCESSES
 from tests.support.tensor_parallel import make_batches
 

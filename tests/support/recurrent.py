@@ -23,10 +23,10 @@ from bertree.objectives.pretraining import pretraining_objective
 from bertree.pretraining.recipe import Recipe
 from bertree.train.feed import StreamFeed
 from bertree.train.held_out import evaluate_held_out
-from bertree.train.keep.newest_and_best import KeepNewestAndBest
+from bertree.train.keep import KeepNewestAndBest
 from bertree.train.loop import Loop, StepResult
-from bertree.train.optim import build_optimizer
-from bertree.train.schedule import TrainingPlan
+from bertree.train.optimizer import build_optimizer
+from bertree.train.schedule import TrainingSchedule
 from bertree.train.session import Session
 from tests.support.memory_store import memory_store
 
@@ -93,7 +93,7 @@ def make_store(seed: int = 0, documents: int = 40) -> Store:
 def make_feed(store: Store, micro: int = 2, lanes: int = 4, length: int = 16, documents: bool = False) -> StreamFeed:
     """Two phases of different lengths; some steps read two batches."""
     phases = [Phase(FIRST, length, 64), Phase(STEPS - FIRST, length // 2, 32)]
-    plan = TrainingPlan(phases, ScheduleSettings(warmup=2, growth=2), 1e-2)
+    schedule = TrainingSchedule(phases, ScheduleSettings(warmup=2, growth=2), 1e-2)
     streams = [
         [
             LaneStream(store, lanes=lanes, length=phase.max_length, documents=documents, rank=rank, world=micro)
@@ -101,7 +101,7 @@ def make_feed(store: Store, micro: int = 2, lanes: int = 4, length: int = 16, do
         ]
         for phase in phases
     ]
-    return StreamFeed(plan, streams)
+    return StreamFeed(schedule, streams)
 
 
 def make_loop(dropout: float = 0.1, device: str = "cpu") -> Loop:
@@ -128,6 +128,16 @@ def train(out: Path, resume: bool = False, signal_at: int = 0, number: int = sig
 
     out.mkdir(exist_ok=True)
     settings = RunSettings(device="cpu", log_every=1, eval_every=1, save_every=3)
-    keep = KeepNewestAndBest(out, loop, 2, 1, evaluate, list, write_model)
+    keep = KeepNewestAndBest(
+        out=out,
+        loop=loop,
+        checkpoints=2,
+        eval_every=1,
+        evaluate=evaluate,
+        samples=list,
+        write_model=write_model,
+    )
     identity = {"text": store.fingerprint} | feed.streams[0][0].identity
-    return Session(out, as_toml(Recipe()), loop, feed, settings, identity, keep).run(resume, [])
+    return Session(
+        out=out, recipe=as_toml(Recipe()), loop=loop, feed=feed, settings=settings, identity=identity, keep=keep
+    ).run(resume, [])

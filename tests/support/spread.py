@@ -14,7 +14,7 @@ from bertree.scale.distribute import put_sharding
 from bertree.scale.gradients import local
 from bertree.scale.split import Split, split_layouts
 from bertree.scale.world import World
-from bertree.train.optim import build_optimizer
+from bertree.train.optimizer import build_optimizer
 from tests.support import batches
 
 MESHES: dict[str, dict[str, int]] = {

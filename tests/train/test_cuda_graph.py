@@ -16,13 +16,12 @@ from bertree.objectives.pretraining import pretraining_objective
 from bertree.objectives.supervised import supervised_objective
 from bertree.tasks.collate import logit_rows
 from bertree.tasks.task import Unit
-from bertree.train.device import set_deterministic
+from bertree.train.cuda_graph import CudaGraphRecorder
+from bertree.train.device_setup import set_deterministic
 from bertree.train.feed import StepBatches, StreamFeed
-from bertree.train.loop import Loop
-from bertree.train.optim import build_optimizer
-from bertree.train.schedule import TrainingPlan
-from bertree.train.steps.cuda_graph import CudaGraphLaunch
-from bertree.train.steps.eager import EagerLaunch, StepLaunch
+from bertree.train.loop import Loop, StepRecorder
+from bertree.train.optimizer import build_optimizer
+from bertree.train.schedule import TrainingSchedule
 from tests.support.memory_store import memory_store
 from tests.support.units import CLASSES, HEADS, OPTIONS, network, regression_network, units
 
@@ -38,25 +37,25 @@ def with_teacher(unit: Unit, head: str) -> Unit:
 
 
 def works(head: str, regression: bool, soft: bool = False) -> list[StepBatches]:
-    plan = TrainingPlan([Phase(steps=STEPS)], ScheduleSettings(warmup=5), 1e-3)
+    schedule = TrainingSchedule([Phase(steps=STEPS)], ScheduleSettings(warmup=5), 1e-3)
     some = [unit for unit in units(head, 60, 0, regression) if unit.answer is not None]
     some = [with_teacher(unit, head) for unit in some] if soft else some
     shapes = ShapeBuckets(head, SIZE, OPTIONS if head == "choice" else 1)
-    feed = UnitFeed(plan, some, SIZE, head, regression=regression, shapes=shapes)
+    feed = UnitFeed(schedule, some, SIZE, head, regression=regression, shapes=shapes)
     # Replay reads the rate from the GPU, in fp32: one that fp32 cannot hold would be another rate.
-    rates = [torch.tensor(update.lr).item() for update in plan.updates]
+    rates = [torch.tensor(update.lr).item() for update in schedule.updates]
     steps = (feed[number] for number in range(STEPS))
     return [replace(work, update=replace(work.update, lr=lr)) for work, lr in zip(steps, rates, strict=True)]
 
 
-def made(launch: type[StepLaunch], head: str, regression: bool, half: bool) -> Loop:
+def made(recorder: type[StepRecorder] | None, head: str, regression: bool, half: bool) -> Loop:
     net: Network = (regression_network if regression else network)(**DROPOUT).to("cuda")
     mover = build_optimizer(net, OptimSettings(lr=1e-3), capturable=True)
-    return Loop(net, supervised_objective(head, regression), mover, clip=1.0, seed=3, bf16=half, launch=launch)
+    return Loop(net, supervised_objective(head, regression), mover, clip=1.0, seed=3, bf16=half, recorder=recorder)
 
 
 def state(loop: Loop) -> list[torch.Tensor]:
-    moments = [value for p in loop.learner.trainable for value in loop.optimizer.state[p].values()]
+    moments = [value for _, p in loop.trainable for value in loop.optimizer.state[p].values()]
     return [p.detach().cpu() for p in loop.network.parameters()] + [value.cpu() for value in moments]
 
 
@@ -66,7 +65,7 @@ def state(loop: Loop) -> list[torch.Tensor]:
 def test_the_same_bytes_as_step_by_step(head: str, regression: bool, half: bool) -> None:
     set_deterministic(True)
     steps = works(head, regression)
-    one, other = made(EagerLaunch, head, regression, half), made(CudaGraphLaunch, head, regression, half)
+    one, other = made(None, head, regression, half), made(CudaGraphRecorder, head, regression, half)
     losses: list[list[float]] = [[], []]
     for loop, seen in zip((one, other), losses, strict=True):
         loop.run(steps, [lambda result, seen=seen: seen.append(result.loss)])
@@ -82,10 +81,10 @@ def test_labels_of_a_teacher_reach_the_recording(head: str) -> None:
     set_deterministic(True)
     objective = task_distillation_objective(head, False, "soft", 0.3, 2.0)
     found = []
-    for launch in (EagerLaunch, CudaGraphLaunch):
+    for recorder in (None, CudaGraphRecorder):
         net = network(**DROPOUT).to("cuda")
         optimizer = build_optimizer(net, OptimSettings(lr=1e-3), capturable=True)
-        loop = Loop(net, objective, optimizer, clip=1.0, seed=3, launch=launch)
+        loop = Loop(net, objective, optimizer, clip=1.0, seed=3, recorder=recorder)
         losses: list[float] = []
         loop.run(works(head, False, soft=True), [lambda result, losses=losses: losses.append(result.loss)])
         found.append((losses, state(loop)))
@@ -97,7 +96,7 @@ def test_labels_of_a_teacher_reach_the_recording(head: str) -> None:
 @cuda
 def test_a_bad_step_moves_nothing_and_recording_moves_nothing() -> None:
     set_deterministic(True)
-    loop = made(CudaGraphLaunch, "sequence", False, False)
+    loop = made(CudaGraphRecorder, "sequence", False, False)
     steps = works("sequence", False)
     loop.step(steps[0])
     before = state(loop)
@@ -120,21 +119,23 @@ def test_replayed_steps_of_pretraining_give_the_same_bytes(optimizer: str) -> No
     documents = [[draw.integers(10, 400, size).tolist()] for size in draw.integers(20, 90, 300)]
     store = memory_store(documents, vocab_size=400, special={"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4})
     phases = [Phase(6, 32, 1024), Phase(6, 64, 1024)]
-    plan = TrainingPlan(phases, ScheduleSettings("constant"), 2.0**-10)
+    schedule = TrainingSchedule(phases, ScheduleSettings("constant"), 2.0**-10)
     streams = [
         [Stream(store, format="full-sentences", masking="token", batch_tokens=1024, max_length=length, fixed=True)]
         for length in (32, 64)
     ]
     found = []
-    for launch in (EagerLaunch, CudaGraphLaunch):
+    for recorder in (None, CudaGraphRecorder):
         torch.manual_seed(0)
         torch._dynamo.reset()
         sizes = {"vocab_size": 400, "width": 64, "layers": 2, "heads": 2, "ffn_width": 96, "dropout": 0.1}
         net = build(preset("modernbert-base").architecture.with_values(sizes), {"mask": 0}).to("cuda")
         mover = build_optimizer(net, OptimSettings(name=optimizer, lr=2.0**-10), capturable=True)
-        loop = Loop(net, pretraining_objective(mlm=1.0), mover, clip=1.0, bf16=True, compiled=True, launch=launch)
+        loop = Loop(net, pretraining_objective(mlm=1.0), mover, clip=1.0, bf16=True, compiled=True, recorder=recorder)
         losses: list[float] = []
-        loop.run(StreamFeed(plan, streams, fixed=True).steps_from(0), [lambda r, losses=losses: losses.append(r.loss)])
+        loop.run(
+            StreamFeed(schedule, streams, fixed=True).steps_from(0), [lambda r, losses=losses: losses.append(r.loss)]
+        )
         found.append((losses, state(loop)))
     assert found[0][0] == found[1][0]
     assert len(set(found[0][0])) == 12

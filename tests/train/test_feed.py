@@ -17,8 +17,8 @@ from bertree.objectives.pretraining import pretraining_objective
 from bertree.pretraining import build, recipe
 from bertree.train.feed import FixedShape, StreamFeed
 from bertree.train.loop import Loop, StepResult, StopTraining
-from bertree.train.optim import build_optimizer
-from bertree.train.schedule import TrainingPlan
+from bertree.train.optimizer import build_optimizer
+from bertree.train.schedule import TrainingSchedule
 from tests.support.batches import axes_of, fresh, make_step, run_backward
 from tests.support.corpora import same
 
@@ -45,13 +45,13 @@ def feeding() -> list[threading.Thread]:
 
 @pytest.fixture
 def feed(token_store: Path) -> StreamFeed:
-    plan = TrainingPlan([Phase(6, 32), Phase(5, 64)], ScheduleSettings(growth=4), 1.0)
-    return StreamFeed(plan, [streams(token_store), streams(token_store, 64, seed=1)])
+    schedule = TrainingSchedule([Phase(6, 32), Phase(5, 64)], ScheduleSettings(growth=4), 1.0)
+    return StreamFeed(schedule, [streams(token_store), streams(token_store, 64, seed=1)])
 
 
 def test_the_steps_are_the_plans(feed: StreamFeed) -> None:
     made = list(feed.steps_from(0))
-    assert [step.update for step in made] == feed.plan.updates
+    assert [step.update for step in made] == feed.schedule.updates
     assert not feeding()
     for step in made:
         reading = feed.streams[step.update.phase]
@@ -60,7 +60,7 @@ def test_the_steps_are_the_plans(feed: StreamFeed) -> None:
         assert all(same(one, other) for one, other in zip(step.batches, expected, strict=True))
     assert any(step.update.batches > 1 for step in made)
     assert all(a.epoch < b.epoch for a, b in pairwise(made))
-    for first in (1, len(feed.plan) - 1, len(feed.plan)):
+    for first in (1, len(feed.schedule) - 1, len(feed.schedule)):
         again = list(feed.steps_from(first))
         assert len(again) == len(made) - first
         for one, other in zip(again, made[first:], strict=True):
@@ -149,7 +149,7 @@ def test_a_compiled_step_is_compiled_once(token_store: Path) -> None:
     counter = CompileCounterWithBackend("aot_eager")
     batches = [shape(stream[place]) for place in range(3) for stream in reading]
     plain = [loop.step(make_step(*batches[n : n + 2], lr=0.0)).loss for n in (0, 2, 4)]
-    loop.learner.compute = torch.compile(objective, dynamic=False, backend=counter)
+    loop.compute = torch.compile(objective, dynamic=False, backend=counter)
     compiled = [loop.step(make_step(*batches[n : n + 2], lr=0.0)).loss for n in (0, 2, 4)]
     assert compiled == pytest.approx(plain, rel=1e-5)
     assert counter.frame_count == 1

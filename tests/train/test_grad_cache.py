@@ -21,14 +21,12 @@ from bertree.tasks.similarity.read import SentenceExample
 from bertree.tasks.similarity.task import SimilarityTask
 from bertree.tasks.task import Unit
 from bertree.text.tokenizer import Encoded, Tokenizer
-from bertree.train.device import set_deterministic
-from bertree.train.loop import Loop
-from bertree.train.optim import build_optimizer
-from bertree.train.schedule import TrainingPlan
-from bertree.train.steps.cuda_graph import CudaGraphLaunch
-from bertree.train.steps.eager import EagerLaunch
-from bertree.train.steps.grad_cache import cached_gradients
-from bertree.train.steps.gradients import GradientMethod, plain_gradients
+from bertree.train.cuda_graph import CudaGraphRecorder
+from bertree.train.device_setup import set_deterministic
+from bertree.train.grad_cache import cached_gradients
+from bertree.train.loop import GradientMethod, Loop, plain_gradients
+from bertree.train.optimizer import build_optimizer
+from bertree.train.schedule import TrainingSchedule
 from tests.support.batches import VOCAB, run_backward, tiny
 from tests.support.learnable import one_thread
 
@@ -69,13 +67,13 @@ def units(loss: str, count: int = SIZE, seed: int = 0) -> list[Unit]:
 
 
 def feed(some: Sequence[Unit], limit: int = 0, shapes: ShapeBuckets | None = None) -> UnitFeed:
-    plan = TrainingPlan([Phase(steps=6)], ScheduleSettings(warmup=2), 1e-3)
-    return UnitFeed(plan, some, SIZE, "vector", regression=False, seed=1, shapes=shapes, limit=limit)
+    schedule = TrainingSchedule([Phase(steps=6)], ScheduleSettings(warmup=2), 1e-3)
+    return UnitFeed(schedule, some, SIZE, "vector", regression=False, seed=1, shapes=shapes, limit=limit)
 
 
 def gradients(loop: Loop, step: int, works: UnitFeed) -> tuple[Tensor, list[Tensor], dict[str, int]]:
     sums, counts = run_backward(loop, works[step])
-    found = [parameter.grad.clone() for parameter in loop.learner.trainable if parameter.grad is not None]
+    found = [parameter.grad.clone() for _, parameter in loop.trainable if parameter.grad is not None]
     loop.optimizer.zero_grad()
     return sums["ranking"], found, counts
 
@@ -165,7 +163,7 @@ def test_gradients_are_those_of_their_cached_loss(tokenizers: dict[str, Tokenize
     optimizer = build_optimizer(net, OptimSettings(lr=1e-3))
     loop = Loop(net, embedding_objective(RankingLoss()), optimizer, seed=0, gradients=cached_gradients)
     loop.network.train = lambda: None  # no dropout, as there
-    works = UnitFeed(TrainingPlan([Phase(steps=1)], ScheduleSettings(), 1e-3), some, 7, "vector", limit=100)
+    works = UnitFeed(TrainingSchedule([Phase(steps=1)], ScheduleSettings(), 1e-3), some, 7, "vector", limit=100)
     sums, counts = run_backward(loop, works[0])
     assert sums["ranking"].item() / counts["ranking"] == pytest.approx(loss.item(), rel=1e-5)
     ours = net.encoder.embeddings.tokens.weight.grad
@@ -204,14 +202,14 @@ def test_filling_a_batch_up_changes_nothing(loss: str, pooling: str) -> None:
 def test_replayed_on_a_gpu_it_is_the_same_bytes(loss: str, pooling: str, half: bool) -> None:
     set_deterministic(True)
     some, size = units(loss, 60), 8
-    plan = TrainingPlan([Phase(steps=20)], ScheduleSettings(warmup=5), 1e-3)
+    schedule = TrainingSchedule([Phase(steps=20)], ScheduleSettings(warmup=5), 1e-3)
     shapes = ShapeBuckets("vector", size, 2 if loss in ("softmax", "cosine") else 4)
-    feed = UnitFeed(plan, some, size, "vector", regression=loss == "cosine", shapes=shapes)
-    rates = [torch.tensor(update.lr).item() for update in plan.updates]  # which fp32 can hold
+    feed = UnitFeed(schedule, some, size, "vector", regression=loss == "cosine", shapes=shapes)
+    rates = [torch.tensor(update.lr).item() for update in schedule.updates]  # which fp32 can hold
     steps = [replace(feed[n], update=replace(feed[n].update, lr=rate)) for n, rate in enumerate(rates)]
     losses: list[list[float]] = [[], []]
     ends = []
-    for launch, seen in zip((EagerLaunch, CudaGraphLaunch), losses, strict=True):
+    for recorder, seen in zip((None, CudaGraphRecorder), losses, strict=True):
         net = network(pooling, dropout=0.1).to("cuda")
         loop = Loop(
             net,
@@ -220,7 +218,7 @@ def test_replayed_on_a_gpu_it_is_the_same_bytes(loss: str, pooling: str, half: b
             clip=1.0,
             seed=3,
             bf16=half,
-            launch=launch,
+            recorder=recorder,
         )
         loop.run(steps, [lambda result, seen=seen: seen.append(result.loss)])
         ends.append([parameter.detach().cpu() for parameter in net.parameters()])

@@ -16,7 +16,7 @@ from bertree.train.feed import StepBatches
 from bertree.train.hooks import SavedTotals, Totals
 from bertree.train.loop import Loop, StepResult
 from bertree.train.metrics_log import MetricsLog
-from bertree.train.optim import build_optimizer
+from bertree.train.optimizer import build_optimizer
 from tests.support.batches import fresh, joined, make_step, run_backward, sequences
 
 

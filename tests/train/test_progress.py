@@ -13,7 +13,7 @@ from bertree.console import showing
 from bertree.report.formats import duration
 from bertree.train import progress
 from bertree.train.progress import Progress
-from bertree.train.schedule import TrainingPlan
+from bertree.train.schedule import TrainingSchedule
 
 LINE = {
     "kind": "train",
@@ -56,17 +56,17 @@ def test_time_left_follows_the_tokens_that_are_left(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run whose batches grow has its longest steps before it."""
-    plan = TrainingPlan([Phase(1000, 128, 100)], ScheduleSettings(growth=4), 1e-3)
-    assert plan.tokens_after[-1] == 100_000
-    assert len(plan.tokens_after) == len(plan) + 1 < 1000
+    schedule = TrainingSchedule([Phase(1000, 128, 100)], ScheduleSettings(growth=4), 1e-3)
+    assert schedule.tokens_after[-1] == 100_000
+    assert len(schedule.tokens_after) == len(schedule) + 1 < 1000
     now = 1000.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    half = next(step for step, tokens in enumerate(plan.tokens_after) if tokens >= 50_000)
-    assert half > len(plan) / 2
-    with showing(), Progress(plan.tokens_after, 100) as shown:  # resumed
-        now += (plan.tokens_after[half] - plan.tokens_after[100]) / 100  # a second a hundred tokens
+    half = next(step for step, tokens in enumerate(schedule.tokens_after) if tokens >= 50_000)
+    assert half > len(schedule) / 2
+    with showing(), Progress(schedule.tokens_after, 100) as shown:  # resumed
+        now += (schedule.tokens_after[half] - schedule.tokens_after[100]) / 100  # a second a hundred tokens
         shown.train(LINE | {"step": half})
-    left = (100_000 - plan.tokens_after[half]) / 100
+    left = (100_000 - schedule.tokens_after[half]) / 100
     assert f"{duration(left)} left" in capsys.readouterr().out
 
 

@@ -15,17 +15,17 @@ from bertree.errors import UserError
 from bertree.model.encoder import State
 from bertree.objectives.objective import Computed, WeightedTerms
 from bertree.objectives.pretraining import pretraining_objective
-from bertree.train.carried_state import CarriedState, check_state
-from bertree.train.checkpoints.contents import Checkpoint
-from bertree.train.checkpoints.folder import CheckpointFolder
-from bertree.train.device import set_deterministic
+from bertree.train.checkpoints.checkpoint import Checkpoint, CheckpointFolder
+from bertree.train.device_setup import set_deterministic
 from bertree.train.held_out import evaluate_held_out
+from bertree.train.lane_memory import LaneMemories, check_state
 from tests.support.batches import run_backward
 from tests.support.processes import PATIENCE, PROCESSES
 from tests.support.recurrent import WIDTH, make_feed, make_loop, make_network, make_store, train
 from tests.support.runs import results
 from tests.support.saved import saved
 
+pytestmark = pytest.mark.train
 TIMED = ("seconds", "waited", "tokens_per_s", "time")
 
 
@@ -72,7 +72,7 @@ def test_without_the_state_it_would_be_another_run(
 ) -> None:
     out = tmp_path / "run"
     assert train(out, signal_at=7, number=signal.SIGTERM) == signal.SIGTERM
-    monkeypatch.setattr(CarriedState, "restore", lambda *given: None)
+    monkeypatch.setattr(LaneMemories, "restore", lambda *given: None)
     assert train(out, resume=True) is None
     assert results(out)["model"] != results(undisturbed)["model"]
 
@@ -108,8 +108,8 @@ def test_micro_batches_change_nothing() -> None:
     found = []
     for micro in (1, 2, 4):
         loop, feed = make_loop(dropout=0.0), make_feed(make_store(), micro)
-        assert max(len(feed[n].batches) for n in range(len(feed.plan))) == 2 * micro
-        found.append([loop.step(feed[n]).loss for n in range(len(feed.plan))])
+        assert max(len(feed[n].batches) for n in range(len(feed.schedule))) == 2 * micro
+        found.append([loop.step(feed[n]).loss for n in range(len(feed.schedule))])
     assert found[1] == pytest.approx(found[0], rel=1e-4)
     assert found[2] == pytest.approx(found[0], rel=1e-4)
 
@@ -117,7 +117,7 @@ def test_micro_batches_change_nothing() -> None:
 def test_a_step_continues_the_one_before_it_and_a_phase_starts_fresh() -> None:
     loop, feed = make_loop(), make_feed(make_store(), 1)
     starts, read = [], []
-    compute = loop.learner.compute
+    compute = loop.compute
 
     def watch(network: torch.nn.Module, batch: Batch, state: object) -> Computed:
         starts.append(state)
@@ -125,11 +125,11 @@ def test_a_step_continues_the_one_before_it_and_a_phase_starts_fresh() -> None:
         read.append(computed.state)
         return computed
 
-    loop.learner.compute = watch
-    first_of_second = next(step.number for step in feed.plan.updates if step.phase == 1)
-    for number in range(len(feed.plan)):
+    loop.compute = watch
+    first_of_second = next(step.number for step in feed.schedule.updates if step.phase == 1)
+    for number in range(len(feed.schedule)):
         run_backward(loop, feed[number])
-    batches = [feed[number].batches for number in range(len(feed.plan))]
+    batches = [feed[number].batches for number in range(len(feed.schedule))]
     fresh = {0, sum(len(some) for some in batches[:first_of_second])}
     assert {place for place, state in enumerate(starts) if state is None} == fresh
     for place, state in enumerate(starts):
@@ -140,21 +140,21 @@ def test_a_step_continues_the_one_before_it_and_a_phase_starts_fresh() -> None:
 
 
 def test_a_bad_step_does_not_spoil_the_state() -> None:
-    carried = CarriedState()
+    carried = LaneMemories()
     carried.put(0, {"hidden": torch.tensor([1.0, float("nan"), float("inf")]), "read": torch.tensor([3])})
-    assert carried.take(0)["hidden"].tolist() == [1.0, 0.0, 0.0]
-    assert carried.take(0)["read"].tolist() == [3]
-    assert carried.take(1) is None
+    assert carried.get(0)["hidden"].tolist() == [1.0, 0.0, 0.0]
+    assert carried.get(0)["read"].tolist() == [3]
+    assert carried.get(1) is None
 
 
 def test_evaluation_starts_fresh_and_leaves_the_run_alone() -> None:
     loop, feed = make_loop(), make_feed(make_store(), 1)
     loop.step(feed[0])
-    before = loop.carried.tensors()
+    before = loop.memories.tensors()
     objective, stream = pretraining_objective(mlm=1.0), make_feed(make_store(1)).streams[0][0]
     scores = [evaluate_held_out(loop.network, objective, stream, 10**6, loop.autocast)["loss"] for _ in range(2)]
     assert scores[0] == scores[1]
-    assert all(tensor is before[name] for name, tensor in loop.carried.tensors().items())
+    assert all(tensor is before[name] for name, tensor in loop.memories.tensors().items())
 
     class Forgetful(WeightedTerms):
         def __call__(self, network: torch.nn.Module, batch: Batch, state: State | None = None) -> Computed:
@@ -172,11 +172,11 @@ def test_on_a_gpu_the_state_is_carried_and_restored() -> None:
     one, other, forgetful = (make_loop(device="cuda") for _ in range(3))
     for number in range(6):
         one.step(feed[number])
-    kept = {name: tensor.cpu() for name, tensor in one.carried.tensors().items()}
-    assert {tensor.device.type for tensor in one.carried.tensors().values()} == {"cuda"}
+    kept = {name: tensor.cpu() for name, tensor in one.memories.tensors().items()}
+    assert {tensor.device.type for tensor in one.memories.tensors().values()} == {"cuda"}
     for loop in (other, forgetful):
         loop.network.load_state_dict(one.network.state_dict())
-    other.carried.restore(saved(kept), other.device, range(2))
+    other.memories.restore(saved(kept), other.device, range(2))
     wanted, restored, forgotten = (loop.step(feed[6]).loss for loop in (one, other, forgetful))
     assert wanted == restored != forgotten
 
@@ -217,7 +217,7 @@ def test_a_rank_reads_its_own_slots_alone() -> None:
     check_state(spoilt, make_network(), [2, 2], range(1))
     with pytest.raises(UserError, match="state/1/hidden"):
         check_state(spoilt, make_network(), [2, 2], range(1, 2))
-    carried = CarriedState()
+    carried = LaneMemories()
     carried.restore(checkpoint().tensors, torch.device("cpu"), range(1, 2))
     assert {*carried.tensors()} == {"state/1/hidden", "state/1/read"}
 

@@ -7,11 +7,11 @@ import pytest
 
 from bertree.config.sections import Phase, ScheduleSettings
 from bertree.pretraining import recipe
-from bertree.train.schedule import TrainingPlan
+from bertree.train.schedule import TrainingSchedule
 
 
 def rates(steps: int, lr: float = 1.0, **schedule: object) -> list[float]:
-    return [update.lr for update in TrainingPlan([Phase(steps)], ScheduleSettings(**schedule), lr).updates]
+    return [update.lr for update in TrainingSchedule([Phase(steps)], ScheduleSettings(**schedule), lr).updates]
 
 
 def test_the_warm_up_rises_to_the_rate() -> None:
@@ -44,13 +44,13 @@ def test_all_warm_up() -> None:
 @pytest.mark.parametrize("growth", [2, 4, 16])
 def test_growth(shape: str, growth: int) -> None:
     phases = [Phase(70, 32), Phase(531, 64)]
-    plan = TrainingPlan(phases, ScheduleSettings(shape=shape, warmup=11, growth=growth), 0.3)
-    plain = TrainingPlan(phases, ScheduleSettings(shape=shape, warmup=11), 0.3)
+    schedule = TrainingSchedule(phases, ScheduleSettings(shape=shape, warmup=11, growth=growth), 0.3)
+    plain = TrainingSchedule(phases, ScheduleSettings(shape=shape, warmup=11), 0.3)
     at = {(u.phase, u.first): u.lr for u in plain.updates}
-    read = [(u.phase, place) for u in plan.updates for place in range(u.first, u.first + u.batches)]
+    read = [(u.phase, place) for u in schedule.updates for place in range(u.first, u.first + u.batches)]
     assert read == [(phase, place) for phase, steps in enumerate((70, 531)) for place in range(steps)]
-    assert [u.number for u in plan.updates] == list(range(len(plan)))
-    for update in plan.updates:
+    assert [u.number for u in schedule.updates] == list(range(len(schedule)))
+    for update in schedule.updates:
         assert update.lr / update.batches == pytest.approx(at[update.phase, update.first], rel=1e-12)
         assert update.lr <= 0.3 + 1e-12
         last = update.first + update.batches == phases[update.phase].steps
@@ -63,16 +63,16 @@ def test_growth(shape: str, growth: int) -> None:
             assert update.batches <= min(growth, 1 / share) < 2 * update.batches * (1 + 1e-9) or (
                 update.batches == growth
             )
-    assert max(u.batches for u in plan.updates) == growth
-    assert len(plan) < len(plain)
+    assert max(u.batches for u in schedule.updates) == growth
+    assert len(schedule) < len(plain)
 
 
 def test_berts_phases() -> None:
     bert = recipe.load("bert-base")
     scaled = [Phase(p.steps // 1000, p.max_length, p.batch_tokens) for p in bert.phases]
-    plan = TrainingPlan(scaled, ScheduleSettings(warmup=10), 1e-4)
-    assert len(plan) == 1000
-    assert [u.phase for u in plan.updates] == [0] * 900 + [1] * 100
-    assert plan.updates[900].first == 0
-    assert plan.updates[900].lr == pytest.approx(1e-4 * 100 / 990), "one schedule over both"
+    schedule = TrainingSchedule(scaled, ScheduleSettings(warmup=10), 1e-4)
+    assert len(schedule) == 1000
+    assert [u.phase for u in schedule.updates] == [0] * 900 + [1] * 100
+    assert schedule.updates[900].first == 0
+    assert schedule.updates[900].lr == pytest.approx(1e-4 * 100 / 990), "one schedule over both"
     assert [p.max_length for p in bert.phases] == [128, 512]

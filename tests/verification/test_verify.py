@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 import bertree
 from bertree.config import default_model
 from bertree.errors import UserError
-from bertree.train.checkpoints.folder import CheckpointFolder
+from bertree.train.checkpoints.checkpoint import CheckpointFolder
 from tests.support.command import Command
 
 WEIGHTS = "model.safetensors"

@@ -15,7 +15,7 @@ from bertree.errors import BertreeWarning, UserError
 from bertree.scale.launch import launched
 
 if TYPE_CHECKING:
-    from bertree.inference.run import Run
+    from bertree.inference.trained_run import Run
 
 QuietOption = Annotated[
     bool, typer.Option("--quiet", "-q", help="Print results and errors only: no progress, no notes.")

@@ -94,8 +94,8 @@ def distill(
     """
     from bertree.cli.render.comparison import print_comparison
     from bertree.cli.render.scores import print_finetuning
-    from bertree.distillation.run import distill as run_distillation
-    from bertree.inference.run import Run
+    from bertree.distillation.distill import distill as run_distillation
+    from bertree.inference.trained_run import Run
     from bertree.report.comparison import read_comparison
     from bertree.run_folder import CHECKPOINTS, COMPARISON, METRICS, MODEL, REPORT
 

@@ -93,7 +93,7 @@ def finetune(
     bertree finetune my-bert --task classification --data mail.csv --text body --label folder --out my-mail[/dim]
     """
     from bertree.cli.render.scores import print_finetuning
-    from bertree.finetuning.run import finetune as run_finetuning
+    from bertree.finetuning.finetune import finetune as run_finetuning
 
     run = run_finetuning(
         model,

@@ -50,7 +50,7 @@ def pretrain(
     bertree pretrain bert-base-tiny --store new-text --out adapted model.start=my-run/model
     bertree pretrain transformer-xl-tiny --store my-store --out my-xl[/dim]
     """
-    from bertree.pretraining.run import pretrain as run_pretraining
+    from bertree.pretraining.pretrain import pretrain as run_pretraining
     from bertree.run_folder import CHECKPOINTS, METRICS, MODEL, REPORT
 
     overrides = training_settings(settings, device, precision)

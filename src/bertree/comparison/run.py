@@ -15,8 +15,7 @@ from bertree.console import bar, note, showing, status
 from bertree.errors import UserError
 from bertree.files.atomic import write_into_folder
 from bertree.files.formats import json_text
-from bertree.finetuning.prepare import encode_split
-from bertree.finetuning.tuner import evaluate_split
+from bertree.finetuning.evaluate import encode_split, evaluate_split
 from bertree.inference.load import choose_device, load, load_or_take
 from bertree.inference.model import Model
 from bertree.report.comparison import Comparison

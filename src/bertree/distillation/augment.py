@@ -68,7 +68,7 @@ def word_class(word: str) -> str:
     capitals = "" if word == lower else " Capital" if word[1:] == lower[1:] else " CAPITALS"
     kind = CLOSED.get(lower.replace("’", "'"))
     if kind is None and capitals:
-        kind = "name"  # or it begins a sentence; endings say little about names
+        kind = "name"  # or it begins a sentence; the endings of names carry little information
     elif kind is None:
         kind = next((k for end, k in _BY_ENDING if lower.endswith(end) and len(lower) > len(end) + 2), "other")
         kind = "other" if kind == "plural" and lower.endswith(("ss", "us", "is")) else kind

@@ -1,22 +1,34 @@
-"""The architecture of a student and its initial weights, copied from some of the teacher's layers.
+"""How a student is built: its architecture (half of the teacher, a preset, a folder) and its initial weights.
 
-Layers count from 1, the first above the embeddings.
+A student of a task keeps its teacher's pooler and, if it has the same one, its head; a student of text has an MLM head.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor, nn
 
-from bertree.distillation.narrow_embeddings import narrow
+from bertree.console import note
+from bertree.data.store import Store
+from bertree.distillation.copy_weights import copy_weights
+from bertree.distillation.teacher import Teacher
 from bertree.errors import UserError
+from bertree.inference.load import load, make_model, random_model
+from bertree.inference.model import Model
+from bertree.interop.contents import Contents
 from bertree.model.architecture import Architecture, Transformer
-from bertree.model.layers.embeddings import Embeddings
-from bertree.model.layers.positions import LearnedPositions
-from bertree.model.network import Network
-from bertree.model.stack import Stack
-from bertree.model.transformer import TransformerEncoder
+from bertree.model.heads import ClassHead
+from bertree.model.init import initialize
+from bertree.model.pooling import Dense, SentencePooling
+from bertree.model.presets import PRESETS, preset
+from bertree.pretraining import build
+from bertree.pretraining.recipe import DistillRecipe
+from bertree.tasks.task import Task
+
+HALF = "half"
+SAMPLED_TOKENS = 200_000  # of the text, to weight frequent tokens
 
 
 def halve(a: Architecture, bare: bool = True) -> Architecture:
@@ -47,112 +59,134 @@ def last_layers(teacher_layers: int, student_layers: int) -> list[int]:
     return [max(1, depth * teacher_layers // student_layers) for depth in range(1, student_layers + 1)]
 
 
-def parse_layers(given: str, teacher_layers: int, student_layers: int, name: str) -> list[int]:
+def parse_layers(text: str, teacher_layers: int, student_layers: int, name: str) -> list[int]:
     """Parse the teacher's layers from `1,3,5`: one for each layer of the student."""
     try:
-        layers = [int(part) for part in given.split(",")]
+        layers = [int(part) for part in text.split(",")]
     except ValueError:
-        raise UserError(f"{name} '{given}': must be numbers of the teacher's layers, for example 1,3,5") from None
+        raise UserError(f"{name} '{text}': must be numbers of the teacher's layers, for example 1,3,5") from None
     if len(layers) != student_layers:
-        raise UserError(f"{name} '{given}': the student has {student_layers} layers, so give {student_layers} numbers")
+        raise UserError(f"{name} '{text}': the student has {student_layers} layers, so give {student_layers} numbers")
     for layer in layers:
         if not 1 <= layer <= teacher_layers:
-            raise UserError(f"{name} '{given}': {layer} is not one of the teacher's layers 1 to {teacher_layers}")
+            raise UserError(f"{name} '{text}': {layer} is not one of the teacher's layers 1 to {teacher_layers}")
     return layers
 
 
-class CopiedWeights(NamedTuple):
-    """What a student has copied from its teacher."""
-
-    tensors: int
-    layers: int  # of the student that are complete copies
-    misfit: str = ""  # why not all of them are
-    positions: bool = False  # whether all positions are known to it: the teacher's embeddings of them, or none
+def _initial_layers(text: str, teacher_layers: int, student_layers: int, name: str) -> list[int]:
+    """Return the teacher's layers that a student starts with: those that are named, or evenly spread."""
+    if text:
+        return parse_layers(text, teacher_layers, student_layers, name)
+    return spread_evenly(teacher_layers, student_layers)
 
 
-@torch.no_grad()
-def copy_weights(student: Network, teacher: Network, layers: Sequence[int], ids: Tensor | None = None) -> CopiedWeights:
-    """Copy the teacher's embeddings, heads and the given layers to a student, wherever the shapes are equal.
-
-    If the student has no segments, the teacher's embedding of the first segment is added to the positions. Embeddings
-    that are narrower than the teacher's begin as its principal components over `ids`, tokens of the text.
-    """
-    mine, its = student.encoder, teacher.encoder
-    ours, theirs = mine.embeddings, its.embeddings
-    copied = narrow(ours, theirs, ids)
-    positions = copied > 0
-    if not copied:
-        for name in ("tokens", "segments", "norm", "projection"):
-            copied += _copy(getattr(ours, name), getattr(theirs, name))
-        moved = _copy_positions(ours, theirs)
-        copied += moved
-        positions = moved > 0 or ours.positions is None
-    misfit = "no layer fits: one of the two is an LSTM"
-    if isinstance(mine, TransformerEncoder) and isinstance(its, TransformerEncoder):
-        misfit = _misfit(mine.stack, its.stack)
-        copied += _copy(mine.norm, its.norm) + _copy(mine.pooler, its.pooler) + _copy_query_start(mine, its)
-        copied += 0 if misfit else _copy_layers(mine.stack, its.stack, layers)
-    for name, head in student.heads.items():
-        copied += _copy(head, dict(teacher.heads.items()).get(name))
-    return CopiedWeights(copied, 0 if misfit else mine.depth, misfit, positions)
+def build_task_student(name: str, teacher: Teacher, task: Task[Any], layers: str, tokenizer: Path | None) -> Model:
+    """Build the student of a task: half of its teacher, a model folder, or a preset that reads as its teacher does."""
+    if name == HALF:
+        if tokenizer is not None:
+            raise UserError("`tokenizer`: half of a teacher reads with its tokenizer; name a preset to choose another")
+        return _copied_student(halve(teacher.model.architecture, bare=False), teacher, task, layers)
+    if name not in PRESETS or Path(name).exists():
+        if layers:
+            raise UserError(f"`layers`: {name} has weights of its own; layers are for half and for presets")
+        return load(name, tokenizer=tokenizer)
+    if tokenizer is not None and layers:
+        raise UserError("`layers`: a teacher's layers know its own tokenizer only; leave out `tokenizer`")
+    if tokenizer is not None:
+        return load(name, tokenizer=tokenizer)
+    a = preset(name).architecture.with_values({"vocab_size": teacher.model.architecture.vocab_size})
+    if layers:
+        return _copied_student(a, teacher, task, layers)
+    note(f"{name}: is a preset with fresh weights; where shapes agree, `layers=1,3,...` begins with the teacher's")
+    student = random_model(a, {})
+    student.tokenizer = teacher.model.tokenizer
+    return student
 
 
-def _copy_layers(mine: Stack, its: Stack, layers: Sequence[int]) -> int:
-    """Copy the given layers of a teacher; return the number of tensors."""
-    copied = 0
-    for part in (0, 1):  # attention and feed-forward, each stored once however many layers use it
-        given = {mine.plan[depth][part]: depth for depth in reversed(range(len(mine.plan)))}
-        for place, depth in given.items():
-            source = its.plan[layers[depth] - 1][part]
-            stores = [(stack.attention, stack.ffn)[part] for stack in (mine, its)]
-            copied += _copy(stores[0][place], stores[1][source])
-    return copied
+def _copied_student(a: Architecture, teacher: Teacher, task: Task[Any], layers: str) -> Model:
+    """Return a student that starts with some of the teacher's layers and, if it has the same one, its head."""
+    model, teacher_a = teacher.model, teacher.model.architecture
+    if not isinstance(a, Transformer) or not isinstance(teacher_a, Transformer):
+        raise UserError("`layers`, `student=half`: are for transformers; a bilstm has no layers to copy")
+    if (a.width, a.heads) != (teacher_a.width, teacher_a.heads):
+        raise UserError(
+            f"`layers`: the student is {a.width} wide with {a.heads} heads and its teacher {teacher_a.width} "
+            f"with {teacher_a.heads}, so no layer fits; leave it out"
+        )
+    network = random_model(a, {task.head: model.classes[task.head]}).network
+    copied = copy_weights(network, model.network, _initial_layers(layers, teacher_a.layers, a.layers, "`layers`"))
+    if copied.misfit:
+        raise UserError(f"`layers`, `student=half`: {copied.misfit}; leave out `layers` to start with random weights")
+    head, teacher_head = (one.heads[task.head].state_dict() for one in (network, model.network))
+    same = head.keys() == teacher_head.keys() and all(torch.equal(head[name], teacher_head[name]) for name in head)
+    keeps_head = same and model.network.readout.trivial
+    labels, about = (list(teacher.labels), {"name": task.name}) if keeps_head else ([], {})
+    return make_model(Contents(a, network, model.tokenizer, labels, model.limit, about))
 
 
-def _copy_query_start(mine: TransformerEncoder, its: TransformerEncoder) -> int:
-    """Copy what a query stream starts with, if both have one of the same width; return the number of tensors."""
-    ours, theirs = mine.query_start, its.query_start
-    if ours is None or theirs is None or ours.shape != theirs.shape:
-        return 0
-    ours.copy_(theirs)
-    return 1
+def reorder_classes(student: Model, teacher: Teacher, task: Task[Any]) -> None:
+    """Put the classes of a head that was copied from the teacher into the task's order."""
+    order = teacher.order(task)
+    if order is None or student.labels != list(teacher.labels) or student.tokenizer is not teacher.tokenizer:
+        return
+    head = student.network.heads[task.head]
+    assert isinstance(head, ClassHead)
+    with torch.no_grad():
+        for tensor in head.out.parameters():
+            tensor.copy_(tensor[order].clone())
+    student.labels[:] = task.labels
 
 
-def _copy_positions(ours: Embeddings, theirs: Embeddings) -> int:
-    """Copy the positions if the teacher has as many as the student; return the number of tensors."""
-    student, teacher = ours.positions, theirs.positions
-    if not isinstance(student, LearnedPositions) or not isinstance(teacher, LearnedPositions):
-        return 0
-    mine, its = student.weight, teacher.weight
-    if student.offset != teacher.offset or mine.shape[1] != its.shape[1] or len(mine) > len(its):
-        return 0
-    mine.copy_(its[: len(mine)])
-    if ours.segments is None and theirs.segments is not None:
-        mine += theirs.segments.weight[0].to(mine)
-    return 1
+def build_text_student(recipe: DistillRecipe, teacher: Model, store: Store) -> tuple[Contents, str]:
+    """Build the student of text: half of the teacher or a preset, with the recipe's changes; and a line about it."""
+    teacher_a = teacher.architecture
+    name = str(recipe.model.get("preset") or HALF)
+    base = halve(teacher_a) if name == HALF else preset(name).architecture
+    a = base.with_values({"vocab_size": teacher_a.vocab_size} | recipe.axes)
+    if a.causal != teacher_a.causal:
+        attention, required = (each.axes()["attention"] for each in (a, teacher_a))
+        raise UserError(f"{recipe.source}: model.attention: {attention}: must be the teacher's, {required}")
+    contents = build.build_untrained(a, {"mask": 0}, recipe.run.seed)
+    if recipe.distill.vector:
+        contents.network.vector = _student_pooling(a, teacher, recipe.run.seed)
+    if contents.network.state_specs(1):
+        raise UserError(f"{recipe.source}: model.memory: a student reads every sequence alone; set model.memory=0")
+    contents.tokenizer = teacher.required_tokenizer
+    line = "random"
+    if recipe.distill.start == "teacher":
+        named = recipe.distill.layers
+        layers = _initial_layers(named, teacher_a.layers, a.layers, "distill.layers")
+        tokens = _sampled_tokens(store) if a.embedding_width < teacher_a.embedding_width else None
+        copied = copy_weights(contents.network, teacher.network, layers, tokens)
+        if named and copied.layers < a.layers:
+            raise UserError(f"distill.layers: {copied.misfit}; leave it out, or give the student the teacher's shape")
+        total = len(contents.network.state_dict())
+        which = f"layers {', '.join(map(str, layers))}" if copied.layers == a.layers else copied.misfit
+        line = f"{copied.tensors} of {total} tensors from the teacher; {which}"
+        if copied.positions and copied.layers == a.layers:
+            contents.max_length = teacher.limit  # every position is copied
+    return build.fit_to_recipe(contents, recipe, store), f"first weights: {line}"
 
 
-def _misfit(mine: Stack, its: Stack) -> str:
-    """Return why no layer of one stack can be copied to the other; empty if it can."""
-    if mine.residual != its.residual:
-        return "no layer fits: the two differ in their residual connections (model.residual)"
-    shapes = [[p.shape for part in (s.attention[0], s.ffn[0]) for p in part.parameters()] for s in (mine, its)]
-    if shapes[0] != shapes[1]:
-        return "no layer fits: the two differ in width or feed-forward width"
-    kinds = [[type(each) for part in (s.attention[0], s.ffn[0]) for each in part.modules()] for s in (mine, its)]
-    if kinds[0] != kinds[1]:
-        return "no layer fits: the two differ in the parts of their layers"
-    if mine.attention[0].part.heads != its.attention[0].part.heads:  # type: ignore[union-attr]
-        return "no layer fits: the two differ in their number of heads"
-    return ""
+def _sampled_tokens(store: Store) -> torch.Tensor:
+    """Return tokens at equal distances in a text."""
+    step = store.tokens // SAMPLED_TOKENS + 1
+    ids = np.concatenate([shard.tokens[::step] for shard in store.shards]).astype(np.int64)
+    return torch.from_numpy(ids[ids < store.vocab_size])
 
 
-def _copy(target: nn.Module | None, source: nn.Module | None) -> int:
-    """Copy a module if both exist and have the same shapes; return the number of tensors."""
-    if target is None or source is None:
-        return 0
-    there, here = source.state_dict(), target.state_dict()
-    if {n: t.shape for n, t in there.items()} != {n: t.shape for n, t in here.items()}:
-        return 0
-    target.load_state_dict(there)
-    return len(there)
+def _student_pooling(a: Architecture, teacher: Model, seed: int) -> SentencePooling:
+    """Return the student's pooling: its teacher's, or with a linear layer to the width of the teacher's vectors if
+    their hidden states differ in width."""
+    same = a.output_width == teacher.pooling.state_width
+    config = teacher.pooling.config
+    if not same:
+        config = replace(config, dense=(Dense(teacher.pooling.width, "identity"),))
+    pooling = SentencePooling(a.output_width, config, a.ends_in_summary)
+    if same:
+        pooling.load_state_dict(teacher.pooling.state_dict())
+        return pooling
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        initialize(pooling, a.output_width**-0.5)
+    return pooling

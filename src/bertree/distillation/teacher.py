@@ -1,21 +1,33 @@
-"""A fine-tuned teacher of a task: whether it fits the task, the order of its classes, its scores.
+"""A fine-tuned teacher of a task: whether it fits the task, the order of its classes, its scores and their file.
+
+The scores of the training units are computed once for all seeds and resumes, and saved in the run's folder: one
+safetensors file with an identity in its header. A file with another identity or a damaged one is not used; the scores
+are computed again.
 
 Teacher and student may have different tokenizers if the head scores whole texts (sequence, choice): each reads its own
 tokens, and the scores are matched by example. If the head scores tokens, both must read the same tokens.
 """
 
-from collections.abc import Callable, Sequence
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
 
 from bertree.config.default_model import resolve_model_path
+from bertree.console import note
 from bertree.errors import UserError
-from bertree.finetuning.tuner import EncodedSplit
-from bertree.inference.load import Model, load
+from bertree.files.atomic import write_atomically
+from bertree.files.formats import Json
+from bertree.finetuning.evaluate import EncodedSplit
+from bertree.inference.load import load
+from bertree.inference.model import Model
 from bertree.interop.weights import weights_hash
 from bertree.objectives.supervised import HEAD_KINDS
 from bertree.tasks.logits import Autocast, effective_max_length, logits
@@ -24,6 +36,9 @@ from bertree.tasks.task import Logits, Task, Unit
 from bertree.tasks.text import TextTask
 from bertree.text.identity import tokenizer_hash
 from bertree.text.tokenizer import Tokenizer
+
+SCORES_FILE = "teacher.safetensors"
+ROWS, ABOUT = "scores", "about"  # one key in the header: of several, the library does not keep the order
 
 
 @dataclass(frozen=True)
@@ -35,7 +50,7 @@ class Teacher:
     labels: tuple[str, ...]
 
     @classmethod
-    def of(cls, name: str, task: Task[Any]) -> "Teacher":
+    def load(cls, name: str, task: Task[Any]) -> "Teacher":
         """Load a teacher; refuse a model that was not fine-tuned for such a task."""
         if not resolve_model_path(name).is_dir():
             raise UserError(f"{name}: no such folder; a teacher is the model/ folder that bertree finetune has written")
@@ -63,14 +78,14 @@ class Teacher:
     def labels_for(self, task: Task[Any], examples: Sequence[Any]) -> Sequence[str]:
         """Return the task's labels: those of the training examples or, if some are missing there, the teacher's."""
         try:
-            found = task.labels_in(examples)
+            labels = task.labels_in(examples)
         except UserError:  # no labels, or only one: the teacher knows the classes
             return task.labels or self.labels
-        if task.regression or not found or self._nameless(found) or set(found) == set(self.labels):
-            return found
-        if set(found) < set(self.labels):
+        if task.regression or not labels or self._nameless(labels) or set(labels) == set(self.labels):
+            return labels
+        if set(labels) < set(self.labels):
             return self.labels
-        unknown = next(label for label in found if label not in self.labels)
+        unknown = next(label for label in labels if label not in self.labels)
         raise UserError(
             f"{self.name}: does not know the label '{unknown}' of the training examples, only "
             f"{', '.join(self.labels[:20])}; fine-tune it on this task first: bertree finetune {self.name} "
@@ -85,8 +100,8 @@ class Teacher:
         """Return the teacher's column for each class of the task; None if the order is the same."""
         if set(task.labels) != set(self.labels):
             return None
-        found = [self.labels.index(label) for label in task.labels]
-        return found if found != list(range(len(found))) else None
+        order = [self.labels.index(label) for label in task.labels]
+        return order if order != list(range(len(order))) else None
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -100,8 +115,8 @@ class Teacher:
 
     def longest(self, task: Task[Any]) -> int:
         """Return the maximum length it was fine-tuned with."""
-        usual = self.model.task.get("max_length") or task.max_length
-        return effective_max_length(0, usual, self.model.architecture.longest_input)
+        default = self.model.task.get("max_length") or task.max_length
+        return effective_max_length(0, default, self.model.architecture.longest_input)
 
     def check(self, task: Task[Any], student: str, tokenizer: Tokenizer, max_length: int) -> bool:
         """Return whether it can read the student's units; refuse two models that must share units and cannot."""
@@ -121,27 +136,88 @@ class Teacher:
             )
         return True
 
-    def units(self, task: Task[Any], part: EncodedSplit[Any], mask: str) -> list[Unit]:
+    def units(self, task: Task[Any], split: EncodedSplit[Any], mask: str) -> list[Unit]:
         """Encode a split with its own tokenizer, in the order of the student's units. `mask` is the mask token in the
         examples."""
         assert not HEAD_KINDS[task.head].reads_tokens
         own = self.tokenizer.special.get("mask") or self.tokenizer.special.get("unk") or ""
-        examples = part.examples
+        examples = split.examples
         if mask and mask != own and isinstance(task, TextTask):
             pairs = [(e, None if e.pair is None else e.pair.replace(mask, own)) for e in examples]
             examples = [e._replace(text=e.text.replace(mask, own), pair=pair) for e, pair in pairs]
-        found, _ = with_model_layout(task, self.model.task).units(examples, self.tokenizer, self.longest(task))
-        by_example = {unit.example: unit for unit in found}
-        return [by_example[unit.example] for unit in part.units]
+        units, _ = with_model_layout(task, self.model.task).units(examples, self.tokenizer, self.longest(task))
+        by_example = {unit.example: unit for unit in units}
+        return [by_example[unit.example] for unit in split.units]
 
     def logits_of(
         self, task: Task[Any], units: Sequence[Unit], autocast: Autocast, advance: Callable[[int], None]
     ) -> list[Logits]:
         """Return its logits, with the classes in the task's order."""
-        found = logits(self.model.network, task.head, units, autocast, advance)
+        scores = logits(self.model.network, task.head, units, autocast, advance)
         order = self.order(task)
         if order is not None:
-            found = [rows[:, order] for rows in found]
-        if not all(np.isfinite(rows).all() for rows in found):
+            scores = [rows[:, order] for rows in scores]
+        if not all(np.isfinite(rows).all() for rows in scores):
             raise UserError(f"{self.name}: gives scores that are not finite, so there is nothing to learn from it")
-        return found
+        return scores
+
+
+@dataclass(frozen=True)
+class TeacherScores:
+    """A teacher's scores of training units, and its metrics on the dev splits."""
+
+    rows: Sequence[Logits]  # one array per unit
+    figures: dict[str, float]
+
+    @property
+    def bytes(self) -> int:
+        """Size on disk, without the header."""
+        return sum(rows.nbytes for rows in self.rows)
+
+
+def identity_of(parts: Iterable[object]) -> str:
+    """Return one hash of everything the scores depend on."""
+    return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()
+
+
+def write_scores(out: Path, scores: TeacherScores, identity: str, classes: int) -> None:
+    """Write the scores atomically."""
+    together = np.concatenate([np.zeros((0, classes), np.float32), *scores.rows]).astype(np.float32)
+    about = json.dumps({"identity": identity, "sha256": _digest(together), "figures": scores.figures})
+    write_atomically(out / SCORES_FILE, save({ROWS: together}, metadata={ABOUT: about}))
+
+
+def read_scores(out: Path, identity: str, sizes: Sequence[int], classes: int) -> TeacherScores | None:
+    """Read the scores if they have this identity and are undamaged: `sizes` rows of `classes` for each unit."""
+    path = out / SCORES_FILE
+    if not path.is_file():
+        return None
+    try:
+        with safe_open(path, "numpy") as file:
+            header = _header((file.metadata() or {}).get(ABOUT, ""))
+            if header.get("identity") != identity:
+                return None
+            rows = file.get_tensor(ROWS) if ROWS in file.keys() else None  # noqa: SIM118  # it is no mapping
+    except (SafetensorError, OSError) as error:
+        note(f"{path}: cannot be read ({error}); the teacher's scores are computed again")
+        return None
+    figures = header.get("figures")
+    good = isinstance(figures, dict) and all(isinstance(value, int | float) for value in figures.values())
+    fits = rows is not None and rows.dtype == np.float32 and rows.shape == (sum(sizes), classes)
+    if not good or rows is None or not fits or _digest(rows) != header.get("sha256"):
+        note(f"{path}: is damaged; the teacher's scores are computed again")
+        return None
+    ends = np.cumsum(np.asarray(sizes, np.int64))
+    return TeacherScores(np.split(rows, ends[:-1]) if len(sizes) else [], dict(header["figures"]))
+
+
+def _digest(rows: Logits) -> str:
+    return hashlib.sha256(np.ascontiguousarray(rows).tobytes()).hexdigest()
+
+
+def _header(text: str) -> Json:
+    try:
+        header = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return header if isinstance(header, dict) else {}

@@ -25,7 +25,7 @@ from bertree.errors import UserError
 from bertree.files.atomic import write_atomically
 from bertree.files.formats import Json, check_regular, read_json
 from bertree.model.network import Network
-from bertree.objectives.divergences import top_k_log_probabilities
+from bertree.objectives.distill_task import top_k_log_probabilities
 from bertree.train.feed import StepBatches, StreamFeed, prefetch
 
 CHUNK = 64  # steps per file
@@ -33,15 +33,16 @@ HEADER = "targets.json"
 
 
 class TeacherCache(StreamFeed):
-    """A feed whose batches carry the teacher's most likely tokens. The files hold those of all ranks, as `whole` reads
-    them."""
+    """A feed whose batches carry the teacher's most likely tokens. The files hold those of all ranks, as `all_ranks`
+    reads them."""
 
     def __init__(
-        self, folder: Path, feed: StreamFeed, whole: StreamFeed, k: int, vocabulary: int, identity: Json
+        self, folder: Path, feed: StreamFeed, all_ranks: StreamFeed, *, k: int, vocabulary: int, identity: Json
     ) -> None:
-        self.plan, self.streams = feed.plan, feed.streams
+        self.schedule, self.streams = feed.schedule, feed.streams
         self._rank, self._ranks = feed._rank, feed._ranks
-        self._folder, self._feed, self._whole, self._k, self._vocabulary = folder, feed, whole, k, vocabulary
+        self._folder, self._feed, self._all_ranks = folder, feed, all_ranks
+        self._k, self._vocabulary = k, vocabulary
         self._identity = identity
         self._loaded: tuple[int, list[tuple[Tensor, Tensor]]] = (-1, [])
         header = folder / HEADER
@@ -56,20 +57,20 @@ class TeacherCache(StreamFeed):
     @property
     def missing(self) -> list[int]:
         """The first steps of the files that are missing."""
-        return [first for first in range(0, len(self.plan), CHUNK) if not self._path(first).exists()]
+        return [first for first in range(0, len(self.schedule), CHUNK) if not self._path(first).exists()]
 
     @property
     def steps_missing(self) -> int:
         """Number of steps that are missing."""
-        return sum(min(CHUNK, len(self.plan) - first) for first in self.missing)
+        return sum(min(CHUNK, len(self.schedule) - first) for first in self.missing)
 
     @property
     def bytes(self) -> int:
         """Size on disk."""
-        return sum(self._path(first).stat().st_size for first in range(0, len(self.plan), CHUNK))
+        return sum(self._path(first).stat().st_size for first in range(0, len(self.schedule), CHUNK))
 
     @torch.no_grad()
-    def make(
+    def compute(
         self,
         teacher: Network,
         temperature: float,
@@ -85,17 +86,17 @@ class TeacherCache(StreamFeed):
         device = next(teacher.parameters()).device
         kind = np.uint16 if self._vocabulary <= 2**16 else np.uint32
         for first in self.missing:
-            last = min(first + CHUNK, len(self.plan))
+            last = min(first + CHUNK, len(self.schedule))
             scores, ids, rows = [], [], []
-            for work in prefetch(self._whole.__getitem__, first, last):
+            for work in prefetch(self._all_ranks.__getitem__, first, last):
                 for batch in work.batches:
                     moved = batch.to(device)
                     masked_m, _ = PretrainingLabels.of(moved).predicted
                     with autocast():
                         logits_mv = teacher.mask_logits(teacher(moved), masked_m)
-                    values, places = top_k_log_probabilities(logits_mv, self._k, temperature)
+                    values, token_ids = top_k_log_probabilities(logits_mv, self._k, temperature)
                     scores.append(values.half().cpu().numpy())
-                    ids.append(places.cpu().numpy().astype(kind))
+                    ids.append(token_ids.cpu().numpy().astype(kind))
                     rows.append(len(values))
                 advance(1)
             tensors = {"scores": np.concatenate(scores), "ids": np.concatenate(ids), "rows": np.array(rows, np.int64)}
@@ -111,12 +112,12 @@ class TeacherCache(StreamFeed):
         loaded = self._loaded[1]
         if len(loaded) < before + self._batches(number):
             raise self._broken(first)
-        kept = [loaded[before + place] for place in work.numbers]
-        made = [self._with(batch, *one, first) for batch, one in zip(work.batches, kept, strict=True)]
-        return replace(work, batches=made)
+        kept = [loaded[before + number_in_step] for number_in_step in work.numbers]
+        batches = [self._with(batch, *targets, first) for batch, targets in zip(work.batches, kept, strict=True)]
+        return replace(work, batches=batches)
 
     def _batches(self, number: int) -> int:
-        update = self.plan.updates[number]
+        update = self.schedule.updates[number]
         return update.batches * self.micro_batches[update.phase]
 
     def _with(self, batch: Batch, scores_mk: Tensor, ids_mk: Tensor, first: int) -> Batch:
@@ -144,8 +145,8 @@ class TeacherCache(StreamFeed):
         kinds = scores.dtype == np.float16 and ids.dtype in (np.uint16, np.uint32) and rows.dtype == np.int64
         if not kinds or rows.ndim != 1 or (rows < 0).any():
             raise self._broken(first)
-        known = scores.shape == ids.shape == (int(rows.sum()), self._k) and bool(np.isfinite(scores).all())
-        if not known or (ids >= self._vocabulary).any() or (np.exp(scores, dtype=np.float32).sum(-1) > 1.02).any():
+        valid = scores.shape == ids.shape == (int(rows.sum()), self._k) and bool(np.isfinite(scores).all())
+        if not valid or (ids >= self._vocabulary).any() or (np.exp(scores, dtype=np.float32).sum(-1) > 1.02).any():
             raise self._broken(first)
         cuts = rows.cumsum()[:-1]
         pairs = zip(np.split(scores, cuts), np.split(ids.astype(np.int32), cuts), strict=True)

@@ -4,208 +4,224 @@ OUT receives what `bertree pretrain` writes, and comparison.json: size, speed an
 """
 
 import hashlib
-import json
 import math
-from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
-from signal import SIGTERM
+
+import torch
 
 from bertree.comparison.run import compare_to_teacher
 from bertree.config.default_model import resolve_model_path
 from bertree.config.overrides import Override
-from bertree.config.sections import ScaleSettings
+from bertree.config.sections import Phase
 from bertree.console import bar
 from bertree.data.store import Store
-from bertree.distillation import text_student
+from bertree.distillation import text_recipe
+from bertree.distillation.student import build_text_student, last_layers, parse_layers
 from bertree.distillation.teacher_cache import TeacherCache
 from bertree.embeddings.correlation import measures
 from bertree.errors import UserError
-from bertree.files.formats import Json
-from bertree.inference.load import Model, load
-from bertree.inference.run import Run
+from bertree.inference.load import load
+from bertree.inference.model import Model
+from bertree.inference.trained_run import Run
+from bertree.interop.contents import Contents
 from bertree.interop.huggingface.config import family_of_architecture
 from bertree.interop.weights import weights_hash
 from bertree.model import cost
+from bertree.model.architecture import Transformer
 from bertree.model.cost import describe_architecture
-from bertree.objectives.distill_pretraining import without_masks
+from bertree.objectives.distill_pretraining import (
+    PretrainingDistillation,
+    StudentWithProjections,
+    add_projections,
+    distillation_objective,
+    without_masks,
+)
 from bertree.objectives.pretraining import pretraining_objective
-from bertree.pretraining import build, minutes
-from bertree.pretraining.micro_batches import micro_batches_of
+from bertree.pretraining import build
+from bertree.pretraining.job import StoreJob, StoreTraining, Trainee, execute_store_job, mask_share
 from bertree.pretraining.recipe import DistillRecipe
-from bertree.pretraining.run import PretrainingRun, check_run_folder, mask_share, open_folder
 from bertree.report.run_page import write_run_report
-from bertree.run_folder import CHECKPOINTS, MODEL
-from bertree.scale.launch import Launch
-from bertree.scale.world import World, join
+from bertree.run_folder import MODEL
 from bertree.tasks.logits import inference_autocast
-from bertree.train.device import Placement, set_deterministic, uses_gpu
+from bertree.train.device_setup import DeviceSetup
 from bertree.train.held_out import evaluate_held_out
-from bertree.train.schedule import TrainingPlan
-from bertree.train.signals import catch_signals
 
 TEXTS = 64  # held-out examples that teacher and student are timed on
 
 
 def distill_on_text(
-    teacher: str,
+    teacher_path: str,
     student: str,
     overrides: Sequence[str | Override],
-    out: Path,
     *,
-    store: str | None = None,
+    out: Path,
+    store: str,
     layers: str = "",
     cache: str = "",
     epochs: float = 0.0,
     resume: bool = False,
     seconds: float = 0.0,
-    launch: Launch | None = None,
+    progress: bool | None = None,
 ) -> Run:
     """Pretrain a student with its teacher. `seconds` is the time for timing both at the end; 0: they are not timed."""
     if not math.isfinite(epochs) or epochs < 0:
         raise UserError(f"epochs: {epochs}: must be a positive number")
-    teacher_path = str(Path(teacher).resolve()) if Path(teacher).exists() else teacher
-    cache_path = str(Path(cache).resolve()) if cache else ""
-    given = {
-        "distill.teacher": teacher_path,
+    named = {
+        "distill.teacher": str(Path(teacher_path).resolve()) if Path(teacher_path).exists() else teacher_path,
         "data.store": store,
         "distill.layers": layers,
-        "distill.cache": cache_path,
+        "distill.cache": str(Path(cache).resolve()) if cache else "",
     }
-    recipe = text_student.find_recipe(student, given, overrides)
-    _check_scale(recipe)
-    with (
-        join(launch or Launch(), data=recipe.scale.data, cuda=uses_gpu(recipe.run)) as world,
-        ExitStack() as stack,
-    ):
-        lesson = world.check_together(lambda: _prepare(recipe, student, teacher, epochs, out, resume, world))
-        training, intro = lesson.training, lesson.intro
-        for what, text in training.identity.items():
-            world.check_same(what, json.dumps(text))
-        world.check_together(lambda: open_folder(training.recipe, out, resume, stack) if world.is_first else None)
-        if lesson.targets is not None:
-            intro = [*intro, _fill_cache(lesson, lesson.targets)]
-            training = replace(training, feed=lesson.targets)
-        with catch_signals() as signals:
-            run = training.run(out, resume, intro)
-        if world.agree({"stop": int(signals.caught is not None)})["stop"]:
-            return replace(run, signal=signals.caught or SIGTERM)  # it may have come while the model was written
-        compares = run.complete and seconds
-        world.check_together(lambda: _compare(training, teacher, out, seconds) if compares and world.is_first else None)
-        return run
+    recipe = text_recipe.find_recipe(student, named, overrides)
 
-
-def _check_scale(recipe: DistillRecipe) -> None:
-    alone = replace(ScaleSettings(), data=recipe.scale.data)
-    changed = next((name for name, value in vars(alone).items() if getattr(recipe.scale, name) != value), None)
-    if changed:
-        raise UserError(f"scale.{changed}: a student is whole on every rank (data parallelism alone); leave it out")
-
-
-@dataclass(frozen=True)
-class TextLesson:
-    """A prepared run and its teacher."""
-
-    training: PretrainingRun
-    teacher: Model
-    targets: TeacherCache | None
-    intro: list[str]
-
-
-def _prepare(
-    recipe: DistillRecipe, student: str, teacher: str, epochs: float, out: Path, resume: bool, world: World
-) -> TextLesson:
-    set_deterministic(recipe.run.deterministic)
-    machine = Placement.from_settings(recipe.run)
-    teacher_model = text_student.load_teacher(teacher, machine, text_student.term_weights(recipe))
-    train, held = build.open_stores(recipe.data)
-    text_student.check(recipe, teacher_model, train, teacher)
-    recipe = text_student.set_steps(recipe, student, epochs, train, teacher_model.max_length)
-    recipe = minutes.with_kept_steps(recipe, out) if resume else recipe
-    check_run_folder(recipe, out, resume)
-    begun = micro_batches_of(out / CHECKPOINTS, recipe.phases) if resume else []
-    training, intro = _build(recipe, machine, teacher_model, train, held, teacher, world, begun)
-    targets = _teacher_cache(training, teacher_model, train) if recipe.distill.cache else None
-    return TextLesson(training, teacher_model, targets, intro)
-
-
-def _compare(training: PretrainingRun, teacher: str, out: Path, seconds: float) -> None:
-    """Compare teacher and student on the same held-out text, for the report."""
-    recipe, machine = training.recipe, training.machine
-    stream = build.held_out_stream(recipe, training.held, recipe.phases[-1])
-    loaded_teacher = load(teacher, device=str(machine.device))
-    networks = (loaded_teacher.network, training.contents.network)
-    found = [
-        evaluate_held_out(
-            network, training.asked, stream, recipe.run.eval_tokens, lambda: inference_autocast(machine.device)
+    def build_job(device_setup: DeviceSetup) -> StoreJob:
+        teacher = _load_teacher(teacher_path, device_setup, text_recipe.term_weights(recipe))
+        train, held_out = build.open_stores(recipe.data)
+        text_recipe.check(recipe, teacher, train, teacher_path)
+        sized = text_recipe.set_steps(recipe, student, epochs, train, teacher.max_length)
+        return StoreJob(
+            recipe=sized,
+            train=train,
+            held_out=held_out,
+            build_trainee=lambda: _build_trainee(sized, teacher, teacher_path, train),
+            before_steps=lambda training: _with_cache(training, sized, teacher) if sized.distill.cache else training,
+            after_steps=(lambda training: _compare(training, teacher_path, seconds))
+            if seconds
+            else lambda training: None,
         )
-        if "mask" in network.heads
-        else {}
-        for network in networks
-    ]
-    scores = {name: [one.get(name) for one in found] for name in ("perplexity", "accuracy")}
-    backend, count = loaded_teacher.required_tokenizer.backend, min(stream.examples, TEXTS)
-    examples = [stream.example(k * stream.examples // count) for k in range(count)]
-    texts = [backend.decode(without_masks(example).ids.tolist()) for example in examples]
-    texts = [text for text in texts if text.strip()]
-    if training.contents.network.vector is not None:
-        vectors = [model.embed(texts) for model in (loaded_teacher, load(out / MODEL, device=str(machine.device)))]
-        scores["vector_cosine"] = [1.0, float(measures(*vectors)["cosine"].mean())]
-    compare_to_teacher(teacher, out, texts, scores, seconds, device=machine.device)
-    write_run_report(out)
+
+    return execute_store_job(build_job, recipe, out=out, resume=resume, progress=progress)
 
 
-def _build(
-    recipe: DistillRecipe,
-    machine: Placement,
-    teacher: Model,
-    train: Store,
-    held: Store,
-    name: str,
-    world: World,
-    begun: Sequence[int],
-) -> tuple[PretrainingRun, list[str]]:
-    """Build the parts of the run, and describe it in a few lines."""
-    contents, initial = text_student.build_student(recipe, teacher, train)
-    a, its, wanted = contents.architecture, teacher.architecture, recipe.distill
-    learner, objective = text_student.build_objective(
-        wanted, text_student.term_weights(recipe), contents, teacher, recipe.run.seed
-    )
-    learner.to(machine.device)
-    plan = TrainingPlan(recipe.phases, recipe.schedule, recipe.optim.lr)
-    rates = [mask_share(recipe, phase) for phase in recipe.phases]
-    scored = 2.0 if wanted.everywhere else 2 * max(rates)  # the teacher's scores take as much room as the student's
-    feed = build.build_feed(recipe, plan, train, machine, a, scored, world, begun)
-    identity: Json = {
-        "text in data.store": train.fingerprint,
-        "held-out text": held.fingerprint,
-        "teacher": weights_hash(resolve_model_path(name)),
-    }
-    flops: list[float] = []
-    for phase, share in zip(recipe.phases, rates, strict=True):
-        shown = cost.pretraining_forward_flops(its, phase.max_length, share if "mask" in teacher.network.heads else 0.0)
-        flops.append(cost.training_flops(a, phase.max_length, share) + (shown if objective.teacher else 0))
+def _load_teacher(name: str, device_setup: DeviceSetup, weights: Mapping[str, float]) -> Model:
+    """Load the teacher of these terms, in half precision on a GPU, with its weights frozen."""
+    model = load(name, device=str(device_setup.device), precision="bfloat16" if device_setup.bf16 else "float32")
+    if not model.trained:
+        raise UserError(f"{name}: is a preset with random weights, which has nothing to teach; give a trained model")
+    if "mask" not in model.network.heads and (weights["ce"] or not weights["vector"]):
+        raise UserError(
+            f"{name}: has no MLM head, so it cannot teach masked tokens; give the model it was fine-tuned from, or "
+            "teach its sentence vectors (distill.ce=0 distill.vector=4), or a task (`task=TASK` `data=DIR`)"
+        )
+    if weights["vector"]:
+        if model.network.readout.transforms or model.vector.prompt_text(None):
+            what = "other states than the last" if model.network.readout.transforms else "a prompt before the text"
+            raise UserError(f"{name}: its vectors are made of {what}, which a student cannot learn from")
+        model.network.vector = model.pooling
+    model.network.requires_grad_(False)
+    return model
+
+
+def _build_trainee(recipe: DistillRecipe, teacher: Model, teacher_path: str, train: Store) -> Trainee:
+    """Build the student and its objective, and describe both in a few lines."""
+    contents, initial_weights = build_text_student(recipe, teacher, train)
+    network, objective = _build_objective(recipe, contents, teacher)
+    settings, teacher_a = recipe.distill, teacher.architecture
+    # The teacher's logits take as much memory as the student's.
+    logit_share = 2.0 if settings.everywhere else 2 * max(mask_share(recipe, phase) for phase in recipe.phases)
+
+    def teacher_flops(phase: Phase) -> float:
+        share = mask_share(recipe, phase) if "mask" in teacher.network.heads else 0.0
+        return cost.pretraining_forward_flops(teacher_a, phase.max_length, share) if objective.teacher else 0
+
+    terms = ", ".join(f"{term} {weight:g}" for term, weight in objective.weights.items())
     intro = [
-        f"teacher: {name}, {describe_architecture(its)}; {initial}",
-        f"terms: {', '.join(f'{term} {weight:g}' for term, weight in objective.weights.items())}; "
-        f"temperature {wanted.temperature:g}",
+        f"teacher: {teacher_path}, {describe_architecture(teacher_a)}; {initial_weights}",
+        f"terms: {terms}; temperature {settings.temperature:g}",
     ]
     try:
-        family_of_architecture(a)
+        family_of_architecture(contents.architecture)
     except UserError as error:
         intro.append(f"the student will be in bertree's own format: {error}")
-    asked = pretraining_objective(mlm=1.0)
-    run = PretrainingRun(recipe, machine, held, contents, feed, learner, objective, asked, flops, identity, world)
-    return run, intro
+    return Trainee(
+        contents=contents,
+        network=network,
+        objective=objective,
+        evaluated=pretraining_objective(mlm=1.0),
+        logit_share=logit_share,
+        teacher_flops=teacher_flops,
+        identity={"teacher": weights_hash(resolve_model_path(teacher_path))},
+        intro=intro,
+    )
 
 
-def _teacher_cache(training: PretrainingRun, teacher: Model, train: Store) -> TeacherCache:
+def _build_objective(
+    recipe: DistillRecipe, contents: Contents, teacher: Model
+) -> tuple[StudentWithProjections, PretrainingDistillation]:
+    """Build the objective, and the student with the projections to the teacher's width that it needs."""
+    settings, weights = recipe.distill, text_recipe.term_weights(recipe)
+    a, teacher_a = contents.architecture, teacher.architecture
+    assert isinstance(a, Transformer), "no other kind has an MLM head"
+    assert isinstance(teacher_a, Transformer), "no other kind has an MLM head"
+    if settings.match:
+        matched = parse_layers(settings.match, teacher_a.layers, a.layers, "distill.match")
+    else:
+        matched = last_layers(teacher_a.layers, a.layers)
+    pairs = list(enumerate(matched, 1)) if weights["hidden"] else []
+    heads, layer = _relation(recipe, a, teacher_a) if weights["relation"] else (1, teacher_a.layers)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.run.seed)
+        network = add_projections(contents.network, a.output_width, teacher_a.output_width, weights, len(pairs))
+    needs_teacher = any(weight for term, weight in weights.items() if term != "mlm") and not settings.cache
+    objective = distillation_objective(
+        weights,
+        teacher.network if needs_teacher else None,
+        settings.temperature,
+        settings.everywhere,
+        pairs,
+        (a.layers, layer, heads),
+    )
+    return network, objective
+
+
+def _relation(recipe: DistillRecipe, a: Transformer, teacher_a: Transformer) -> tuple[int, int]:
+    """Return the heads in which relations of tokens are compared, and the teacher's layer."""
+    widths = a.heads * a.head_size, teacher_a.heads * teacher_a.head_size  # of queries and keys
+    common = math.gcd(*widths)
+    fitting = max(number for number in range(1, teacher_a.heads + 1) if common % number == 0)
+    heads, layer = recipe.distill.relation_heads or fitting, recipe.distill.relation_layer or teacher_a.layers
+    if common % heads:
+        raise UserError(
+            f"distill.relation_heads: {heads} must divide the widths of student and teacher ({widths[0]} and "
+            f"{widths[1]}); {fitting} does"
+        )
+    if layer > teacher_a.layers:
+        raise UserError(f"distill.relation_layer: {layer} is more than the teacher's {teacher_a.layers} layers")
+    return heads, layer
+
+
+def _with_cache(training: StoreTraining, recipe: DistillRecipe, teacher: Model) -> StoreTraining:
+    """Return the training with batches that carry the teacher's likeliest tokens; compute what the cache misses on one
+    rank, and free the teacher."""
+    world, network, device = training.world, teacher.network, training.device_setup.device
+    cache = world.check_together(lambda: _open_cache(training, recipe, teacher))
+
+    def compute() -> None:
+        with bar("asking the teacher", cache.steps_missing) as progress:
+            cache.compute(network, recipe.distill.temperature, lambda: inference_autocast(device), progress.advance)
+
+    def check() -> None:
+        if cache.missing:
+            raise UserError(f"{recipe.distill.cache}: rank 0 has filled it, but its files are not here")
+
+    world.check_together(lambda: compute() if world.is_first and cache.missing else None)
+    world.check_together(check)
+    network.to("meta")  # it is not needed any more
+    tokens = sum(phase.steps * phase.batch_tokens * mask_share(recipe, phase) for phase in recipe.phases)
+    line = (
+        f"the teacher's {recipe.distill.top_k} likeliest tokens: {cache.bytes / 1e6:,.1f} MB in "
+        f"{recipe.distill.cache}, {cache.bytes / tokens:.0f} bytes a masked token"
+    )
+    return replace(training, feed=cache, intro=[line])
+
+
+def _open_cache(training: StoreTraining, recipe: DistillRecipe, teacher: Model) -> TeacherCache:
     """Return the cache of the teacher's likeliest tokens, checked to belong to this run."""
-    recipe, feed = training.recipe, training.feed
-    assert isinstance(recipe, DistillRecipe)
-    reads = repr([(update.phase, update.first, update.batches) for update in feed.plan.updates])
-    about = training.identity | {
+    feed = training.feed
+    reads = repr([(update.phase, update.first, update.batches) for update in feed.schedule.updates])
+    identity = training.identity | {
         "temperature (distill.temperature)": recipe.distill.temperature,
         "distill.top_k": recipe.distill.top_k,
         "seed (run.seed)": recipe.run.seed,
@@ -213,34 +229,40 @@ def _teacher_cache(training: PretrainingRun, teacher: Model, train: Store) -> Te
         "phases section": [asdict(phase) for phase in recipe.phases],
         "growth of batches (schedule)": hashlib.sha256(reads.encode()).hexdigest(),
         "number of micro-batches (run.micro_tokens)": feed.micro_batches,
-        "compilation (run.compile)": training.machine.compiled,
+        "compilation (run.compile)": training.device_setup.compiled,
     }
-    a, counts = training.contents.architecture, feed.micro_batches
-    whole = build.build_feed(recipe, feed.plan, train, training.machine, a, counts=counts)
-    sizes = (recipe.distill.top_k, teacher.architecture.vocab_size)
-    return TeacherCache(Path(recipe.distill.cache), feed, whole, *sizes, about)
-
-
-def _fill_cache(lesson: TextLesson, targets: TeacherCache) -> str:
-    """Compute on one rank what is missing in the cache, free the teacher, and return a line about the cache."""
-    recipe, world, network = lesson.training.recipe, lesson.training.world, lesson.teacher.network
-    device = lesson.training.machine.device
-    assert isinstance(recipe, DistillRecipe)
-    temperature = recipe.distill.temperature
-
-    def make() -> None:
-        with bar("asking the teacher", targets.steps_missing) as progress:
-            targets.make(network, temperature, lambda: inference_autocast(device), progress.advance)
-
-    def check() -> None:
-        if targets.missing:
-            raise UserError(f"{recipe.distill.cache}: rank 0 has filled it, but its files are not here")
-
-    world.check_together(lambda: make() if world.is_first and targets.missing else None)
-    world.check_together(check)
-    network.to("meta")  # it is not needed any more
-    tokens = sum(phase.steps * phase.batch_tokens * mask_share(recipe, phase) for phase in recipe.phases)
-    return (
-        f"the teacher's {recipe.distill.top_k} likeliest tokens: {targets.bytes / 1e6:,.1f} MB in "
-        f"{recipe.distill.cache}, {targets.bytes / tokens:.0f} bytes a masked token"
+    a, counts = training.trainee.contents.architecture, feed.micro_batches
+    all_ranks = build.build_feed(recipe, feed.schedule, training.job.train, training.device_setup, a, counts=counts)
+    return TeacherCache(
+        Path(recipe.distill.cache),
+        feed,
+        all_ranks,
+        k=recipe.distill.top_k,
+        vocabulary=teacher.architecture.vocab_size,
+        identity=identity,
     )
+
+
+def _compare(training: StoreTraining, teacher_path: str, seconds: float) -> None:
+    """Compare teacher and student on the same held-out text, for the report."""
+    recipe, device, student = training.job.recipe, training.device_setup.device, training.trainee
+    stream = build.held_out_stream(recipe, training.job.held_out, recipe.phases[-1])
+    teacher = load(teacher_path, device=str(device))
+    figures = [
+        evaluate_held_out(
+            network, student.evaluated, stream, recipe.run.eval_tokens, lambda: inference_autocast(device)
+        )
+        if "mask" in network.heads
+        else {}
+        for network in (teacher.network, student.contents.network)
+    ]
+    scores = {name: [one.get(name) for one in figures] for name in ("perplexity", "accuracy")}
+    backend, count = teacher.required_tokenizer.backend, min(stream.examples, TEXTS)
+    examples = [stream.example(k * stream.examples // count) for k in range(count)]
+    texts = [backend.decode(without_masks(example).ids.tolist()) for example in examples]
+    texts = [text for text in texts if text.strip()]
+    if student.contents.network.vector is not None:
+        vectors = [model.embed(texts) for model in (teacher, load(training.out / MODEL, device=str(device)))]
+        scores["vector_cosine"] = [1.0, float(measures(*vectors)["cosine"].mean())]
+    compare_to_teacher(teacher_path, training.out, texts, scores, seconds, device=device)
+    write_run_report(training.out)

@@ -20,7 +20,7 @@ DIMENSIONS = ("dimensions", "loss.dimensions")
 
 @dataclass(frozen=True)
 class PoolingSettings:
-    """How hidden states become a vector; `layers`, which states, is a setting of `top`."""
+    """How hidden states become a vector; `layers`, which states, is a setting of `readout`."""
 
     pooling: str = "mean"  # cls, mean, max, ...; several side by side: mean+max
     normalize: bool = False  # vectors of length 1
@@ -53,8 +53,8 @@ def load(
     base = {"train": {"epochs": loss.epochs, "batch": loss.batch, "evaluations": loss.evaluations}, "vector": own}
     config: EmbeddingConfig = configs.load_as(kind, map(_with_list, overrides), task, base)
     resolved = config.loss
-    for known in _listed(loss):
-        resolved = known.resolve(resolved, config.overridden, config.vector.normalize)
+    for listed in _listed(loss):
+        resolved = listed.resolve(resolved, config.overridden, config.vector.normalize)
     pooling_of(config, vector)
     dimensions = resolved.dimensions or ()
     if dimensions and not loss.truncatable:
@@ -70,7 +70,7 @@ def pooling_of(config: EmbeddingConfig, vector: PoolingConfig) -> PoolingConfig:
     chosen = replace(vector, pooling=config.vector.pooling, normalize=config.vector.normalize)
     if config.vector.dense is not None:
         return replace(chosen, dense=(Dense(config.vector.dense, "identity"),))
-    keep = chosen.pooling == vector.pooling and config.top.layers == "last" and not config.top.lstm
+    keep = chosen.pooling == vector.pooling and not config.readout.of_network.transforms
     return chosen if keep else replace(chosen, dense=())
 
 
@@ -81,19 +81,22 @@ def _listed(loss: type[EmbeddingLoss]) -> list[type[EmbeddingLoss]]:
 
 def _loss_section(loss: type[EmbeddingLoss]) -> type:
     """Build the `[loss]` section: the settings of the listed losses, and `dimensions`."""
-    order = {one.name: None for name in LISTED for one in fields(LOSSES[name])}
-    found: dict[str, Any] = dict(order)
-    for known in _listed(loss):
-        hints = get_type_hints(known, include_extras=True)
-        found |= {one.name: (one.name, hints[one.name], field(default=one.default)) for one in fields(known)}
+    order = {setting.name: None for name in LISTED for setting in fields(LOSSES[name])}
+    settings: dict[str, Any] = dict(order)
+    for listed in _listed(loss):
+        hints = get_type_hints(listed, include_extras=True)
+        settings |= {
+            setting.name: (setting.name, hints[setting.name], field(default=setting.default))
+            for setting in fields(listed)
+        }
     # None is not written: recipes without this setting stay as they were before there was one.
     dimensions = ("dimensions", Annotated[tuple[int, ...] | None, AtLeast(1)], field(default=None))
-    return make_dataclass("LossSettings", [*found.values(), dimensions], frozen=True)
+    return make_dataclass("LossSettings", [*settings.values(), dimensions], frozen=True)
 
 
-def _with_list(given: str | Override) -> Override:
+def _with_list(text: str | Override) -> Override:
     """Let `dimensions=256,128` and `dimensions=256` stand for lists."""
-    override = parse(given) if isinstance(given, str) else given
+    override = parse(text) if isinstance(text, str) else text
     if override.key not in DIMENSIONS or isinstance(override.value, list | tuple):
         return override
     parts = str(override.value).split(",")

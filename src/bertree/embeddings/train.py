@@ -1,8 +1,8 @@
-"""`bertree embeddings train`: train an encoder on pairs or triplets so that its vectors can be compared.
+"""Train sentence vectors on pairs or triplets, or a cross-encoder on pairs: `bertree.train_embeddings`.
 
 OUT receives what `bertree finetune` writes; its model/ makes vectors. Where Hugging Face knows the encoder,
-sentence-transformers can read it too. With the loss `cross` a model of pairs is fine-tuned instead, which is slower
-and better: good for reranking the best results of a search.
+sentence-transformers can read it too. With the loss `cross` a model that reads both texts at once is fine-tuned
+instead, which is slower and better: good for reranking the best results of a search.
 """
 
 from collections.abc import Sequence
@@ -13,25 +13,21 @@ from typing import Any
 
 from bertree.config.overrides import Override, overrides_of, parse
 from bertree.config.sections import RunSettings
-from bertree.console import note, notes_shown, showing
+from bertree.console import note
 from bertree.embeddings import config as embedding_config
 from bertree.embeddings.config import EmbeddingConfig
 from bertree.embeddings.tuner import EmbeddingFineTuning
 from bertree.errors import UserError
 from bertree.finetuning import config as configs
-from bertree.finetuning.left_to_right import with_layout, with_task_tokens
-from bertree.finetuning.prepare import FineTuningJob, TaskExamples, prepare_run
-from bertree.finetuning.seeds import check_run_folder, run_seeds
-from bertree.finetuning.tuner import hold_out
+from bertree.finetuning.execute import execute_job
+from bertree.finetuning.job import EncodedJob, TaskJob, split_examples, with_layout, with_task_tokens
 from bertree.inference.load import load_or_take
 from bertree.inference.model import Model
-from bertree.inference.run import Run
+from bertree.inference.trained_run import Run
 from bertree.interop.contents import Contents
 from bertree.model.network import Network
 from bertree.objectives.embedding import embedding_objective
 from bertree.objectives.embedding_losses import CROSS, ROWS, default_loss, loss_named
-from bertree.scale.launch import launched
-from bertree.scale.world import World, join
 from bertree.tasks.options import configure_task
 from bertree.tasks.similarity import read as read_sentences
 from bertree.tasks.similarity.examples import cross_encoder_examples, examples_for_loss, score_range
@@ -39,7 +35,6 @@ from bertree.tasks.similarity.read import ColumnNames, SentenceExample
 from bertree.tasks.similarity.task import SimilarityTask
 from bertree.tasks.task import Splits
 from bertree.tasks.text import TextTask
-from bertree.train.device import Placement, set_deterministic, uses_gpu
 
 
 @dataclass(frozen=True)
@@ -56,7 +51,7 @@ class TrainingRows:
     """The loss, and the rows of each split as the files hold them."""
 
     loss: str
-    splits: Splits
+    files: Splits
     train: Sequence[Sequence[SentenceExample]]  # for each source
     dev: Sequence[SentenceExample] | None
 
@@ -91,71 +86,55 @@ def train_embeddings(
     """
     paths = [Path(path) for path in ([data] if isinstance(data, str | Path) else data)]
     source = TrainingSource(paths, None if dev is None else Path(dev), ColumnNames(text, pair, label, tuple(negative)))
-    launch = launched()
-    resume = resume or launch.restarts > 0
-    given: list[str | Override] = [*overrides, *overrides_of(settings)]
-    with (
-        showing(progress if launch.rank == 0 else False),
-        notes_shown(launch.rank == 0),
-        join(launch, cuda=_on_gpu(given)) as world,
-    ):
-        job = world.check_together(lambda: _prepare(model, source, loss, Path(out), given, resume, tokenizer, world))
-        world.check_same("model, data or settings", job.tuner.run_identity(job.tuner.config.run.seed))
-        return run_seeds(job, seeds, resume)
+    all_overrides: list[str | Override] = [*overrides, *overrides_of(settings)]
+
+    def build() -> TaskJob:
+        named_loss = None if loss == CROSS else loss_named(loss or default_loss("pair"))
+        initial, name = load_or_take(model, tokenizer=tokenizer)
+        if named_loss is not None:  # report a mistake in a setting before any file is read
+            embedding_config.load(all_overrides, SimilarityTask("sentence"), named_loss, initial.vector)
+        if not initial.trained:
+            note(f"{name}: is a preset with random weights, so everything is learned from these sentences alone")
+        rows = read_rows(source, loss)
+        resolved = str(model)
+        if isinstance(model, Model):
+            resolved = model.digest
+        elif Path(model).exists():
+            resolved = str(Path(model).resolve())
+        identity = [resolved, rows.loss, source.columns.identity]
+        job = cross_encoder_job if rows.loss == CROSS else vectors_job
+        return job(initial, name, rows, all_overrides, identity)
+
+    run = _run_settings(all_overrides)
+    return execute_job(build, out=out, run=run, seeds=seeds, resume=resume, progress=progress)
 
 
-def _on_gpu(overrides: Sequence[str | Override]) -> bool:
-    """Whether the run is computed on a GPU; other settings are read when the data have said which there are."""
-    parsed = [parse(given) if isinstance(given, str) else given for given in overrides]
+def _run_settings(overrides: Sequence[str | Override]) -> RunSettings:
+    """Return the device that is set; which other settings there are depends on the data."""
+    parsed = [parse(override) if isinstance(override, str) else override for override in overrides]
     devices = [str(override.value) for override in parsed if override.key in ("device", "run.device")]
-    return uses_gpu(RunSettings(device=devices[-1])) if devices else uses_gpu(RunSettings())
-
-
-def _prepare(
-    model: str | Path | Model,
-    source: TrainingSource,
-    loss: str | None,
-    out: Path,
-    overrides: Sequence[str | Override],
-    resume: bool,
-    tokenizer: str | Path | None,
-    world: World,
-) -> FineTuningJob:
-    known_loss = None if loss == CROSS else loss_named(loss or default_loss("pair"))
-    check_run_folder(out, resume)
-    start, name = load_or_take(model, tokenizer=tokenizer)
-    if known_loss is not None:  # report a mistake in a setting before any file is read
-        embedding_config.load(overrides, SimilarityTask("sentence"), known_loss, start.vector)
-    if not start.trained:
-        note(f"{name}: is a preset with random weights, so everything is learned from these sentences alone")
-    rows = read_rows(source, loss)
-    source_model = (
-        model.digest if isinstance(model, Model) else str(Path(model).resolve()) if Path(model).exists() else str(model)
-    )
-    identity = [source_model, rows.loss, source.columns.identity]
-    prepare = prepare_cross_encoder if rows.loss == CROSS else prepare_vectors
-    return prepare(name, start, rows, out, overrides, identity, world)
+    return RunSettings(device=devices[-1]) if devices else RunSettings()
 
 
 def read_rows(source: TrainingSource, loss: str | None) -> TrainingRows:
     """Read the training rows and the dev rows, and choose the loss they are for if none is named."""
     named = replace(source.columns, wants=_wanted_column(loss))
-    found = [read_sentences.find(path) for path in source.data]
-    for path, some in zip(source.data, found, strict=True):
-        if "train" not in some:
+    files = [read_sentences.find(path) for path in source.data]
+    for path, splits in zip(source.data, files, strict=True):
+        if "train" not in splits:
             raise UserError(f"{path}: has no training file; give the file itself with `data=FILE`")
-    rows = [read_sentences.read(some["train"], named) for some in found]
+    rows = [read_sentences.read(splits["train"], named) for splits in files]
     if loss is None:
         loss = default_loss(rows[0][0].kind)
         note(f"{source.data[0]}: holds {ROWS[rows[0][0].kind]}, so the loss is {loss}; choose another with `loss`")
-    splits: Splits = {"train": tuple(path for some in found for path in some["train"])}
-    dev = (source.dev,) if source.dev else tuple(path for some in found for path in some.get("dev", ()))
+    all_files: Splits = {"train": tuple(path for splits in files for path in splits["train"])}
+    dev = (source.dev,) if source.dev else tuple(path for splits in files for path in splits.get("dev", ()))
     if not dev:
-        return TrainingRows(loss, splits, rows, None)
-    splits["dev"] = dev
+        return TrainingRows(loss, all_files, rows, None)
+    all_files["dev"] = dev
     columns = named if source.dev is None or _has_columns(source.dev, named) else ColumnNames()
     wants = "score" if _wanted_column(loss) == "score" else columns.wants if source.dev is None else None
-    return TrainingRows(loss, splits, rows, read_sentences.read(dev, replace(columns, wants=wants)))
+    return TrainingRows(loss, all_files, rows, read_sentences.read(dev, replace(columns, wants=wants)))
 
 
 def _wanted_column(loss: str | None) -> str | None:
@@ -166,76 +145,61 @@ def _wanted_column(loss: str | None) -> str | None:
 
 def _has_columns(path: Path, named: ColumnNames) -> bool:
     """True if a file has all named columns; a dev file may be of another kind."""
-    wanted = [name for name in (named.text, named.pair, named.label, *named.negatives) if name]
-    return set(wanted) <= set(read_sentences.columns_of(path))
+    required = [name for name in (named.text, named.pair, named.label, *named.negatives) if name]
+    return set(required) <= set(read_sentences.columns_of(path))
 
 
-def prepare_vectors(
-    model: str,
-    start: Model,
-    rows: TrainingRows,
-    out: Path,
-    overrides: Sequence[str | Override],
-    identity: Sequence[str],
-    world: World | None = None,
-) -> FineTuningJob:
-    """Prepare a run that trains vectors."""
+def vectors_job(
+    initial: Model, name: str, rows: TrainingRows, overrides: Sequence[str | Override], identity: Sequence[str]
+) -> TaskJob:
+    """Return the job that trains vectors."""
     kind = loss_named(rows.loss)
-    regression = "score" in kind.reads
-    prompt = start.vector.prompt_text(None)
-    task = SimilarityTask(f"sentence-{kind.name}", loss=kind.name, regression=regression, prompt=prompt)
-    config = embedding_config.load(overrides, task, kind, start.vector)
-    set_deterministic(config.run.deterministic)
-    machine = Placement.from_settings(config.run)
-    train = [example for some in rows.train for example in examples_for_loss(some, kind)]
+    prompt = initial.vector.prompt_text(None)
+    task = SimilarityTask(f"sentence-{kind.name}", loss=kind.name, regression="score" in kind.reads, prompt=prompt)
+    config = embedding_config.load(overrides, task, kind, initial.vector)
+    train = [example for part in rows.train for example in examples_for_loss(part, kind)]
     task = task.with_labels(task.labels_in(train))
     task.check_training(train)
-    task, told = _with_score_range(task, config, train)
-    dev = rows.dev
-    if dev is not None and dev[0].kind == "label" and "label" not in kind.reads:
-        dev = examples_for_loss(dev, kind)
-    if dev is not None:
-        examples = {"train": train, "dev": list(dev)}
-    else:
-        examples = hold_out(train, config.train.held_out, task.group, rows.splits["train"][0])
-    task, examples["dev"] = task.with_dev_kind(examples["dev"])
-    held = len(examples["dev"]) if dev is None else 0
-    read = TaskExamples(configure_task(task, config.task), rows.splits, examples, held)
-    vector = embedding_config.pooling_of(config, start.vector)
-    if start.vector.dense and vector.dense != start.vector.dense:
-        note(f"{model}: its dense layers were trained on other vectors and are left out")
-    width = vector.width(start.network.width)
+    task, range_line = _with_score_range(task, config, train)
+    examples = {"train": train}
+    if rows.dev is not None:
+        unlabeled = rows.dev[0].kind == "label" and "label" not in kind.reads
+        examples["dev"] = examples_for_loss(rows.dev, kind) if unlabeled else list(rows.dev)
+    data = split_examples(task, rows.files, examples, config.train.held_out)
+    task, dev = task.with_dev_kind(data.examples["dev"])
+    data = replace(data, task=configure_task(task, config.task), examples={**data.examples, "dev": dev})
+    pooling = embedding_config.pooling_of(config, initial.vector)
+    if initial.vector.dense and pooling.dense != initial.vector.dense:
+        note(f"{name}: its dense layers were trained on other vectors and are left out")
+    width = pooling.width(initial.network.width)
     loss, dimensions = config.make_loss(kind), config.loss.dimensions or ()
     _check_widths(dimensions, width)
-    job = prepare_run(
-        start,
-        model,
-        read,
-        out,
-        config,
-        machine,
-        embedding_objective(loss, dimensions),
-        identity=identity,
-        fine_tuning_type=partial(EmbeddingFineTuning, vector=vector, concat=loss.classifier_parts()),
-        world=world,
-    )
-    length = ", of length 1" if vector.normalize else ""
+    length = ", of length 1" if pooling.normalize else ""
     truncated = f"; also truncated to {', '.join(map(str, dimensions))}" if dimensions else ""
-    line = f"loss {kind.name}; vectors: {vector.pooling}{length}, {width:,} wide{truncated}{told}"
-    return replace(job, intro=[*job.intro, line], select_saved=_without_classifier)
+    return TaskJob(
+        initial=initial,
+        initial_name=name,
+        identity=identity,
+        data=data,
+        config=config,
+        objective=embedding_objective(loss, dimensions),
+        tuner_type=partial(EmbeddingFineTuning, pooling=pooling, concat=loss.classifier_parts()),
+        intro=[f"loss {kind.name}; vectors: {pooling.pooling}{length}, {width:,} wide{truncated}{range_line}"],
+        select_saved=_without_classifier,
+    )
 
 
 def _check_widths(dimensions: Sequence[int], width: int) -> None:
     if dimensions and max(dimensions) > width:
-        raise UserError(f"settings: loss.dimensions: {max(dimensions)} is more than the {width} places of a vector")
+        raise UserError(f"settings: loss.dimensions: {max(dimensions)} is more than the {width} dimensions of a vector")
     if dimensions and width not in dimensions:
-        note(f"dimensions: the full width, {width}, is not among them, so the last places of a vector are not trained")
+        note(f"dimensions: the full width, {width}, is not among them, so the last dimensions are not trained")
 
 
 def _with_score_range(
     task: SimilarityTask, config: EmbeddingConfig, train: Sequence[SentenceExample]
 ) -> tuple[SimilarityTask, str]:
-    """Return the task with the lowest and highest score, given or found, and a line about it."""
+    """Return the task with the lowest and highest score, as set or in the data, and a line about it."""
     if not task.regression:
         return task, ""
     low, high = config.loss.low, config.loss.high
@@ -246,45 +210,35 @@ def _with_score_range(
     return replace(task, low=low, high=high), f"; scores from {low:g} to {high:g} are cosines from 0 to 1"
 
 
-def _without_classifier(job: FineTuningJob, network: Network) -> Contents:
-    """Return what is saved: the encoder and the pooling; a classifier it was trained under is not. The MLM head of a
-    frozen encoder is, because it still fits."""
-    kept = {name: head for name, head in job.start.network.heads.items() if name == "mask" and network.readout.frozen}
-    readout = replace(network.readout, frozen=False)  # which was a choice of the run, not of the model
-    bare = Network(network.encoder, kept, readout, network.features, None, network.vector, network.width)
-    return Contents(job.tuner.architecture, bare, job.start.tokenizer, max_length=job.tuner.config.train.max_length)
+def _without_classifier(job: EncodedJob, network: Network) -> Contents:
+    """Return the encoder and the pooling, without the classifier they were trained under. The MLM head of a frozen
+    encoder is saved too, because it still fits."""
+    initial = job.job.initial
+    heads = {name: head for name, head in initial.network.heads.items() if name == "mask" and network.readout.frozen}
+    readout = replace(network.readout, frozen=False)  # it was a choice of the run, not of the model
+    bare = Network(network.encoder, heads, readout, network.features, None, network.vector, network.width)
+    return Contents(job.tuner.architecture, bare, initial.tokenizer, max_length=job.tuner.config.train.max_length)
 
 
-def prepare_cross_encoder(
-    model: str,
-    start: Model,
-    rows: TrainingRows,
-    out: Path,
-    overrides: Sequence[str | Override],
-    identity: Sequence[str],
-    world: World | None = None,
-) -> FineTuningJob:
-    """Prepare a run that fine-tunes a model of pairs, as `finetune` does."""
-    given = [example for some in rows.train for example in some]
-    task, train = cross_encoder_examples(given)
-    config = configs.load(overrides, task)
-    start = with_task_tokens(start)
-    with_options = with_layout(configure_task(task, config.task), start, config.task)
-    assert isinstance(with_options, TextTask)
-    task = with_options
-    set_deterministic(config.run.deterministic)
-    machine = Placement.from_settings(config.run)
+def cross_encoder_job(
+    initial: Model, name: str, rows: TrainingRows, overrides: Sequence[str | Override], identity: Sequence[str]
+) -> TaskJob:
+    """Return the job that fine-tunes a model of pairs, as `finetune` does."""
+    pairs = [example for part in rows.train for example in part]
+    named, train = cross_encoder_examples(pairs)
+    config, configured = configs.configure(configs.load(overrides, named), named)
+    initial = with_task_tokens(initial)
+    task = with_layout(configured, initial, config.task)
+    assert isinstance(task, TextTask)
     task = task.with_labels(task.labels_in(train))
     task.check_training(train)
+    examples = {"train": train}
     if rows.dev is not None:
-        kinds = [{"triplet": "pair"}.get(some[0].kind, some[0].kind) for some in (given, rows.dev)]
+        kinds = [{"triplet": "pair"}.get(part[0].kind, part[0].kind) for part in (pairs, rows.dev)]
         if kinds[0] != kinds[1]:
             raise UserError(
-                f"{rows.dev[0].file}: holds {ROWS[rows.dev[0].kind]}, but {given[0].file} {ROWS[given[0].kind]}"
+                f"{rows.dev[0].file}: holds {ROWS[rows.dev[0].kind]}, but {pairs[0].file} {ROWS[pairs[0].kind]}"
             )
-        examples = {"train": train, "dev": cross_encoder_examples(rows.dev, task)[1]}
-    else:
-        examples = hold_out(train, config.train.held_out, lambda example: example.text, rows.splits["train"][0])
-    held = len(examples["dev"]) if rows.dev is None else 0
-    read = TaskExamples(task, rows.splits, examples, held)
-    return prepare_run(start, model, read, out, config, machine, identity=identity, world=world)
+        examples["dev"] = cross_encoder_examples(rows.dev, task)[1]
+    data = split_examples(task, rows.files, examples, config.train.held_out, lambda example: example.text)
+    return TaskJob(initial=initial, initial_name=name, identity=identity, data=data, config=config)

@@ -7,16 +7,15 @@ import torch
 from bertree.finetuning.tuner import FineTuning
 from bertree.model.architecture import Architecture
 from bertree.model.heads import PairClassifier
-from bertree.model.init import without_weights
 from bertree.model.network import Network, build
-from bertree.model.pooling import Dense, DenseLayer, PoolingConfig, SentencePooling
+from bertree.model.pooling import DenseLayer, PoolingConfig, SentencePooling
 
 
-@dataclass
+@dataclass(kw_only=True)
 class EmbeddingFineTuning(FineTuning):
     """A run that trains sentence vectors; `run` trains with one seed."""
 
-    vector: PoolingConfig = field(default_factory=PoolingConfig)
+    pooling: PoolingConfig = field(default_factory=PoolingConfig)
     concat: tuple[str, ...] = ()  # parts of two vectors that a classifier reads; empty: no classifier
 
     @property
@@ -29,46 +28,35 @@ class EmbeddingFineTuning(FineTuning):
         """Never: a classifier is not saved."""
         return False
 
-    def network(self, seed: int) -> Network:
-        """Build the network: pretrained encoder and pooling, where they fit, and a new classifier."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            made = self._built()
-        known = made.state_dict()
-        if made.vector is not None and made.vector.config.dense != self.initial_dense:
-            _start_as_identity(made.vector)
-            known = {name: tensor for name, tensor in known.items() if not name.startswith("vector.")}
-        if not self.initial.reinitialize:
-            there = {
-                name: tensor
-                for name, tensor in self.initial.network.state_dict().items()
-                if name.startswith(("encoder.", "features.", "vector."))
-                and name in known
-                and known[name].shape == tensor.shape
-            }
-            made.load_state_dict(there, strict=False)
-        return made.to(self.machine.device)
+    @property
+    def pretrained(self) -> tuple[str, ...]:
+        """How the names of weights begin that are taken from the initial model, where they fit."""
+        return ("encoder.", "features.") if self._has_new_dense else ("encoder.", "features.", "vector.")
 
     @property
-    def initial_dense(self) -> tuple[Dense, ...]:
-        """The dense layers that the initial model has."""
-        before = self.initial.network.vector
-        return () if before is None else before.config.dense
+    def _has_new_dense(self) -> bool:
+        """Whether the dense layers after the pooling are not those of the initial model."""
+        initial = self.initial.network.vector
+        return self.pooling.dense != (() if initial is None else initial.config.dense)
 
-    def check(self) -> None:
-        """Raise an error if the network cannot be built, before anything is written."""
-        with without_weights():
-            self._built()
+    def network(self, seed: int) -> Network:
+        """Build the network: pretrained encoder and pooling, where they fit, and a new classifier."""
+        network = super().network(seed)
+        if network.vector is not None and self._has_new_dense:
+            _start_as_identity(network.vector)
+        return network
 
-    def _built(self) -> Network:
+    def new_network(self) -> Network:
+        """Build the network with random weights."""
         a = self.architecture
-        made = build(a, {}, self.config.top, self.vector)
+        network = build(a, {}, self.config.readout.of_network, self.pooling)
         if self.concat:
-            assert made.vector is not None
-            made.heads["compare"] = PairClassifier(made.vector.width, self.task.classes, self.concat, a.init_std)
-        return made
+            assert network.vector is not None
+            network.heads["compare"] = PairClassifier(network.vector.width, self.task.classes, self.concat, a.init_std)
+        return network
 
 
+@torch.no_grad()
 def _start_as_identity(pooling: SentencePooling) -> None:
     """Let new dense layers change nothing, or as little as their width allows: training starts from the vectors as they
     were."""

@@ -11,9 +11,9 @@ from bertree.config.sections import SHAPES, OptimSettings, RunSettings
 from bertree.errors import UserError
 from bertree.files.formats import Json
 from bertree.model.architecture import Architecture
-from bertree.model.readout import Readout
+from bertree.model.readout import DEPTHS, MOST, Readout
 from bertree.objectives.distill_task import KINDS
-from bertree.tasks.options import task_options
+from bertree.tasks.options import configure_task, task_options
 from bertree.tasks.task import Task
 
 DROPOUTS = ("dropout", "attention_dropout", "classifier_dropout")
@@ -37,6 +37,30 @@ class TrainSettings:
     # weight of the language-model loss on the task's texts; None: 0.5 if the model reads left to right and has the head
     lm: Annotated[float | None, AtLeast(0)] = None
     held_out: Annotated[float, Share()] = 0.1  # share of the training data used as dev split if there is none
+
+
+@dataclass(frozen=True)
+class ReadoutSettings:
+    """What the heads read of the encoder, and whether the encoder is trained."""
+
+    layers: Annotated[str, OneOf(tuple(DEPTHS))] = "last"  # the hidden states that are read of a trained encoder
+    # freezes the encoder and names the hidden states that are read of it; "": the encoder is trained
+    frozen: Annotated[str, OneOf(("", *DEPTHS))] = ""
+    lstm: Annotated[int, AtLeast(0), AtMost(MOST)] = 0  # width of each direction of a BiLSTM over them; 0: none
+    lstm_layers: Annotated[int, AtLeast(1), AtMost(64)] = 2
+    crf: bool = False  # a CRF chooses the tags of the token head together
+
+    def __post_init__(self) -> None:
+        if self.frozen and self.layers != "last":
+            raise UserError(
+                "readout.layers: readout.frozen names the layers of a frozen encoder; leave one of them out"
+            )
+
+    @property
+    def of_network(self) -> Readout:
+        """The readout of the network."""
+        layers = self.frozen or self.layers
+        return Readout(layers, self.lstm, self.lstm_layers, frozen=bool(self.frozen), crf=self.crf)
 
 
 @dataclass(frozen=True)
@@ -64,7 +88,7 @@ class FineTuneConfig:
     model: Json = field(default_factory=dict)  # dropouts
     task: Json = field(default_factory=dict)  # the task's own settings, for example stride of SQuAD
     train: TrainSettings = TrainSettings()
-    top: Readout = field(default_factory=Readout)
+    readout: ReadoutSettings = ReadoutSettings()
     optim: FineTuneOptimSettings = FineTuneOptimSettings()
     run: FineTuneRunSettings = FineTuneRunSettings()
     overridden: frozenset[str] = field(default=frozenset(), compare=False, metadata=settings.NOT_A_SETTING)
@@ -106,8 +130,8 @@ def load_task_distill(overrides: Iterable[str | Override], task: Task[Any]) -> T
     config = load_as(TaskDistillConfig, overrides, task, {})
     if config.distill.kind == "mse" and "distill.alpha" not in config.overridden:
         config = replace(config, distill=replace(config.distill, alpha=0.0))
-    if (both := config.distill.masking + config.distill.replacing) > 1:
-        raise UserError(f"settings: distill.masking and distill.replacing: are shares of the same words, not {both:g}")
+    if (share := config.distill.masking + config.distill.replacing) > 1:
+        raise UserError(f"settings: distill.masking and distill.replacing: are shares of the same words, not {share:g}")
     return config
 
 
@@ -115,7 +139,7 @@ def load_as(kind: type[Config], overrides: Iterable[str | Override], task: Task[
     """Load and check a configuration of any kind of fine-tuning."""
     tree: Json = {"model": {}, "task": {}} | base
     own = task_options(task)
-    hidden = {"name", "note", *(["top.crf"] if "crf" in own else [])}  # `crf=true` is then a setting of the task
+    hidden = {"name", "note", *(["readout.crf"] if "crf" in own else [])}  # `crf=true` is then a setting of the task
     overridden = apply_overrides(tree, overrides, kind, free={"model": DROPOUTS, "task": own}, hidden=hidden)
     config: Config = settings.read(kind, tree, "settings")
     for key in config.model:
@@ -125,17 +149,18 @@ def load_as(kind: type[Config], overrides: Iterable[str | Override], task: Task[
     return replace(config, model=dropouts, overridden=frozenset(overridden))
 
 
-def with_crf(config: Config, task: Task[Any]) -> tuple[Config, Task[Any]]:
-    """Return configuration and task with the same `crf`: it is part of the network and of a tagging task."""
-    crf = config.top.crf or getattr(task, "crf", False)
+def configure(config: Config, task: Task[Any]) -> tuple[Config, Task[Any]]:
+    """Return the task with its settings, and both with the same `crf`, which belongs to the network and to the task."""
+    task = configure_task(task, config.task)
+    crf = config.readout.crf or getattr(task, "crf", False)
     if crf and not hasattr(task, "crf"):
         raise UserError(f"crf: chooses the tags of words, but {task.name} has none; it is for ner and tagging")
     task = replace(task, crf=crf) if hasattr(task, "crf") else task  # type: ignore[call-arg]
-    return replace(config, top=replace(config.top, crf=crf)), task
+    return replace(config, readout=replace(config.readout, crf=crf)), task
 
 
 def learning_rate(config: FineTuneConfig, a: Architecture) -> float:
     """Return the learning rate: as set, or the architecture's."""
     if config.optim.lr:
         return config.optim.lr
-    return FROZEN_RATE if config.top.frozen else a.learning_rate
+    return FROZEN_RATE if config.readout.frozen else a.learning_rate

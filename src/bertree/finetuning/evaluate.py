@@ -1,25 +1,53 @@
-"""Evaluate a model on a task's files: `bertree.evaluate`."""
+"""Scores on a task: of a model on its files (`bertree.evaluate`), of the seeds of a run, of several GLUE tasks."""
 
-from collections.abc import Sequence
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from statistics import mean, stdev
+from typing import Any, Generic
+
+import numpy as np
 
 from bertree.console import bar, note, showing
 from bertree.errors import UserError
 from bertree.files.atomic import write_into_folder, write_json_lines
 from bertree.files.formats import Json, json_text, read_json
-from bertree.finetuning.page.page import write_page
-from bertree.finetuning.prepare import encode_split
-from bertree.finetuning.tuner import evaluate_split
+from bertree.finetuning.page import write_page
 from bertree.inference.load import choose_device, load_or_take
 from bertree.inference.model import Model
+from bertree.model.network import Network
 from bertree.run_folder import SCORES, predictions_file
 from bertree.tasks.files import TaskFiles, note_all_rows_scored
 from bertree.tasks.glue import GLUE_AVERAGES
-from bertree.tasks.logits import effective_max_length, inference_autocast
+from bertree.tasks.logits import effective_max_length, inference_autocast, logits
 from bertree.tasks.registry import with_model_labels, with_model_layout
-from bertree.tasks.task import Task
+from bertree.tasks.task import Example, Task, Truncation, Unit
+
+FEWEST_PREDICTIONS = 10  # for calling a run degenerate because all of them are the same
+LEAST_SPREAD = 0.01  # of predicted numbers, as a share of the gold ones'; below it they count as the same
+NOT_SCORES = ("seed", "best_step", "diverged", "run")  # other keys of a seed's result
+
+Autocast = Callable[[], AbstractContextManager[object]]
+Measurement = tuple[list[Json], dict[str, float]]  # predictions and scores
+
+
+@dataclass(frozen=True)
+class EncodedSplit(Generic[Example]):
+    """The examples of a split and the units the encoder reads of them."""
+
+    examples: Sequence[Example]
+    units: Sequence[Unit]
+
+
+def encode_split(
+    task: Task[Any], examples: Sequence[Any], model: Model, longest: int
+) -> tuple[EncodedSplit[Any], Truncation]:
+    """Return the examples with their units, and how much was truncated."""
+    units, truncation = task.units(examples, model.required_tokenizer, longest)
+    return EncodedSplit(examples, units), truncation
 
 
 @dataclass(frozen=True)
@@ -58,10 +86,10 @@ def evaluate(
     """
     with showing(progress):
         loaded, name = load_or_take(model, device=choose_device(device), tokenizer=tokenizer)
-        known = _task_of(loaded, name, task, {"text": text, "pair": pair, "label": label})
+        loaded_task = _task_of(loaded, name, task, {"text": text, "pair": pair, "label": label})
         if submission is not None:
-            known.submission([], [])  # raises before the work, not after it
-        return _evaluate(loaded, name, known, Path(data), split, out, submission, max_length)
+            loaded_task.submission([], [])  # raises before the work, not after it
+        return _evaluate(loaded, name, loaded_task, Path(data), split, out, submission, max_length)
 
 
 def _task_of(model: Model, name: str, task: str | Task[Any], columns: dict[str, str | None]) -> Task[Any]:
@@ -86,39 +114,39 @@ def _evaluate(
     max_length: int,
 ) -> Scores:
     splits = TaskFiles(data).splits(task, alone=split or "dev")
-    wanted = [one for one in splits if one == (split or "dev") or one.startswith(f"{split or 'dev'}-")]
-    if not wanted:
+    chosen = [name for name in splits if name == (split or "dev") or name.startswith(f"{split or 'dev'}-")]
+    if not chosen:
         raise UserError(f"{data}: has no split '{split or 'dev'}'; there are: {', '.join(splits)}")
-    usual = model.task.get("max_length") or task.max_length
-    longest = effective_max_length(max_length, usual, model.architecture.longest_input)
-    found: Json = {}
+    default_length = model.task.get("max_length") or task.max_length
+    longest = effective_max_length(max_length, default_length, model.architecture.longest_input)
+    figures: Json = {}
     predictions: dict[str, list[Json]] = {}
-    for one in wanted:
-        examples = task.read(splits[one])
+    for name in chosen:
+        examples = task.read(splits[name])
         part, cut = encode_split(task, examples, model, longest)
         with bar("evaluating", len(part.units)) as shown:
             lines, scores = evaluate_split(
                 task, model.network, part, lambda: inference_autocast(model.device), shown.advance
             )
-        predictions[one] = lines
-        prefix = f"{rest}_" if (rest := one.partition("-")[2]) else ""
+        predictions[name] = lines
+        prefix = f"{rest}_" if (rest := name.partition("-")[2]) else ""
         counts = {"examples": len(examples)} | ({"cut": cut.examples, "cut_tokens": cut.tokens} if cut.examples else {})
-        found |= {f"{prefix}{key}": value for key, value in (scores | counts).items()}
+        figures |= {f"{prefix}{key}": value for key, value in (scores | counts).items()}
         if cut.examples:
-            note(cut.message(one, len(examples), longest))
+            note(cut.message(name, len(examples), longest))
         if not scores and out is None and submission is None:
-            raise UserError(f"{splits[one][0]}: has no gold answers to score; write the predictions with `out=DIR`")
+            raise UserError(f"{splits[name][0]}: has no gold answers to score; write the predictions with `out=DIR`")
         if scores and split is None:
             note_all_rows_scored(data)
         if not scores:
-            note(f"{one}: has no gold answers, so nothing is scored")
+            note(f"{name}: has no gold answers, so nothing is scored")
         if submission is not None:
             for file, text in task.submission(examples, lines).items():
                 write_into_folder(Path(submission) / file, text)
-    metrics = found | {"task": task.name, "split": wanted[0], "model": name}
+    metrics = figures | {"task": task.name, "split": chosen[0], "model": name}
     if out is not None:
-        _write(Path(out), task, metrics, found | {"model": name}, predictions)
-    return Scores(task.name, wanted, metrics, predictions)
+        _write(Path(out), task, metrics, figures | {"model": name}, predictions)
+    return Scores(task.name, chosen, metrics, predictions)
 
 
 def _write(out: Path, task: Task[Any], metrics: Json, shown: Json, predictions: dict[str, list[Json]]) -> None:
@@ -138,7 +166,7 @@ class GlueSummary:
 
 def summarize_glue(runs: Sequence[Path]) -> GlueSummary:
     """Collect the scores of several runs of `finetune` or `evaluate --out`."""
-    found: dict[str, Json] = {}
+    by_task: dict[str, Json] = {}
     for run in runs:
         file = run / SCORES if run.is_dir() else run
         if not file.is_file():
@@ -146,15 +174,96 @@ def summarize_glue(runs: Sequence[Path]) -> GlueSummary:
         scores = read_json(file)
         if not isinstance(name := scores.get("task"), str):
             raise UserError(f"{run}: does not name the task of its scores; give a folder of finetune or evaluate")
-        if name in found:
+        if name in by_task:
             raise UserError(f"{run}: is a second run of {name}; name one of each task")
-        found[name] = scores
-    known = dict(found)
-    if mnli := found.get("mnli"):
-        other = mnli.get("mismatched_accuracy")
-        known |= {"mnli-mm": {"accuracy": other}} if isinstance(other, float) else {}
+        by_task[name] = scores
+    scored = dict(by_task)
+    if mnli := by_task.get("mnli"):
+        mismatched = mnli.get("mismatched_accuracy")
+        scored |= {"mnli-mm": {"accuracy": mismatched}} if isinstance(mismatched, float) else {}
     averages: dict[str, Json] = {}
     for average in GLUE_AVERAGES.values():
-        value, missing = average(known)
+        value, missing = average(scored)
         averages[average.name] = {"value": value, "missing": list(missing), "source": average.source}
-    return GlueSummary(found, averages)
+    return GlueSummary(by_task, averages)
+
+
+def evaluate_split(
+    task: Task[Example],
+    network: Network,
+    split: EncodedSplit[Example],
+    autocast: Autocast,
+    advance: Callable[[int], None] = lambda count: None,
+) -> tuple[list[Json], dict[str, float]]:
+    """Return the predictions on a split, and their scores if it has gold answers."""
+    scores = logits(network, task.scored_head, split.units, autocast, advance)
+    predictions = task.predict(split.examples, split.units, scores)
+    labeled = any(unit.answer is not None for unit in split.units)
+    return predictions, task.score(split.examples, predictions) if labeled else {}
+
+
+def evaluate_dev(
+    task: Task[Any], splits: Mapping[str, EncodedSplit[Any]], measure: Callable[[str], Measurement]
+) -> tuple[Task[Any], dict[str, float], dict[str, list[Json]]]:
+    """Score every dev split. Settings of the task that are tuned on data (a threshold) are tuned on the first."""
+    scores, lines = dict[str, float](), dict[str, list[Json]]()
+    for name in sorted(name for name in splits if name != "train"):
+        lines[name], figures = measure(name)
+        if name == "dev":
+            task = task.tune(splits[name].examples, lines[name])
+            lines[name] = task.apply_tuning(lines[name])
+            figures = task.score(splits[name].examples, lines[name])
+        prefix = "" if name == "dev" else f"{name.partition('-')[2]}_"
+        scores |= {f"{prefix}{key}": value for key, value in figures.items()}
+    return task, scores, lines
+
+
+def _value(result: Json, metric: str) -> float:
+    value = result.get(metric)
+    return float(value) if isinstance(value, int | float) else -math.inf
+
+
+def rank(result: Json, metric: str) -> tuple[bool, float]:
+    """Return a sort key: seeds that learned nothing rank below all others."""
+    return not result["diverged"], _value(result, metric)
+
+
+def degenerate_reason(lines: Sequence[Json]) -> str | bool:
+    """Return why a finished run has learned nothing, or False."""
+    predicted, gold = [line["predicted"] for line in lines], [line["gold"] for line in lines if "gold" in line]
+    if predicted and isinstance(predicted[0], list):  # tags: those of all words
+        predicted, gold = [tag for tags in predicted for tag in tags], [tag for tags in gold for tag in tags]
+    if len(predicted) < FEWEST_PREDICTIONS or len(set(map(json.dumps, gold))) < 2:
+        return False
+    close = isinstance(predicted[0], float) and not np.ptp(predicted) > LEAST_SPREAD * np.ptp(gold)
+    alike = close or len(set(map(json.dumps, predicted))) == 1
+    return "every prediction is the same" if alike else False
+
+
+def summary(results: Sequence[Json], metric: str) -> Json:
+    """Return the best seed's scores and, for several seeds, mean and deviation of those that have not diverged."""
+    best = max(results, key=lambda result: rank(result, metric))
+    values = [_value(result, metric) for result in results if not result["diverged"]]
+    metrics: Json = {key: value for key, value in best.items() if key not in NOT_SCORES}
+    metrics |= {"metric": metric, "best_seed": best["seed"]}
+    if len(results) > 1:
+        metrics |= {"mean": mean(values) if values else None, "std": stdev(values) if len(values) > 1 else None}
+        metrics |= {"best": best.get(metric), "diverged": [r["seed"] for r in results if r["diverged"]]}
+    return metrics | {"seeds": [{key: value for key, value in r.items() if key != "run"} for r in results]}
+
+
+def compare_to_teacher(metrics: Json, teacher: Json, metric: str) -> Json:
+    """Return the scores of student and teacher, and the share of the teacher's that is kept (None if undefined)."""
+    reference = _value(teacher, metric)
+    shares = {"kept": metrics.get(metric)} | ({"kept_mean": metrics["mean"]} if "mean" in metrics else {})
+    defined = reference > 0 and math.isfinite(reference)
+    kept = {name: value / reference if defined and value is not None else None for name, value in shares.items()}
+    return {"teacher": teacher, "student": metrics.get(metric), **kept}
+
+
+def teacher_line(comparison: Json, metric: str) -> str:
+    """Return the result of `compare_to_teacher` as one line."""
+    scores = {"teacher": comparison["teacher"].get(metric), "student": comparison["student"]}
+    shown = ", ".join(f"{name} {'-' if value is None else f'{100 * value:.2f}'}" for name, value in scores.items())
+    kept = "" if comparison["kept"] is None else f", {100 * comparison['kept']:.1f} % of it kept"
+    return f"{metric.replace('_', ' ')}: {shown}{kept}"

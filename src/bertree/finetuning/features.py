@@ -11,8 +11,8 @@ from bertree.console import note
 from bertree.errors import UserError
 from bertree.files.atomic import new_folder
 from bertree.files.formats import npy_header
-from bertree.finetuning.left_to_right import with_layout
-from bertree.finetuning.prepare import encode_split
+from bertree.finetuning.evaluate import encode_split
+from bertree.finetuning.job import with_layout
 from bertree.inference.load import choose_device, load_or_take
 from bertree.inference.model import Model
 from bertree.model.network import build
@@ -45,7 +45,7 @@ def write_features(
     device: str = "auto",
     tokenizer: str | Path | None = None,
 ) -> FeatureFiles:
-    """Write the hidden states of every word of a file as a matrix, with the words and their offsets beside it.
+    """Write the hidden states of every word of a file as a matrix, and the words with their offsets.
 
     `layers`: last, embeddings, second-to-last, sum-last-four, concat-last-four or sum-all.
     """
@@ -54,10 +54,10 @@ def write_features(
     network = loaded.network
     if network.readout.layers != layers or network.readout.lstm:
         network = build(loaded.architecture, {}, Readout(layers=layers, frozen=True))
-        # Weights of a sum are learned for its own layers and say nothing about others.
+        # Weights of a sum are learned for its own layers and are not valid for others.
         kept = ("encoder.", "features.join.") if loaded.network.readout.layers == layers else ("encoder.",)
-        known = {name: tensor for name, tensor in loaded.network.state_dict().items() if name.startswith(kept)}
-        network.load_state_dict(known, strict=False)
+        weights = {name: tensor for name, tensor in loaded.network.state_dict().items() if name.startswith(kept)}
+        network.load_state_dict(weights, strict=False)
         network.to(loaded.device)
     task = with_layout(TaggingTask("tagging"), loaded, {})
     longest = effective_max_length(max_length, loaded.max_length, loaded.architecture.longest_input)
@@ -78,8 +78,8 @@ def write_features(
                 width = block.shape[1]
                 rows.write(np.ascontiguousarray(block, "<f4").tobytes())
             for example in examples:
-                text, places = example.with_offsets()
-                line = {"text": text, "words": list(example.words), "offsets": places, "row": words}
+                text, offsets = example.with_offsets()
+                line = {"text": text, "words": list(example.words), "offsets": offsets, "row": words}
                 index.write(json.dumps(line, ensure_ascii=False) + "\n")
                 words += len(example.words)
             count += len(examples)

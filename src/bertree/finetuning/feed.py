@@ -1,7 +1,7 @@
 """The batches of a fine-tuning run, as a pure function of seed and step.
 
-A step reads a fixed number of units whatever their lengths, as every published fine-tuning does; packing saves the
-padding. `ShapeBuckets` pads batches to a few shapes, so that CUDA graphs can be recorded and replayed.
+A step reads a fixed number of units of any length, as every published fine-tuning does; packing avoids padding.
+`ShapeBuckets` pads batches to a few shapes, so that CUDA graphs can be recorded and replayed.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,12 +12,11 @@ from numpy.typing import NDArray
 
 from bertree import keyed_random
 from bertree.batch import IGNORED, Batch
-from bertree.objectives.supervised import HEAD_KINDS
-from bertree.objectives.task_labels import TaskLabels
+from bertree.objectives.supervised import HEAD_KINDS, TaskLabels
 from bertree.tasks.collate import collate
 from bertree.tasks.task import Unit
 from bertree.train.feed import Feed, StepBatches, prefetch
-from bertree.train.schedule import TrainingPlan
+from bertree.train.schedule import TrainingSchedule
 
 LENGTHS = (32, 64, 128, 256, 384)  # longest sequence, where shapes must not vary; above: multiples of 128
 
@@ -94,7 +93,7 @@ class UnitFeed(Feed):
 
     def __init__(
         self,
-        plan: TrainingPlan,
+        schedule: TrainingSchedule,
         units: Sequence[Unit],
         size: int,
         head: str,
@@ -109,7 +108,7 @@ class UnitFeed(Feed):
     ) -> None:
         """`size` units a step, in micro-batches of `limit` tokens (0: in one). `special`: see `collate`. Rank `rank` of
         `ranks` reads its share of each step; of a step of few units that may be none."""
-        self.plan = plan
+        self.schedule = schedule
         self._units, self._size, self._limit = units, size, limit
         self._head, self._regression, self._seed, self._shapes = head, regression, seed, shapes
         self._special, self._rank, self._ranks = special, rank, ranks
@@ -118,11 +117,11 @@ class UnitFeed(Feed):
 
     def __getitem__(self, number: int) -> StepBatches:
         """Return the batches of a step."""
-        update = self.plan.updates[number]
-        epoch, place = divmod(number, self.steps_per_epoch)
+        update = self.schedule.updates[number]
+        epoch, index = divmod(number, self.steps_per_epoch)
         if self._order[0] != epoch:
             self._order = epoch, _shuffled(len(self._units), self._seed, epoch)
-        rows = self._order[1][place * self._size : (place + 1) * self._size]
+        rows = self._order[1][index * self._size : (index + 1) * self._size]
         units = [self._units[row] for row in rows]
         if self._ranks > 1:
             units = sorted(units, key=_longest)[self._rank :: self._ranks]  # shares of about the same length
@@ -137,7 +136,7 @@ class UnitFeed(Feed):
 
     def steps_from(self, first: int) -> Iterator[StepBatches]:
         """Yield the batches of the steps from `first` on, prepared ahead."""
-        return prefetch(self.__getitem__, first, len(self.plan))
+        return prefetch(self.__getitem__, first, len(self.schedule))
 
 
 def split_by_tokens(units: Sequence[Unit], limit: int) -> list[list[Unit]]:

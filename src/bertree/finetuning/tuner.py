@@ -3,10 +3,9 @@
 import hashlib
 import math
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Generic
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +16,7 @@ from bertree.config.sections import Phase, ScheduleSettings
 from bertree.errors import UserError
 from bertree.files.formats import Json, file_hash
 from bertree.finetuning.config import FineTuneConfig
+from bertree.finetuning.evaluate import EncodedSplit, evaluate_split
 from bertree.finetuning.feed import ShapeBuckets, UnitFeed, steps_per_epoch
 from bertree.model.architecture import Architecture
 from bertree.model.init import without_weights
@@ -25,32 +25,20 @@ from bertree.objectives.objective import Objective, WeightedTerms
 from bertree.objectives.supervised import supervised_objective, with_language_model
 from bertree.scale.distribute import Distribution
 from bertree.scale.world import World
-from bertree.tasks.logits import logits
-from bertree.tasks.task import Example, Task, Unit
-from bertree.train.device import CPU_TOKENS, GPU_TOKENS, Placement
-from bertree.train.keep.best_weights import BestEvaluation, KeepBestWeights
-from bertree.train.loop import Loop
-from bertree.train.optim import build_optimizer
-from bertree.train.schedule import TrainingPlan
+from bertree.tasks.task import Example, Task
+from bertree.train.cuda_graph import CudaGraphRecorder
+from bertree.train.device_setup import CPU_TOKENS, GPU_TOKENS, DeviceSetup
+from bertree.train.grad_cache import WholeStepObjective, cached_gradients
+from bertree.train.keep import BestEvaluation, KeepBestWeights
+from bertree.train.loop import Loop, plain_gradients
+from bertree.train.optimizer import build_optimizer
+from bertree.train.schedule import TrainingSchedule
 from bertree.train.session import WHOLE_RUN, Session
-from bertree.train.steps.cuda_graph import CudaGraphLaunch
-from bertree.train.steps.eager import EagerLaunch
-from bertree.train.steps.grad_cache import WholeStepObjective, cached_gradients
-from bertree.train.steps.gradients import plain_gradients
 
-Autocast = Callable[[], AbstractContextManager[object]]
 CPU_LOGITS, GPU_LOGITS = 2**27, 2**30  # of a language model in a micro-batch, at most: half a GB and four in float32
 
 
-@dataclass(frozen=True)
-class EncodedSplit(Generic[Example]):
-    """The examples of a split and the units the encoder reads of them."""
-
-    examples: Sequence[Example]
-    units: Sequence[Unit]
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class InitialModel:
     """The model that a run starts from."""
 
@@ -58,10 +46,10 @@ class InitialModel:
     network: Network
     labels: Sequence[str]
     task: str = ""  # it was fine-tuned for
-    reinitialize: bool = False  # its weights are random: draw new ones for every seed
+    redraw: bool = False  # its weights are random: draw new ones for every seed
 
 
-@dataclass
+@dataclass(kw_only=True)
 class FineTuning:
     """Everything a run needs but the seed; `run` trains with one."""
 
@@ -70,7 +58,7 @@ class FineTuning:
     train: EncodedSplit[Any]
     dev: EncodedSplit[Any]
     config: FineTuneConfig
-    machine: Placement
+    device_setup: DeviceSetup
     identity: str  # of model and data
     objective: Objective | None = None  # None: the supervised objective of the head
     special: frozenset[int] = frozenset()  # ids of tokens that a language model does not predict
@@ -81,39 +69,43 @@ class FineTuning:
         """The architecture that is trained: the initial model's, as the task needs it."""
         a = self.initial.architecture.with_values({"attention_dropout": 0.0} | self.config.model)
         pairs = any(sequence.is_pair for unit in self.train.units for sequence in unit.sequences)
-        return a.for_task(self.task.head, pairs, self.config.top.reads_states)
+        return a.for_task(self.task.head, pairs, self.config.readout.of_network.reads_states)
 
     def network(self, seed: int) -> Network:
-        """Build the network: the pretrained encoder with the model's own head if it fits the task, or a new head."""
+        """Build the network with a seed, and load the pretrained weights that fit it."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            made = build(self.architecture, self._heads, self.config.top)
-        if self.initial.reinitialize:
-            return made.to(self.machine.device)
-        known = made.state_dict()
-        kept = ("encoder.", "heads.mask.") + (("heads.", "features.", "crf.") if self.reuses_head else ())
-        there = {
-            name: tensor
-            for name, tensor in self.initial.network.state_dict().items()
-            if name.startswith(kept) and name in known and known[name].shape == tensor.shape
-        }
-        made.load_state_dict(there, strict=False)
-        return made.to(self.machine.device)
+            network = self.new_network()
+        if not self.initial.redraw:
+            weights = network.state_dict()
+            pretrained = {
+                name: tensor
+                for name, tensor in self.initial.network.state_dict().items()
+                if name.startswith(self.pretrained) and name in weights and weights[name].shape == tensor.shape
+            }
+            network.load_state_dict(pretrained, strict=False)
+        return network.to(self.device_setup.device)
+
+    def new_network(self) -> Network:
+        """Build the network with random weights."""
+        heads = {self.task.head: self.task.classes} | ({"mask": 0} if self.config.train.lm else {})
+        return build(self.architecture, heads, self.config.readout.of_network)
+
+    @property
+    def pretrained(self) -> tuple[str, ...]:
+        """How the names of weights begin that are taken from the initial model, where they fit."""
+        return ("encoder.", "heads.mask.") + (("heads.", "features.", "crf.") if self.reuses_head else ())
 
     def check(self) -> None:
         """Raise an error if the network cannot be built, before anything is written."""
         with without_weights():
-            build(self.architecture, self._heads, self.config.top)
-
-    @property
-    def _heads(self) -> dict[str, int]:
-        return {self.task.head: self.task.classes} | ({"mask": 0} if self.config.train.lm else {})
+            self.new_network()
 
     @property
     def reuses_head(self) -> bool:
         """True if the initial model has the head of this task (or, if it names no task, of these labels), and the head
         reads the same states."""
-        new, old = self.config.top, self.initial.network.readout
+        new, old = self.config.readout.of_network, self.initial.network.readout
         if (new.layers, new.lstm, new.lstm_layers) != (old.layers, old.lstm, old.lstm_layers):
             return False
         same = self.initial.task == self.task.name if self.initial.task else bool(self.task.labels)
@@ -124,14 +116,14 @@ class FineTuning:
         """Steps in which every unit is read once."""
         return steps_per_epoch(len(self.train.units), self.config.train.batch)
 
-    def _plan(self) -> TrainingPlan:
+    def _schedule(self) -> TrainingSchedule:
         steps = max(1, math.ceil(self.steps_per_epoch * self.config.train.epochs))
         schedule = ScheduleSettings(shape=self.config.train.shape, warmup=math.ceil(self.config.train.warmup * steps))
-        return TrainingPlan([Phase(steps=steps)], schedule, self.config.optim.lr)
+        return TrainingSchedule([Phase(steps=steps)], schedule, self.config.optim.lr)
 
     def _build(self, seed: int) -> tuple[Loop, UnitFeed]:
         task, config, size = self.task, self.config, self.config.train.batch
-        network, gpu = self.network(seed), self.machine.device.type == "cuda"
+        network, gpu = self.network(seed), self.device_setup.device.type == "cuda"
         longest = max(len(sequence.ids) for unit in self.train.units for sequence in unit.sequences)
         options = max(len(unit.sequences) for unit in self.train.units)
         limit = config.run.micro_tokens or (GPU_TOKENS if gpu else CPU_TOKENS)
@@ -139,26 +131,26 @@ class FineTuning:
             limit = max(1, min(limit, (GPU_LOGITS if gpu else CPU_LOGITS) // self.architecture.vocab_size))
         fits = size * options * longest <= limit  # every step, in one batch
         crf = network.crf is not None
-        lstm = config.top.lstm > 0 or not self.architecture.replayable
+        lstm = config.readout.lstm > 0 or not self.architecture.replayable
         on_host = crf or lstm or config.optim.name != "adamw"  # they read values on the host during a step
-        replayed = gpu and self.machine.compiled and fits and not on_host and not self.world.joined
+        replayed = gpu and self.device_setup.compiled and fits and not on_host and not self.world.joined
         # It cannot be split into micro-batches, or among ranks.
-        whole = isinstance(self.objective, WholeStepObjective) and (not fits or self.world.data > 1)
+        all_at_once = isinstance(self.objective, WholeStepObjective) and (not fits or self.world.data > 1)
         loop = Loop(
             network,
             self._objective(crf),
             build_optimizer(network, config.optim, capturable=replayed),
             clip=config.optim.clip,
             seed=seed,
-            bf16=self.machine.bf16,
+            bf16=self.device_setup.bf16,
             bad_steps=config.run.bad_steps,
-            gradients=cached_gradients if whole else plain_gradients,
-            launch=CudaGraphLaunch if replayed else EagerLaunch,
+            gradients=cached_gradients if all_at_once else plain_gradients,
+            recorder=CudaGraphRecorder if replayed else None,
             distribution=Distribution(self.world),
         )
         shapes = ShapeBuckets(task.head, size, options) if replayed else None
         feed = UnitFeed(
-            self._plan(),
+            self._schedule(),
             self.train.units,
             size,
             task.head,
@@ -191,16 +183,24 @@ class FineTuning:
         """Train with a seed. Return the signal that ended the run early, if any, the best evaluation, and the loop with
         the weights of the best evaluation."""
         loop, feed = self._build(seed)
-        steps, every = len(feed.plan), max(1.0, self.steps_per_epoch / self.config.train.evaluations)
+        steps, every = len(feed.schedule), max(1.0, self.steps_per_epoch / self.config.train.evaluations)
         keep = KeepBestWeights(
-            loop,
+            loop=loop,
             evaluate=lambda: self._evaluate(loop),
             metric=self.task.metric,
             evaluations=[*(round(every * k) for k in range(1, math.ceil(steps / every))), steps],
             patience=self.config.train.patience,
         )
         identity: Json = {WHOLE_RUN: self.run_identity(seed)}
-        session = Session(out, self.recipe(seed), loop, feed, self.config.run, identity, keep)
+        session = Session(
+            out=out,
+            recipe=self.recipe(seed),
+            loop=loop,
+            feed=feed,
+            settings=self.config.run,
+            identity=identity,
+            keep=keep,
+        )
         return session.run(resume, intro), keep.best, loop
 
     def _evaluate(self, loop: Loop) -> dict[str, float]:
@@ -222,15 +222,15 @@ def hold_out(
     keys = [group(example) or number for number, example in enumerate(examples)]
     groups = list(dict.fromkeys(keys))
     order = np.argsort(keyed_random.bits(keyed_random.key(0, "held out"), np.arange(len(groups))), kind="stable")
-    held = {groups[place] for place in order[: max(1, round(share * len(groups)))].tolist()}
+    held = {groups[index] for index in order[: max(1, round(share * len(groups)))].tolist()}
     if len(held) >= len(groups):
         few = f"has only {len(examples)} {'example' if len(examples) == 1 else 'examples'}"
         few += f" in {len(groups)} groups" if len(groups) < len(examples) else ""
         raise UserError(f"{source}: {few}, too few to hold some out; give a dev split with `dev=FILE`")
-    found: dict[str, list[Example]] = {"train": [], "dev": []}
+    splits: dict[str, list[Example]] = {"train": [], "dev": []}
     for key, example in zip(keys, examples, strict=True):
-        found["dev" if key in held else "train"].append(example)
-    return found
+        splits["dev" if key in held else "train"].append(example)
+    return splits
 
 
 def data_digest(path: Path) -> str:
@@ -240,17 +240,3 @@ def data_digest(path: Path) -> str:
     below = sorted(file for file in path.rglob("*") if file.is_file())
     names = "\n".join(f"{file.relative_to(path)} {file.stat().st_size}" for file in below)
     return hashlib.sha256(names.encode()).hexdigest()
-
-
-def evaluate_split(
-    task: Task[Example],
-    network: Network,
-    split: EncodedSplit[Example],
-    autocast: Autocast,
-    advance: Callable[[int], None] = lambda count: None,
-) -> tuple[list[Json], dict[str, float]]:
-    """Return the predictions on a split, and their scores if it has gold answers."""
-    found = logits(network, task.scored_head, split.units, autocast, advance)
-    predictions = task.predict(split.examples, split.units, found)
-    known = any(unit.answer is not None for unit in split.units)
-    return predictions, task.score(split.examples, predictions) if known else {}

@@ -27,7 +27,7 @@ from bertree.model.layers.attention import Attention
 from bertree.model.layers.residual import Block, PostNorm, PreNorm
 from bertree.model.network import Network
 from bertree.model.transformer import TransformerEncoder
-from bertree.objectives.divergences import (
+from bertree.objectives.distill_task import (
     cosine_distance,
     divergence,
     normalized_squared_distance,
@@ -59,10 +59,12 @@ def add_projections(
 ) -> StudentWithProjections:
     """Return a student with the projections that its terms need; `matched` is how many of its layers are compared."""
     names = [*(["cos"] if weights.get("cos") else []), *(f"hidden-{n}" for n in range(matched))]
-    made = {name: nn.Linear(width, teacher_width, bias=False) for name in names} if width != teacher_width else {}
-    for projection in made.values():
+    projections = (
+        {name: nn.Linear(width, teacher_width, bias=False) for name in names} if width != teacher_width else {}
+    )
+    for projection in projections.values():
         nn.init.normal_(projection.weight, std=width**-0.5)
-    return StudentWithProjections(student, made)
+    return StudentWithProjections(student, projections)
 
 
 @dataclass(frozen=True)
@@ -81,8 +83,8 @@ class PretrainingDistillation:
         _, targets_m = PretrainingLabels.of(batch).predicted
         masked, states = int((targets_m != IGNORED).sum()), batch.ids.numel()
         states += 0 if batch.permutation is None else batch.permutation.queries.numel()
-        found = {n: masked if n == "mlm" or (n == "ce" and not self.everywhere) else states for n in self.weights}
-        return found | ({"vector": int((batch.lengths > 0).sum())} if "vector" in found else {})
+        counts = {n: masked if n == "mlm" or (n == "ce" and not self.everywhere) else states for n in self.weights}
+        return counts | ({"vector": int((batch.lengths > 0).sum())} if "vector" in counts else {})
 
     def __call__(self, network: nn.Module, batch: Batch, state: State | None = None) -> Computed:
         """Return the loss of each term on a batch. Student and teacher are compared without a state."""
@@ -90,30 +92,30 @@ class PretrainingDistillation:
         student, teacher = network.student, self.teacher
         states = _states(student, batch, {s for s, _ in self.pairs} | {self.relation[0] - 1})
         teacher_states, unmasked_states = self._teacher_states(batch)
-        found: dict[str, Loss] = {}
+        losses: dict[str, Loss] = {}
         if "ce" in self.weights or "mlm" in self.weights:
-            found |= self._vocabulary_losses(student, states[LAST], teacher_states, batch)
+            losses |= self._vocabulary_losses(student, states[LAST], teacher_states, batch)
         if "cos" in self.weights:
-            found["cos"] = _sum(cosine_distance(network.project("cos", states[LAST]), teacher_states[LAST]))
+            losses["cos"] = _sum(cosine_distance(network.project("cos", states[LAST]), teacher_states[LAST]))
         if "hidden" in self.weights:
             distances = [
                 normalized_squared_distance(network.project(f"hidden-{n}", states[s]), teacher_states[t])
                 for n, (s, t) in enumerate(self.pairs)
             ]
-            found["hidden"] = _sum(torch.stack(distances).mean(0))
+            losses["hidden"] = _sum(torch.stack(distances).mean(0))
         if "relation" in self.weights:
             assert teacher is not None
             s, t, heads = self.relation
             with torch.no_grad():
                 teacher_qkv = _layer_qkv(teacher, teacher_states, t)
-            found["relation"] = _sum(relation_divergence(_layer_qkv(student, states, s), teacher_qkv, batch, heads))
+            losses["relation"] = _sum(relation_divergence(_layer_qkv(student, states, s), teacher_qkv, batch, heads))
         if "vector" in self.weights:
             assert teacher is not None
             with torch.no_grad():
                 wanted_sd = teacher.vectors(unmasked_states[LAST], batch)
             distance_s = cosine_distance(student.vectors(states[LAST], batch), wanted_sd)
-            found["vector"] = _sum(torch.where(batch.lengths > 0, distance_s, 0.0))
-        return Computed({name: found[name] for name in self.weights})
+            losses["vector"] = _sum(torch.where(batch.lengths > 0, distance_s, 0.0))
+        return Computed({name: losses[name] for name in self.weights})
 
     def _teacher_states(self, batch: Batch) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
         """Return the teacher's states of the batch, and of the text without masks; what no term needs is empty."""
@@ -142,7 +144,7 @@ class PretrainingDistillation:
         everywhere = self.everywhere and "ce" in self.weights
         index_m = torch.arange(batch.ids.numel(), device=batch.ids.device) if everywhere else masked_m
         logits_mv = student.mask_logits(states_th, index_m, pad_vocab=True)
-        found = {}
+        losses = {}
         if "ce" in self.weights:
             if self.teacher is None:
                 assert labels.teacher is not None
@@ -152,10 +154,10 @@ class PretrainingDistillation:
                     teacher_mv = self.teacher.mask_logits(teacher_states[LAST], index_m, pad_vocab=True)
                 kl_m = divergence(logits_mv, teacher_mv, self.temperature)
             counted_m = torch.ones_like(index_m, dtype=torch.bool) if everywhere else targets_m != IGNORED
-            found["ce"] = _sum(torch.where(counted_m, kl_m, 0.0))
+            losses["ce"] = _sum(torch.where(counted_m, kl_m, 0.0))
         if "mlm" in self.weights:
-            found["mlm"] = cross_entropy(logits_mv[masked_m] if everywhere else logits_mv, targets_m)
-        return found
+            losses["mlm"] = cross_entropy(logits_mv[masked_m] if everywhere else logits_mv, targets_m)
+        return losses
 
 
 def without_masks(batch: Batch) -> Batch:
@@ -167,12 +169,12 @@ def without_masks(batch: Batch) -> Batch:
 
 def _states(network: Network, batch: Batch, depths: Set[int]) -> dict[int, Tensor]:
     """Return the states at these depths, and the last as `LAST`."""
-    found = {}
+    states = {}
     for depth, state in enumerate(network.encoder.states(batch)):
-        found[LAST] = state
+        states[LAST] = state
         if depth in depths:
-            found[depth] = state
-    return found
+            states[depth] = state
+    return states
 
 
 def _sum(rows: Tensor) -> Loss:

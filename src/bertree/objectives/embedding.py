@@ -1,30 +1,119 @@
-"""The objective that trains sentence vectors: a loss on the vectors of a batch, or of a whole step.
+"""The objective that trains sentence vectors, and the functions that its losses (embedding_losses.py) are made of.
 
-Shape letters: q questions, w texts of a question, d width of a vector.
+All texts of a question (two of a pair, three of a triplet, more with hard negatives) lie in one packed batch, so both
+towers are one pass through the encoder. Their vectors are laid into a table of questions x texts, in which the first
+text is the anchor and the second the positive. Everything here is fp32, whatever the encoder is computed in: the
+cosines of good vectors differ in the third digit.
+
+Shape letters: q questions, w texts of a question, s sequences, d width of a vector, n negatives, c classes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bertree.batch import Batch
+from bertree.batch import IGNORED, Batch
 from bertree.model.encoder import State
+from bertree.model.heads import PairClassifier
 from bertree.model.network import Network
-from bertree.objectives.embedding_losses import EmbeddingLoss
-from bertree.objectives.embedding_math import vector_table
 from bertree.objectives.objective import Computed, Loss
-from bertree.objectives.task_labels import TaskLabels
+from bertree.objectives.supervised import TaskLabels
+
+Distance = Callable[[Tensor, Tensor], Tensor]
+# `vector_norm` has gradient 0 at 0, where a square root would have an infinite one.
+DISTANCE_FUNCTIONS: dict[str, Distance] = {
+    "euclidean": lambda a, b: torch.linalg.vector_norm(a - b, dim=-1),
+    "manhattan": lambda a, b: torch.linalg.vector_norm(a - b, ord=1, dim=-1),
+    "cosine": lambda a, b: 1 - torch.cosine_similarity(a, b, dim=-1),
+}
+
+
+def cosine_errors(u_qd: Tensor, v_qd: Tensor, wanted_q: Tensor) -> Tensor:
+    """Return the squared difference of the cosines and their targets (q)."""
+    return (torch.cosine_similarity(u_qd, v_qd, dim=-1) - wanted_q).square()
+
+
+def triplet_errors(table_qwd: Tensor, distance: Distance, margin: float) -> Tensor:
+    """Return by how much each negative is nearer than the positive plus a margin, or 0 (q x n)."""
+    anchors_q1d = table_qwd[:, :1]
+    near_q1, far_qn = distance(anchors_q1d, table_qwd[:, 1:2]), distance(anchors_q1d, table_qwd[:, 2:])
+    return F.relu(near_q1 - far_qn + margin)
+
+
+def ranking_errors(table_qwd: Tensor, names_qw: Tensor, scale: float, symmetric: bool) -> Tensor:
+    """Return the cross-entropy of finding an anchor's positive among all positives and negatives of the batch (q).
+
+    `names_qw` are numbers that tell texts apart, IGNORED where there is none. A candidate that is the same text as the
+    anchor or its positive, or the positive of an equal anchor, is no wrong answer and does not compete. `symmetric`:
+    the mean of that and of finding the anchor among all anchors."""
+    unit_qwd = F.normalize(table_qwd, dim=-1)
+    others_qwd = unit_qwd[:, 1:]
+    scores_qqw = (scale * unit_qwd[:, 0] @ others_qwd.flatten(0, 1).T).unflatten(1, others_qwd.shape[:2])
+    never_qqw = _not_competing(names_qw)
+    right_q = scores_qqw[..., 0].diagonal()
+    errors_q = scores_qqw.masked_fill(never_qqw, -torch.inf).flatten(1).logsumexp(-1) - right_q
+    if not symmetric:
+        return errors_q
+    same_qq = torch.eye(len(names_qw), dtype=torch.bool, device=names_qw.device)
+    never_qq = never_qqw[..., 0].T | ((names_qw[:, 0] == IGNORED) & ~same_qq)
+    back_q = scores_qqw[..., 0].T.masked_fill(never_qq, -torch.inf).logsumexp(-1) - right_q
+    return (errors_q + back_q) / 2
+
+
+def _not_competing(names_qw: Tensor) -> Tensor:
+    """Mask the candidates (second index: of which row, third: its positive, its negatives) that are not wrong answers
+    for an anchor (first index)."""
+    anchors_q11, positives_q11, candidates_qw = names_qw[:, :1, None], names_qw[:, 1:2, None], names_qw[:, 1:]
+    same_qqw = (candidates_qw == anchors_q11) | (candidates_qw == positives_q11) | (candidates_qw == IGNORED)
+    first_w = torch.arange(candidates_qw.shape[1], device=names_qw.device) == 0
+    kin_qqw = (names_qw[:, :1] == names_qw[:, 0])[..., None] & first_w
+    own_qqw = torch.eye(len(names_qw), dtype=torch.bool, device=names_qw.device)[..., None] & first_w
+    return (same_qqw | kin_qqw) & ~own_qqw
+
+
+def vector_table(vectors_sd: Tensor, labels: TaskLabels) -> Tensor:
+    """Lay vectors into their cells (q x w x d), in fp32; empty cells hold ones, which have finite cosines."""
+    assert labels.cells is not None
+    cells = len(labels.answers) * labels.width
+    empty = vectors_sd.new_ones((cells, vectors_sd.shape[1]), dtype=torch.float32)
+    return empty.index_put((labels.cells,), vectors_sd.float()).unflatten(0, (-1, labels.width))
+
+
+def pair_logits(network: Network, table_qwd: Tensor) -> Tensor:
+    """Return the classifier's logits for each pair (q x c)."""
+    head = network.heads["compare"]
+    assert isinstance(head, PairClassifier)
+    scores_qc: Tensor = head(table_qwd[:, 0], table_qwd[:, 1])
+    return scores_qc
+
+
+class VectorLoss(Protocol):
+    """A loss on a table of vectors."""
+
+    def count(self, answers: Tensor) -> int:
+        """Return how many losses are summed, on the host."""
+
+    def __call__(self, network: Network, table_qwd: Tensor, answers: Tensor) -> Loss:
+        """Return the sum of the losses."""
+
+
+class NamedLoss(VectorLoss, Protocol):
+    """A loss with a name, which may depend on all rows of a step."""
+
+    name: ClassVar[str]
+    whole_step: ClassVar[bool]
 
 
 @dataclass(frozen=True)
 class TruncatedLoss:
-    """A loss summed over truncated vectors of length 1, so that the first places of a vector are good on their own
+    """A loss summed over truncated vectors of length 1, so that the first dimensions of a vector work alone
     (Matryoshka training)."""
 
-    loss: EmbeddingLoss
+    loss: VectorLoss
     dimensions: tuple[int, ...]
 
     def count(self, answers: Tensor) -> int:
@@ -34,7 +123,7 @@ class TruncatedLoss:
     def __call__(self, network: Network, table_qwd: Tensor, answers: Tensor) -> Loss:
         """Sum over the dimensions."""
         tables = (F.normalize(table_qwd[..., :width], dim=-1) for width in self.dimensions)
-        return Loss(torch.stack([self.loss(network, some, answers).sum for some in tables]).sum(), None)
+        return Loss(torch.stack([self.loss(network, table, answers).sum for table in tables]).sum(), None)
 
 
 @dataclass(frozen=True)
@@ -43,7 +132,7 @@ class EmbeddingObjective:
     micro-batches anywhere."""
 
     name: str
-    loss: EmbeddingLoss | TruncatedLoss
+    loss: VectorLoss
 
     @property
     def weights(self) -> Mapping[str, float]:
@@ -80,7 +169,7 @@ class ContrastiveObjective(EmbeddingObjective):
         return bool(getattr(loss, "all_ranks", True))
 
     def answers(self, batch: Batch) -> Tensor:
-        """Return what is known of each row."""
+        """Return the gold label of each row."""
         return TaskLabels.of(batch).answers
 
     def together(self, network: nn.Module, parts: Sequence[Tensor], answers: Sequence[Tensor]) -> dict[str, Loss]:
@@ -88,7 +177,7 @@ class ContrastiveObjective(EmbeddingObjective):
         return self.loss_on(network, torch.cat(list(parts)), torch.cat(list(answers)))
 
 
-def embedding_objective(loss: EmbeddingLoss, dimensions: tuple[int, ...] = ()) -> EmbeddingObjective:
+def embedding_objective(loss: NamedLoss, dimensions: tuple[int, ...] = ()) -> EmbeddingObjective:
     """Build the objective of a loss; with `dimensions`, of its sum over vectors truncated to each of them."""
     kind = ContrastiveObjective if loss.whole_step else EmbeddingObjective
     return kind(loss.name, TruncatedLoss(loss, dimensions) if dimensions else loss)

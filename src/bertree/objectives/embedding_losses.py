@@ -130,9 +130,9 @@ def loss_settings_help() -> str:
 
 def loss_defaults_help(setting: str) -> str:
     """Return the usual value of epochs, batch or evaluations, and the losses that differ from it."""
-    usual = getattr(EmbeddingLoss, setting)
-    others = [f"{name}: {value:g}" for name, loss in LOSSES.items() if (value := getattr(loss, setting)) != usual]
-    return f"{usual:g}" + (f" ({', '.join(others)})" if others else "")
+    default = getattr(EmbeddingLoss, setting)
+    different = [f"{name}: {value:g}" for name, loss in LOSSES.items() if (value := getattr(loss, setting)) != default]
+    return f"{default:g}" + (f" ({', '.join(different)})" if different else "")
 
 
 def _setting_help(one: Field[Any]) -> str:
@@ -163,7 +163,7 @@ class SoftmaxLoss(EmbeddingLoss):
 
     def __call__(self, network: "Network", table_qwd: "Tensor", answers: "Tensor") -> "Loss":
         """Cross-entropy of the `compare` head."""
-        from bertree.objectives.embedding_math import pair_logits
+        from bertree.objectives.embedding import pair_logits
         from bertree.objectives.objective import cross_entropy
 
         return cross_entropy(pair_logits(network, table_qwd), answers)
@@ -206,7 +206,7 @@ class TripletLoss(EmbeddingLoss):
     def __call__(self, network: "Network", table_qwd: "Tensor", answers: "Tensor") -> "Loss":
         """Sum over the negatives."""
         from bertree.batch import IGNORED
-        from bertree.objectives.embedding_math import DISTANCE_FUNCTIONS, triplet_errors
+        from bertree.objectives.embedding import DISTANCE_FUNCTIONS, triplet_errors
         from bertree.objectives.objective import Loss
 
         errors_qn = triplet_errors(table_qwd, DISTANCE_FUNCTIONS[self.distance], self.margin)
@@ -245,7 +245,7 @@ class RankingLoss(EmbeddingLoss):
     def __call__(self, network: "Network", table_qwd: "Tensor", answers: "Tensor") -> "Loss":
         """Sum over the anchors."""
         from bertree.batch import IGNORED
-        from bertree.objectives.embedding_math import ranking_errors
+        from bertree.objectives.embedding import ranking_errors
         from bertree.objectives.objective import Loss
 
         errors_q = ranking_errors(table_qwd, answers, self.scale, self.symmetric)
@@ -274,7 +274,7 @@ class CosineLoss(EmbeddingLoss):
 
     def __call__(self, network: "Network", table_qwd: "Tensor", answers: "Tensor") -> "Loss":
         """Sum over the pairs with a score."""
-        from bertree.objectives.embedding_math import cosine_errors
+        from bertree.objectives.embedding import cosine_errors
         from bertree.objectives.objective import Loss
 
         errors_q = cosine_errors(table_qwd[:, 0], table_qwd[:, 1], answers.nan_to_num())

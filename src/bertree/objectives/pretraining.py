@@ -30,7 +30,7 @@ class PretrainingTerm(Term, Protocol):
     format: str  # how the name of a data format ends that provides the targets; "": any does
 
     def more_figures(self, loss: float) -> dict[str, float]:
-        """Return what evaluation reports beside the mean loss and the accuracy."""
+        """Return what evaluation reports in addition to mean loss and accuracy."""
 
 
 class MaskedTokens:
@@ -97,7 +97,7 @@ LABELS = {name: term.label for name, term in TERMS.items()} | {
 }
 # What the loss of tokens is called where they are not masked, by data.masking.
 UNMASKED_LABELS = {"next": {"mlm": "LM loss"}, "permutation": {"mlm": "PLM loss"}}
-LABELS["lm"] = "LM loss"  # beside a task's own (objectives/supervised.py)
+LABELS["lm"] = "LM loss"  # added to a task's own (objectives/supervised.py)
 
 
 def pretraining_objective(**weights: float) -> WeightedTerms:

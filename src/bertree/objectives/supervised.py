@@ -13,14 +13,35 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bertree.batch import IGNORED, Batch
-from bertree.model.heads import BeamSpanHead
+from bertree.batch import IGNORED, Batch, Labels, PretrainingLabels
+from bertree.model.heads import BeamSpanHead, Grid
 from bertree.model.network import Network
 from bertree.objectives.objective import Loss, Term, WeightedTerms, cross_entropy
 from bertree.objectives.pretraining import MaskedTokens
-from bertree.objectives.task_labels import TaskLabels
 
 ANSWERABLE = 0.5  # weight of the loss of `BeamSpanSelection` on whether there is an answer
+
+
+@dataclass(frozen=True)
+class TaskLabels(Labels):
+    """The answers of a task, in the layout that its head's loss reads."""
+
+    # s for `sequence` (float: regression), m for `token`; for `span` and `beam-span` questions x 2, the
+    # columns of start and end; for `choice`, each question's column. -100: ignored.
+    answers: Tensor
+    chosen: Tensor | None = None  # m, int64: tokens of the stream that a `token` or `span` head reads
+    # Cell of each score in the grid of questions x `width` that a softmax or CRF needs, counted row by row.
+    # Tokens of a `span` or CRF head (m): a row per sequence. Sequences of a `choice` head (s): a row per question.
+    cells: Tensor | None = None
+    width: int = 0
+    soft: Tensor | None = None  # a teacher's logits, if it was run beforehand: a row for each row of the student's
+    texts: PretrainingLabels | None = None  # the next tokens of the texts, where a language model is trained too
+
+    @property
+    def grid(self) -> Grid:
+        """The grid of the scores that share a softmax."""
+        assert self.cells is not None
+        return Grid(self.cells, len(self.answers), self.width)
 
 
 class SequenceClassification:
@@ -104,8 +125,8 @@ class BeamSpanSelection(SpanSelection):
         starts_qh = states_mh[rows_qw.gather(1, answers_q2[:, :1].clamp(min=0))[:, 0]]
         starts_qw = grid.scatter(head.start_logits(states_mh))
         ends_qw = grid.scatter(head.end_logits(states_mh, starts_qh, grid.question))
-        both = torch.cat([starts_qw, ends_qw])
-        spans = F.cross_entropy(both, answers_q2.T.flatten(), ignore_index=IGNORED, reduction="sum") / 2
+        logits = torch.cat([starts_qw, ends_qw])
+        spans = F.cross_entropy(logits, answers_q2.T.flatten(), ignore_index=IGNORED, reduction="sum") / 2
         none_q = head.answer_logits(starts_qh, states_mh[rows_qw[:, 0]]).float()
         absent_q = (answers_q2[:, 0] == 0).float()
         answerable_q = F.binary_cross_entropy_with_logits(none_q, absent_q, reduction="none")
@@ -200,7 +221,7 @@ def head_term(head: str, regression: bool = False, crf: bool = False) -> Term:
 
 
 def with_language_model(objective: WeightedTerms, weight: float) -> WeightedTerms:
-    """Return the objective and so many times the mean loss of the next tokens of the texts (Radford et al. 2018)."""
+    """Return the objective plus `weight` times the mean loss of the next tokens (Radford et al. 2018)."""
     return WeightedTerms({**objective.terms, "lm": NextTokens()}, {**objective.weights, "lm": weight})
 
 

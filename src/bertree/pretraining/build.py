@@ -1,6 +1,7 @@
 """Build the parts of a run on a token store from a recipe: stores, model, batches."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,21 +17,22 @@ from bertree.data.store import Store
 from bertree.data.store_files import TOKENIZER
 from bertree.data.stream import Stream
 from bertree.errors import UserError
-from bertree.files.formats import Json
+from bertree.files.formats import Json, read_json
 from bertree.inference.load import random_model
 from bertree.interop import folder
 from bertree.interop.contents import Contents
 from bertree.model.architecture import Architecture, Transformer
 from bertree.model.presets import preset
 from bertree.objectives.pretraining import TERMS
-from bertree.pretraining.micro_batches import check_count, count_micro_batches
 from bertree.pretraining.recipe import DataSettings, Recipe
 from bertree.scale.world import World
 from bertree.text.identity import tokenizer_hash
 from bertree.text.tokenizer import Tokenizer
-from bertree.train.device import Placement
+from bertree.train.checkpoints.checkpoint import CheckpointFolder
+from bertree.train.checkpoints.files import HEADER
+from bertree.train.device_setup import DeviceSetup, micro_batch_count
 from bertree.train.feed import AnyStream, StreamFeed
-from bertree.train.schedule import TrainingPlan
+from bertree.train.schedule import TrainingSchedule
 
 EVALUATION_TOKENS = 16384  # in a batch
 EVALUATION_SEGMENTS = 16  # of each lane
@@ -92,7 +94,7 @@ def fit_to_recipe(contents: Contents, recipe: Recipe, store: Store) -> Contents:
             f"model.query_stream: data.masking={recipe.data.masking} does not train the stream that predicts tokens "
             "in `bertree fill`; set model.query_stream=false"
         )
-    contents.controls = tuple(dict.fromkeys([*contents.controls, *(known.code for known in store.controls)]))
+    contents.controls = tuple(dict.fromkeys([*contents.controls, *(control.code for control in store.controls)]))
     return contents
 
 
@@ -134,9 +136,11 @@ def _load_start(path: Path, axes: dict[str, Any], heads: dict[str, int], seed: i
     if not path.is_dir():
         raise UserError(f"{path}: no such model folder (model.start)")
     before = folder.read(path)
-    there = before.architecture.axes()
-    for axis in [axis for axis, value in axes.items() if axis not in DROPOUTS and value != there.get(axis, value)]:
-        line = f"model.{axis}: stays {there[axis]}, as in {path} (the recipe's {axes[axis]} is for a new model)"
+    axes_before = before.architecture.axes()
+    for axis in [
+        axis for axis, value in axes.items() if axis not in DROPOUTS and value != axes_before.get(axis, value)
+    ]:
+        line = f"model.{axis}: stays {axes_before[axis]}, as in {path} (the recipe's {axes[axis]} is for a new model)"
         note(line)
     dropouts = {axis: value for axis, value in axes.items() if axis in DROPOUTS}
     contents = build_untrained(before.architecture.with_values(dropouts), heads, seed)
@@ -149,19 +153,19 @@ def _load_start(path: Path, axes: dict[str, Any], heads: dict[str, int], seed: i
 
 def masking_of(data: DataSettings, rate: float = 0.0) -> Masking:
     """Return how tokens are masked, at the data's rate or another."""
-    found = Masking.parse(data.masking)
-    if found is None:
+    masking = Masking.parse(data.masking)
+    if masking is None:
         raise UserError(
             "data.masking: pretraining needs masks: token, word or ngram, each also +static10; or next or permutation"
         )
-    return replace(found, rate=rate or data.mask_rate, partial=data.partial, spans=data.spans)
+    return replace(masking, rate=rate or data.mask_rate, partial=data.partial, spans=data.spans)
 
 
 def build_feed(
     recipe: Recipe,
-    plan: TrainingPlan,
+    schedule: TrainingSchedule,
     store: Store,
-    placement: Placement,
+    device_setup: DeviceSetup,
     a: Architecture,
     logit_share: float = 0.0,
     world: World | None = None,
@@ -182,12 +186,12 @@ def build_feed(
             )
         masking = masking_of(recipe.data, phase.mask_rate)
         rate = logit_share or masking.share
-        count = counts[number] if counts else count_micro_batches(recipe, number, placement, a, rate, ranks)
+        count = counts[number] if counts else count_micro_batches(recipe, number, device_setup, a, rate, ranks)
         check_count(recipe, number, count, ranks)
-        mine = range(rank * count // ranks, (rank + 1) * count // ranks)
+        own = range(rank * count // ranks, (rank + 1) * count // ranks)
         seed = recipe.run.seed + 1000 * number  # each phase has its own order
         if recipe.data.in_lanes:
-            streams.append(_lanes(recipe.data, masking, store, phase, count, mine, seed, placement.compiled))
+            streams.append(_lanes(recipe.data, masking, store, phase, count, own, seed, device_setup.compiled))
             continue
         streams.append(
             [
@@ -200,16 +204,65 @@ def build_feed(
                     seed=seed,
                     rank=part,
                     world=count,
-                    fixed=placement.compiled,
+                    fixed=device_setup.compiled,
                 )
-                for part in mine
+                for part in own
             ]
         )
-    return StreamFeed(plan, streams, placement.compiled, rank, ranks)
+    return StreamFeed(schedule, streams, device_setup.compiled, rank, ranks)
+
+
+def count_micro_batches(
+    recipe: Recipe, number: int, device_setup: DeviceSetup, a: Architecture, rate: float, ranks: int
+) -> int:
+    """Return the micro-batches of a batch in a phase; 0 if the batch is too small for the ranks. `rate` is the
+    share of tokens whose logits over the vocabulary are computed."""
+    phase = recipe.phases[number]
+    count = micro_batch_count(phase, recipe.run, device_setup, a, rate, ranks)
+    return _lane_parts(phase, count or ranks, device_setup.compiled, ranks) if recipe.data.in_lanes else count
+
+
+def check_count(recipe: Recipe, number: int, count: int, ranks: int) -> None:
+    """Check that the data ranks can share a number of micro-batches equally."""
+    phase, where = recipe.phases[number], f"{recipe.source}: phases.{number}.batch_tokens"
+    if not count:
+        raise UserError(
+            f"{where}: {phase.batch_tokens} tokens in sequences of {phase.max_length} are too few for "
+            f"{ranks} data ranks; give more tokens, or start fewer processes"
+        )
+    if count % ranks:
+        raise UserError(
+            f"{where}: the run was started with {count} micro-batches a step, which {ranks} data ranks "
+            "cannot share equally; start a number of processes that divides it"
+        )
+
+
+def _lane_parts(phase: Phase, parts: int, fixed: bool, ranks: int) -> int:
+    """Return how many micro-batches the lanes are divided into: equal ones, where shapes must be the same; 0 if there
+    are too few lanes for the ranks."""
+    lanes = phase.batch_tokens // phase.max_length
+    counts = range(-(-parts // ranks) * ranks, lanes + 1, ranks)
+    return next((n for n in counts if lanes % n == 0 or not fixed), 0)
+
+
+def micro_batches_of(checkpoints: Path, phases: Sequence[Phase]) -> list[int]:
+    """Return how many micro-batches a run that is resumed has in each phase, as its newest readable checkpoint records;
+    empty if none does."""
+    folder = CheckpointFolder(checkpoints)
+    most = [max(1, phase.batch_tokens // phase.max_length) for phase in phases]
+    for step in folder.steps():
+        with suppress(UserError):
+            extra = read_json(folder.path(step) / HEADER).get("extra")
+            counts = extra.get("micro_batches") if isinstance(extra, dict) else None
+            if not isinstance(counts, list) or len(counts) != len(phases):
+                continue
+            if all(type(n) is int and 0 < n <= top for n, top in zip(counts, most, strict=True)):
+                return counts
+    return []
 
 
 def _longer_positions(a: Architecture, length: int) -> str:
-    """Return how an architecture can have so many positions, for messages: more rows of axial ones."""
+    """Return how an architecture can get more positions, for messages: more rows of axial ones."""
     if not isinstance(a, Transformer) or a.positions != "axial":
         return ""
     _, columns = a.axial_sizes
@@ -222,7 +275,7 @@ def _lanes(
     store: Store,
     phase: Phase,
     parts: int,
-    mine: Sequence[int],
+    own: Sequence[int],
     seed: int,
     fixed: bool,
 ) -> list[AnyStream]:
@@ -240,7 +293,7 @@ def _lanes(
             world=parts,
             fixed=fixed,
         )
-        for rank in mine
+        for rank in own
     ]
 
 
@@ -254,8 +307,8 @@ def _lane_settings(data: DataSettings) -> dict[str, Any]:
 
 def identity_of_lanes(feed: StreamFeed) -> Json:
     """Return how the text of each phase is divided into lanes, which must be the same when a run is resumed."""
-    found = [streams[0].identity for streams in feed.streams if isinstance(streams[0], LaneStream)]
-    return {name: [one[name] for one in found] for name in (found[0] if found else ())}
+    identities = [streams[0].identity for streams in feed.streams if isinstance(streams[0], LaneStream)]
+    return {name: [identity[name] for identity in identities] for name in (identities[0] if identities else ())}
 
 
 def can_be_compiled(data: DataSettings, store: Store) -> bool:

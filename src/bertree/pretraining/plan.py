@@ -13,8 +13,8 @@ from bertree.interop.folder import read_architecture
 from bertree.model import cost
 from bertree.model.architecture import Architecture, Transformer, check_type, parse_override
 from bertree.model.presets import PRESETS, preset
+from bertree.pretraining.job import mask_share
 from bertree.pretraining.recipe import Recipe, bundled_recipes, load
-from bertree.pretraining.run import mask_share
 from bertree.report.plan_chart import plan_svg
 from bertree.scale.plan.meshes import Batches, Hardware
 from bertree.scale.plan.plan import Plan, make_plan
@@ -63,20 +63,20 @@ def plan(
     >>> bertree.plan("megatron-gpt-8.3b", devices=64, card=80, tokens=300e9).settings
     """
     hardware = Hardware(card, peak, efficiency, link, network, node)
-    found = _find(fspath(model), overrides, changes)
-    a = found.architecture
+    subject = _find(fspath(model), overrides, changes)
+    a = subject.architecture
     if not isinstance(a, Transformer):
-        raise UserError(f"{found.name}: a {a.body} is not pretrained; give a transformer")
-    size = batch_tokens if batch_tokens is not None else found.batch_tokens or BATCH_TOKENS
-    longest = length if length is not None else found.length or min(1024, a.longest_input)
-    total = tokens if tokens is not None else found.tokens
+        raise UserError(f"{subject.name}: a {a.body} is not pretrained; give a transformer")
+    size = batch_tokens if batch_tokens is not None else subject.batch_tokens or BATCH_TOKENS
+    longest = length if length is not None else subject.length or min(1024, a.longest_input)
+    total = tokens if tokens is not None else subject.tokens
     for key, value in (("batch_tokens", size), ("length", longest), ("tokens", total)):
         if value is not None and value <= 0:
             raise UserError(f"{key}: {value:g} must be more than 0")
-    rate = found.rate if found.rate is not None else cost.costs(a).rate
+    rate = subject.rate if subject.rate is not None else cost.costs(a).rate
     batches = Batches(size, longest, rate, recompute)
-    made = make_plan(
-        found.name,
+    planned = make_plan(
+        subject.name,
         a,
         devices,
         hardware,
@@ -87,8 +87,8 @@ def plan(
         sequence_parallel=sequence_parallel,
     )
     if plot is not None:
-        write_atomically(Path(plot), plan_svg(made))
-    return made
+        write_atomically(Path(plot), plan_svg(planned))
+    return planned
 
 
 def _find(name: str, overrides: Sequence[str], changes: Mapping[str, Any]) -> _Wanted:

@@ -43,7 +43,7 @@ class DataSettings:
     format: str = "full-sentences"
     masking: str = "token"  # or permutation: tokens are predicted in a random order
     mask_rate: Annotated[float, Above(0)] = 0.15
-    partial: Annotated[int, AtLeast(1)] = 6  # permutation: one token in so many is predicted
+    partial: Annotated[int, AtLeast(1)] = 6  # permutation: one token in this many is predicted
     spans: Annotated[int, AtLeast(1)] = 5  # permutation: longest span of targets, in words; 1: single tokens
     backward: bool = False  # half of the lanes run through the text from its end
     reuse: Annotated[float, Share()] = 0.5  # lanes+pairs: share of a segment that continues the step before
@@ -139,13 +139,13 @@ def bundled_recipes() -> list[str]:
 def load(name: str, overrides: Iterable[str | Override] = ()) -> Recipe:
     """Return the recipe of that name or file with the overrides laid over it."""
     tree = _tree(name, ())
-    given = [parse(override) if isinstance(override, str) else override for override in overrides]
-    sections = {*tree, *(override.key.partition(".")[0] for override in given)}
+    parsed = [parse(override) if isinstance(override, str) else override for override in overrides]
+    sections = {*tree, *(override.key.partition(".")[0] for override in parsed)}
     kind = DistillRecipe if "distill" in sections else Recipe
-    for section in (override.key.partition(".")[0] for override in given if "." in override.key):
+    for section in (override.key.partition(".")[0] for override in parsed if "." in override.key):
         if not isinstance(tree.get(section, {}), dict | list):
             raise UserError(f"{name}: {section}: must be a table")
-    overridden = apply_overrides(tree, given, kind, free={"model": MODEL_KEYS})
+    overridden = apply_overrides(tree, parsed, kind, free={"model": MODEL_KEYS})
     return from_tree(tree, name, overridden)
 
 

@@ -10,8 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from bertree.batch import IGNORED, Batch, PretrainingLabels
-from bertree.objectives.supervised import HEAD_KINDS, HeadKind
-from bertree.objectives.task_labels import TaskLabels
+from bertree.objectives.supervised import HEAD_KINDS, HeadKind, TaskLabels
 from bertree.tasks.task import Unit
 
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from bertree.batch import Batch
 from bertree.errors import UserError
 from bertree.model.network import Network
-from bertree.objectives.embedding_math import pair_logits, vector_table
-from bertree.objectives.task_labels import TaskLabels
+from bertree.objectives.embedding import pair_logits, vector_table
+from bertree.objectives.supervised import TaskLabels
 from bertree.tasks.collate import batches_by_length, collate, logit_rows
 from bertree.tasks.task import Logits, Unit
 

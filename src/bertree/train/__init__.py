@@ -1,1 +1,1 @@
-"""The training loop and what surrounds it: plan, optimizers, batches, checkpoints, evaluation, progress."""
+"""The training loop and what surrounds it: schedule, optimizers, batches, checkpoints, evaluation, progress."""

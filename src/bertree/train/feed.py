@@ -13,10 +13,10 @@ from bertree.batch import Batch
 from bertree.data.lane_stream import LaneStream
 from bertree.data.stream import Stream
 from bertree.files.formats import Json
-from bertree.train.schedule import PlannedStep, TrainingPlan
+from bertree.train.schedule import ScheduledStep, TrainingSchedule
 
 AnyStream = Stream | LaneStream
-AHEAD = 3  # steps: their batches are small beside the model, and making one is much quicker than using it
+AHEAD = 3  # steps made ahead: batches are small compared with the model, and quick to make
 ROUND = 64  # sizes that must not vary in a compiled step are rounded up to a multiple of this
 
 
@@ -24,24 +24,31 @@ ROUND = 64  # sizes that must not vary in a compiled step are rounded up to a mu
 class StepBatches:
     """A step and its micro-batches."""
 
-    update: PlannedStep
+    update: ScheduledStep
     batches: Sequence[Batch]
     epoch: float
     padding: int = 0  # tokens that only fill up the shape
-    slots: int = 1  # a micro-batch continues the one before it with the same number modulo this, if its batch says so
+    slots: int = (
+        1  # a micro-batch continues the one before it with the same number modulo this, if its batch has a continuation
+    )
     numbers: Sequence[int] = ()  # of each micro-batch among those of all ranks; none: from 0 on
+
+    @property
+    def micro_numbers(self) -> Sequence[int]:
+        """The number of each micro-batch among those of all ranks."""
+        return self.numbers or range(len(self.batches))
 
 
 class Feed(Protocol):
     """The steps of a run."""
 
-    plan: TrainingPlan
+    schedule: TrainingSchedule
 
     def steps_from(self, first: int) -> Iterator[StepBatches]:
         """Yield the steps from `first` on."""
 
     def lanes_after(self, step: int) -> Sequence[int]:
-        """Return how many lanes each slot has after so many steps; none where no batch continues another."""
+        """Return the number of lanes of each slot after a number of steps; empty if no batch continues another."""
         return ()
 
     def extra(self) -> Json:
@@ -50,20 +57,20 @@ class Feed(Protocol):
 
 
 class StreamFeed(Feed):
-    """The micro-batches of each step of a plan. `streams` holds, for each phase, one stream per micro-batch.
+    """The micro-batches of each step of a schedule. `streams` holds, for each phase, one stream per micro-batch.
 
     `fixed` pads the batches to one shape. Rank `rank` of `ranks` has as many micro-batches as every other; they are
     numbered from rank to rank."""
 
     def __init__(
         self,
-        plan: TrainingPlan,
+        schedule: TrainingSchedule,
         streams: Sequence[Sequence[AnyStream]],
         fixed: bool = False,
         rank: int = 0,
         ranks: int = 1,
     ) -> None:
-        self.plan, self.streams = plan, streams
+        self.schedule, self.streams = schedule, streams
         self._rank, self._ranks = rank, ranks
         counts = self.micro_batches
         self._shapes = [
@@ -84,23 +91,23 @@ class StreamFeed(Feed):
 
     def __getitem__(self, number: int) -> StepBatches:
         """Return the batches of a step: a pure function of the seed and the step."""
-        update = self.plan.updates[number]
+        update = self.schedule.updates[number]
         streams = self.streams[update.phase]
-        places = range(update.first, update.first + update.batches)
+        indices = range(update.first, update.first + update.batches)
         shape = self._shapes[update.phase]
-        made = [shape(stream[place]) for place in places for stream in streams]
+        batches = [shape(stream[index]) for index in indices for stream in streams]
         earlier = sum(
             streams[0].epoch_at(phase.steps)
-            for streams, phase in zip(self.streams[: update.phase], self.plan.phases, strict=False)
+            for streams, phase in zip(self.streams[: update.phase], self.schedule.phases, strict=False)
         )
         epoch = earlier + streams[0].epoch_at(update.first + update.batches)
         count, first = self.micro_batches[update.phase], self._rank * len(streams)
         numbers = [batch * count + first + i for batch in range(update.batches) for i in range(len(streams))]
-        return StepBatches(update, made, epoch, slots=count, numbers=numbers)
+        return StepBatches(update, batches, epoch, slots=count, numbers=numbers)
 
     def lanes_after(self, step: int) -> Sequence[int]:
-        """Return how many lanes each micro-batch of all ranks has after so many steps."""
-        streams = self.streams[self.plan.updates[step - 1].phase] if step else ()
+        """Return the number of lanes of each micro-batch of all ranks after a number of steps."""
+        streams = self.streams[self.schedule.updates[step - 1].phase] if step else ()
         lanes = next((stream.all_lanes for stream in streams if isinstance(stream, LaneStream)), 0)
         count = len(streams) * self._ranks
         return [(i + 1) * lanes // count - i * lanes // count for i in range(count)] if lanes else []
@@ -111,7 +118,7 @@ class StreamFeed(Feed):
 
     def steps_from(self, first: int) -> Iterator[StepBatches]:
         """Yield the steps from `first` on, made ahead."""
-        return prefetch(self.__getitem__, first, len(self.plan))
+        return prefetch(self.__getitem__, first, len(self.schedule))
 
 
 def prefetch(make: Callable[[int], StepBatches], first: int, last: int) -> Iterator[StepBatches]:
@@ -132,10 +139,10 @@ def prefetch(make: Callable[[int], StepBatches], first: int, last: int) -> Itera
     thread.start()
     try:
         for _ in range(first, last):
-            made = ready.get()
-            if isinstance(made, BaseException):
-                raise made
-            yield made
+            item = ready.get()
+            if isinstance(item, BaseException):
+                raise item
+            yield item
     finally:
         stopped.set()
         thread.join()
@@ -157,13 +164,13 @@ def _unchanged(batch: Batch) -> Batch:
 
 
 def _predict_everywhere(batch: Batch) -> Batch:
-    """Give every token of some lanes a target, ignored where there is none: all else has one shape already."""
+    """Give every token of the lanes a target, ignored where there is none; everything else has one shape already."""
     tokens = batch.ids.numel()
     return replace(batch, labels=batch.labels and batch.labels.pad(tokens, len(batch.lengths), lambda count: tokens))
 
 
 class FixedMasks:
-    """Pads the targets of some lanes, of which all else has one shape already."""
+    """Pads the targets of lanes; everything else in them has one shape already."""
 
     def __init__(self, stream: LaneStream) -> None:
         self._masks = stream.lanes * stream.length * stream.masking.share
@@ -179,8 +186,8 @@ class FixedMasks:
 class FixedShape:
     """Pads the batches of a stream to one shape, so that a compiled step is compiled once.
 
-    Empty sequences and ignored targets fill up what varies. The size follows from the stream's averages and from the
-    batch alone, not from the batches before it: a run that is resumed sees the same shapes.
+    Empty sequences and ignored targets fill up what varies. The size depends on the stream's averages and on the batch,
+    not on earlier batches: a resumed run sees the same shapes.
     """
 
     def __init__(self, stream: Stream, tokens: int) -> None:
@@ -211,9 +218,9 @@ def _repeat_last(bounds: Tensor, count: int) -> Tensor:
     return torch.cat([bounds, bounds[-1:].expand(count)])
 
 
-def _room(needed: int, usual: float) -> int:
-    """Return the first of a series of sizes that holds `needed`; the smallest lies well above the usual."""
-    room = usual * 1.07 + 16
+def _room(needed: int, average: float) -> int:
+    """Return the first of a series of sizes that holds `needed`; the smallest is 7 % above the average."""
+    room = average * 1.07 + 16
     while room < needed:
         room *= 1.2
     return -(-int(room) // ROUND) * ROUND

@@ -26,7 +26,7 @@ def evaluate_held_out(
     autocast: Autocast,
     device: torch.device | None = None,
 ) -> dict[str, float]:
-    """Return the mean of each term over the first `tokens` of the stream, the same ones every time, from a fresh state.
+    """Return the mean of each term over the first `tokens` of the stream, always the same, from an empty memory.
 
     Each term adds its accuracy and its other figures, for example the perplexity of `mlm`. `device`: where the network
     is computed, if not where its weights are kept.
@@ -41,19 +41,19 @@ def evaluate_held_out(
                 losses, state = objective(network, batch.to(device), state if batch.continuation else None)
             for name, loss in losses.items():
                 assert loss.correct is not None, "correct answers are counted where there are no gradients"
-                for place, value in enumerate((float(loss.sum), float(loss.correct), counts[name])):
-                    sums[name][place] += value
+                for index, value in enumerate((float(loss.sum), float(loss.correct), counts[name])):
+                    sums[name][index] += value
             read += batch.ids.numel()
             if read >= tokens:
                 break
-    found = {"loss": 0.0}
+    figures = {"loss": 0.0}
     for name, (total, correct, count) in sums.items():
-        found[name] = total / max(1, count)
-        found["loss"] += objective.weights[name] * found[name]
-        found[TERMS[name].accuracy] = correct / max(1, count)
+        figures[name] = total / max(1, count)
+        figures["loss"] += objective.weights[name] * figures[name]
+        figures[TERMS[name].accuracy] = correct / max(1, count)
     for name in objective.terms:
-        found |= TERMS[name].more_figures(found[name])
-    return found
+        figures |= TERMS[name].more_figures(figures[name])
+    return figures
 
 
 class MaskSamples:
@@ -66,9 +66,9 @@ class MaskSamples:
         self.examples = list(self._find())
 
     def _find(self) -> Iterator[Batch]:
-        found, count = 0, self._stream.examples
-        tries = [k * count // SAMPLES + extra for extra in range(10) for k in range(SAMPLES)]  # all over the text
-        for number in dict.fromkeys(number for number in tries if number < count):
+        count, examples = 0, self._stream.examples
+        tries = [k * examples // SAMPLES + extra for extra in range(10) for k in range(SAMPLES)]  # all over the text
+        for number in dict.fromkeys(number for number in tries if number < examples):
             example = self._stream.example(number)
             if example.ids.numel() < SHORT:
                 continue
@@ -77,8 +77,8 @@ class MaskSamples:
             masked, _ = PretrainingLabels.of(example).predicted
             if bool((example.ids[masked] == self._mask).any()):
                 yield example
-                found += 1
-            if found == SAMPLES:
+                count += 1
+            if count == SAMPLES:
                 return
 
     def __call__(
@@ -86,7 +86,7 @@ class MaskSamples:
     ) -> list[dict[str, Any]]:
         """Return each text with its masks, the true tokens and the network's predictions."""
         device = device or next(network.parameters()).device
-        found = []
+        samples = []
         with _evaluation_mode(network):
             for example in self.examples:
                 masked, targets = PretrainingLabels.of(example).predicted
@@ -99,8 +99,8 @@ class MaskSamples:
                     {"gold": self._name(g), "predicted": self._name(p), "probability": round(chance, 4)}
                     for g, p, chance in zip(gold.tolist(), best.indices.tolist(), best.values.tolist(), strict=True)
                 ]
-                found.append({"text": self._text(example), "masks": masks})
-        return found
+                samples.append({"text": self._text(example), "masks": masks})
+        return samples
 
     def _text(self, example: Batch) -> str:
         """Return a readable text; where masking put another token, the true one is shown."""

@@ -14,7 +14,7 @@ from bertree.config.bounds import AtLeast
 from bertree.config.settings import read
 from bertree.files.formats import Json
 from bertree.scale.world import World
-from bertree.train.device import peak_memory
+from bertree.train.device_setup import peak_memory
 from bertree.train.loop import StepResult, StopTraining
 from bertree.train.metrics_log import SilentLog
 from bertree.train.progress import Progress
@@ -34,10 +34,10 @@ class SavedTotals:
 
     @classmethod
     def from_extra(cls, extra: Mapping[str, Any], where: str) -> "SavedTotals":
-        """Read the totals from what a checkpoint keeps beside its tensors."""
+        """Read the totals from the header of a checkpoint."""
         names = ("seconds", "tokens", "skipped", "waited")
-        found: SavedTotals = read(cls, {name: extra[name] for name in names if name in extra}, where, "extra")
-        return found
+        totals: SavedTotals = read(cls, {name: extra[name] for name in names if name in extra}, where, "extra")
+        return totals
 
 
 class Totals:
@@ -103,7 +103,7 @@ class RankFigures:
 
 
 class StepLogger:
-    """Writes a line of metrics every so many steps: means since the last one; and new phases."""
+    """Writes a line of metrics at regular steps (means since the last one), and a line for each new phase."""
 
     def __init__(
         self,
@@ -159,12 +159,12 @@ class StepLogger:
         self._results, self._since = [], time.perf_counter()
 
     def leave_out(self, seconds: float) -> None:
-        """Do not count time that was not spent on training."""
+        """Exclude time that was not spent on training."""
         self._since += seconds
 
 
 class Evaluator:
-    """Evaluates on held-out text every so many steps, and at the end."""
+    """Evaluates on held-out text at regular steps, and at the end."""
 
     def __init__(
         self,
@@ -194,8 +194,8 @@ class Evaluator:
 
 
 class CheckpointSaver:
-    """Saves a checkpoint every so many steps, if the one before is `pause` seconds old, and after the last step, if
-    there is one to be saved."""
+    """Saves a checkpoint at regular steps, if the one before is at least `pause` seconds old, and after the last step
+    if `last` is set."""
 
     def __init__(
         self,
@@ -235,8 +235,8 @@ class CheckpointSaver:
 
 
 class StopOnSignal:
-    """Saves and ends the run after the step in which a signal came; if there are several ranks, after the next, in
-    which they tell each other."""
+    """Saves and ends the run after the step in which a signal came; with several ranks one step later, because they
+    exchange it during a step."""
 
     def __init__(self, signals: Signals, saver: CheckpointSaver, alone: bool = True) -> None:
         self._signals, self._saver, self._alone = signals, saver, alone

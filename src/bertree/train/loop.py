@@ -1,33 +1,39 @@
-"""The loop: steps of gradient descent on an objective, and nothing else. It names no model and no objective.
+"""The training loop and everything that one step does. It names no model and no objective.
 
-A step's sums are divided by the counts of all its micro-batches together, the gradient is clipped, the optimizer takes
-its step. Dropout is seeded by the step, so the state of a run is weights, optimizer state and one number and, where a
-batch continues the one before it, what the network carries between them (carried_state.py). A step whose gradient is
-not finite is skipped and counted; too many in a row end the run. Everything else (logging, evaluation, saving,
-stopping) is a hook, called after each step.
+A step computes the gradients of its micro-batches, divides their sums by the counts of all micro-batches and ranks,
+clips the gradient and lets the optimizer take its step. Dropout is seeded by the step, so the training state of a run
+is weights, optimizer state and one number and, where batches continue each other, the memory of each lane
+(lane_memory.py). A step whose gradient is not finite is skipped and counted; too many in a row end the run. Logging,
+evaluation, saving and stopping are hooks, called after each step.
+
+Two strategies live in files of their own: `gradients` (grad_cache.py: losses that need all micro-batches at once) and
+`recorder` (cuda_graph.py: steps recorded once and replayed).
 """
 
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from bertree import keyed_random
+from bertree.batch import Batch
+from bertree.model.encoder import State, Stateful
 from bertree.model.torch_internals import prepare_compiler
-from bertree.objectives.objective import Objective
+from bertree.objectives.objective import Computed, Loss, Objective
 from bertree.scale.distribute import Distribution
 from bertree.scale.world import SharedError
-from bertree.train.carried_state import CarriedState
 from bertree.train.feed import StepBatches
-from bertree.train.learner import Compute, Learner
-from bertree.train.steps.eager import EagerLaunch, StepLaunch
-from bertree.train.steps.gradients import GradientMethod, plain_gradients
+from bertree.train.lane_memory import LaneMemories
 
 T = TypeVar("T")
+Compute = Callable[[nn.Module, Batch, State | None], Computed]
+Scales = Mapping[str, float] | Mapping[str, Tensor]  # the factor of each term's sum
 
 
 class StepResult:
@@ -40,17 +46,19 @@ class StepResult:
     def __init__(
         self,
         step_batches: StepBatches,
+        *,
         counts: Mapping[str, int],
         weights: Mapping[str, float],
         numbers: Tensor,
-        tokens: tuple[int, int],
+        tokens: int,
+        own_tokens: int,
         stop: bool = False,
     ) -> None:
-        """Take `numbers`: the norm of the gradient, then the sum of each term in the order of `counts`; `tokens`: of
-        all ranks and of this one; `stop`: a rank asked to end the run after this step."""
+        """`numbers`: the norm of the gradient, then the sum of each term in the order of `counts`; `tokens`: of all
+        ranks; `own_tokens`: of this one; `stop`: a rank asked to end the run after this step."""
         self.step = step_batches.update.number + 1  # steps done, this one counted
         self.phase, self.lr, self.epoch = step_batches.update.phase, step_batches.update.lr, step_batches.epoch
-        (self.tokens, self.own_tokens), self.stop = tokens, stop
+        self.tokens, self.own_tokens, self.stop = tokens, own_tokens, stop
         self.waited = 0.0  # seconds the loop waited for the batches
         self._counts, self._weights = counts, weights
         self._numbers = numbers.to("cpu", non_blocking=True)
@@ -94,11 +102,53 @@ class Diverged(SharedError):
 
 
 class StopTraining(Exception):
-    """Raised by a hook to end the run after the step at hand."""
+    """Raised by a hook to end the run after the current step."""
+
+
+class GradientMethod(Protocol):
+    """Computes the gradients of a step."""
+
+    def __call__(self, loop: "Loop", step_batches: StepBatches, scales: Scales) -> dict[str, Tensor]:
+        """Run the backward passes of all micro-batches; return the sum of each term."""
+
+
+class StepRecorder(Protocol):
+    """Records steps and replays them instead of launching each operation."""
+
+    def __init__(self, loop: "Loop") -> None: ...
+
+    def step(self, step_batches: StepBatches, counts: Mapping[str, int]) -> Tensor:
+        """Take one step; return the norm of the gradient, then the sum of each term in the order of `counts`."""
+
+
+def plain_gradients(loop: "Loop", step_batches: StepBatches, scales: Scales) -> dict[str, Tensor]:
+    """Run a forward and a backward pass of each micro-batch; return the sum of each term."""
+    sums: dict[str, Tensor] = {}
+    for number, batch in zip(step_batches.micro_numbers, step_batches.batches, strict=True):
+        loop.distribution.before_micro_batch(is_last=batch is step_batches.batches[-1])
+        if loop.recorder is None:  # a recording cannot hold the seed: it is set before each replay
+            loop.seed_dropout(step_batches.update.number, number)
+        slot = number % step_batches.slots
+        with loop.autocast():
+            memory = None
+            if batch.continuation is not None:
+                memory = loop.memories.get(slot) or loop.start_memory(batch.continuation.count)
+            losses, memory = loop.compute(loop.network, batch.to(loop.device), memory)
+        weighted_sum(losses, scales).backward()
+        if batch.continuation is not None:
+            loop.memories.put(slot, memory)
+        for name, loss in losses.items():
+            sums[name] = sums.get(name, 0.0) + loss.sum.detach()
+    return sums
+
+
+def weighted_sum(losses: Mapping[str, Loss], scales: Scales) -> Tensor:
+    """Return the value that is differentiated: the sum of all terms."""
+    return torch.stack([scales[name] * loss.sum for name, loss in losses.items()]).sum()
 
 
 class Loop:
-    """Steps of gradient descent: `gradients` says how gradients are computed, `launch` how the work is launched."""
+    """A network, its objective and its optimizer, and the steps of gradient descent that train it."""
 
     def __init__(
         self,
@@ -112,20 +162,38 @@ class Loop:
         compiled: bool = False,
         bad_steps: int = 20,
         gradients: GradientMethod = plain_gradients,
-        launch: type[StepLaunch] = EagerLaunch,
+        recorder: type[StepRecorder] | None = None,
         distribution: Distribution | None = None,
     ) -> None:
-        compute: Compute = _compile(objective) if compiled else objective
-        distribution = distribution or Distribution()
-        self.world = distribution.world
-        self.learner = Learner(network, objective, optimizer, compute, clip or math.inf, seed, bf16, distribution)
-        self.wants_to_stop: Callable[[], bool] = lambda: False  # of this rank
-        self.carried = CarriedState()
-        self.launch = launch(self.learner, gradients, self.carried)
-        self.network, self.optimizer = self.learner.network, optimizer
-        self.device, self.autocast = self.learner.device, self.learner.autocast
-        self._bad_steps = bad_steps
+        self.network: Any = network  # of the kind that the objective expects
+        self.objective, self.optimizer = objective, optimizer
+        self.compute: Compute = _compile(objective) if compiled else objective
+        self.distribution = distribution or Distribution()
+        self.world = self.distribution.world
+        self.memories = LaneMemories()
+        self.wants_to_stop: Callable[[], bool] = lambda: False  # on this rank
+        self._max_norm, self._seed, self._bf16 = clip or math.inf, seed, bf16
+        self._gradients, self._bad_steps = gradients, bad_steps
         self.bad = 0  # steps in a row without a finite gradient
+        if self.distribution.sharding is not None:
+            self.trainable  # noqa: B018  # the sharded parameters: within a step some are gathered
+        self.recorder: StepRecorder | None = None
+        self.recorder = recorder(self) if recorder else None
+
+    @cached_property
+    def device(self) -> torch.device:
+        """The device on which the network is computed."""
+        device: torch.device = next(self.network.parameters()).device
+        return self.distribution.device or device
+
+    @cached_property
+    def trainable(self) -> list[tuple[str, nn.Parameter]]:
+        """The parameters that are trained, with their names."""
+        return [(name, p) for name, p in self.network.named_parameters() if p.requires_grad]
+
+    def autocast(self) -> AbstractContextManager[object]:
+        """Return the context in which the network is computed: bfloat16 where that is chosen."""
+        return torch.autocast(self.device.type, torch.bfloat16) if self._bf16 else nullcontext()
 
     def run(self, steps: Iterable[StepBatches], hooks: Sequence[Hook] = ()) -> None:
         """Take the steps. The host stays one step ahead of the device, no more."""
@@ -145,18 +213,76 @@ class Loop:
 
     def step(self, step_batches: StepBatches) -> StepResult:
         """Take one step of gradient descent."""
-        counts = self.learner.counts(step_batches.batches)
+        counts = self.count_targets(step_batches)
         tokens = sum(batch.ids.numel() for batch in step_batches.batches) - step_batches.padding
         agreed = self.world.agree({**counts, ".tokens": tokens, ".stop": int(self.wants_to_stop())})
         counts = {name: agreed[name] for name in counts}
-        numbers = self.launch.step(step_batches, counts)
-        read = agreed[".tokens"], tokens
-        weights = self.learner.objective.weights
-        return StepResult(step_batches, counts, weights, numbers, read, bool(agreed[".stop"]))
+        numbers = self.recorder.step(step_batches, counts) if self.recorder else self._step(step_batches, counts)
+        return StepResult(
+            step_batches,
+            counts=counts,
+            weights=self.objective.weights,
+            numbers=numbers,
+            tokens=agreed[".tokens"],
+            own_tokens=tokens,
+            stop=bool(agreed[".stop"]),
+        )
+
+    def _step(self, step_batches: StepBatches, counts: Mapping[str, int]) -> Tensor:
+        """Take a step; return the norm of the gradient, then the sum of each term in the order of `counts`."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = step_batches.update.lr * group.get("rate", 1.0)
+        sums = self.compute_gradients(step_batches, counts)
+        norm = self.update()
+        self.optimizer.zero_grad()
+        zero = torch.zeros((), device=self.device)  # of a rank that has no example in this step
+        totals = self.world.sum_over_data(torch.stack([sums.get(name, zero) for name in counts]))
+        return torch.cat([norm.to(totals.device)[None], totals])
+
+    def count_targets(self, step_batches: StepBatches) -> dict[str, int]:
+        """Count the targets of all micro-batches of a step, by term."""
+        counts = dict.fromkeys(self.objective.weights, 0)
+        for batch in step_batches.batches:
+            for name, count in self.objective.counts(batch).items():
+                counts[name] += count
+        return counts
+
+    def compute_gradients(self, step_batches: StepBatches, counts: Mapping[str, int]) -> dict[str, Tensor]:
+        """Run the backward passes of all micro-batches; return the sum of each term."""
+        self.network.train()
+        if step_batches.update.first == 0:
+            self.memories.clear()  # a phase starts fresh: its batches may have other lanes
+        return self._gradients(self, step_batches, self.scales(counts))
+
+    def scales(self, counts: Mapping[str, int]) -> dict[str, float]:
+        """Return the factor of each term's sum: its weight, divided by its count."""
+        return {name: self.objective.weights[name] / max(1, count) for name, count in counts.items()}
+
+    def seed_dropout(self, step: int, number: int) -> None:
+        """Seed the dropout of a micro-batch of a step."""
+        seed = int(keyed_random.key(self._seed, step, number, "dropout")) >> 1
+        # torch.manual_seed formats the call stack for every kind of device that is not in use yet.
+        (torch.default_generator if self.device.type == "cpu" else torch).manual_seed(seed)
+
+    def start_memory(self, lanes: int) -> State | None:
+        """Return the network's memory before its first batch; made here, so that a compiled step always gets one."""
+        memory = self.network.start_state(lanes) if isinstance(self.network, Stateful) else None
+        # Sharded weights may be kept on another device than the one that computes the network.
+        return None if memory is None else {name: tensor.to(self.device) for name, tensor in memory.items()}
+
+    @torch.no_grad()
+    def update(self, skip: bool = False) -> Tensor:
+        """Clip the gradient and let the optimizer take its step, unless the gradient is not finite; return its norm."""
+        norm = self.distribution.clip_gradients(self.trainable, self._max_norm)
+        # Where this is 1 all optimizers change nothing; AdamW without the host waiting for it.
+        bad = torch.ones_like(norm) if skip else (~norm.isfinite()).float()
+        self.optimizer.found_inf = bad  # type: ignore[attr-defined]
+        self.optimizer.step()
+        return norm
 
     def without_gradients(self, work: Callable[[], T]) -> T:
         """Do work that uses the network between two steps, and free what was gathered for it."""
-        with self.learner.distribution.evaluation():
+        with self.distribution.evaluation():
             return work()
 
     def _count_bad_steps(self, result: StepResult) -> None:

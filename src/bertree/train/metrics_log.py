@@ -66,10 +66,10 @@ class MetricsLog(SilentLog):
 def _lines(path: Path) -> list[dict[str, Any]]:
     """Return the lines that are good. A killed run leaves half a line at the end; other bad lines are damage."""
     lines = path.read_bytes().splitlines() if path.is_file() else []
-    found = [_line(line) for line in lines]
-    if bad := found[:-1].count(None):
+    parsed = [_line(line) for line in lines]
+    if bad := parsed[:-1].count(None):
         note(f"{path}: {bad} damaged {'line is' if bad == 1 else 'lines are'} dropped")
-    return [line for line in found if line is not None]
+    return [line for line in parsed if line is not None]
 
 
 def _line(text: bytes) -> dict[str, Any] | None:

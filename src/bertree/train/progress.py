@@ -1,7 +1,7 @@
 """The progress of a run on the terminal: a live bar for a person, a few plain lines for the log of a batch job.
 
-The bar is on standard error. Lines (evaluations and, without a bar, now and then one on training) are on standard
-output. The time that is left follows from the tokens that are left: steps may grow.
+The bar is on standard error. Evaluations and, without a bar, a training line every 30 seconds are on standard output.
+The remaining time is estimated from the remaining tokens, because steps may grow.
 """
 
 import math
@@ -28,8 +28,8 @@ WIDE = 130  # columns from which on the bar shows the terms of the loss
 class Progress:
     """Shows the progress of a run that starts, or is resumed, at `first_step`.
 
-    `tokens_after` holds the tokens read after 0, 1, 2 ... steps. `quiet` says whether there is no bar; None: where
-    standard error is not a terminal. `labels` are the readable names of metrics.
+    `tokens_after` holds the tokens read after 0, 1, 2 ... steps. `quiet=True`: no bar; None: a bar if standard
+    error is a terminal. `labels` are the readable names of metrics.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Progress:
         self._flush()
 
     def step(self, step: int) -> None:
-        """Count a step. Costs next to nothing: the bar moves a few times a second."""
+        """Count a step. The bar is redrawn at most five times a second."""
         if self._bar is None:
             return
         now = time.monotonic()
@@ -91,10 +91,10 @@ class Progress:
     def evaluation(self, fields: Mapping[str, Any]) -> None:
         """Print the figures of an "eval" line, above the bar."""
         losses = [name for name in ("loss", "perplexity") if name in fields]
-        others = [name for name in fields if name not in {*BOOKKEEPING, *losses}]
+        figures = [name for name in fields if name not in {*BOOKKEEPING, *losses}]
         parts = [
             f"{label(name, self._labels)} {format_metric(name, number(fields[name]))}"
-            for name in losses + others
+            for name in losses + figures
             if _is_number(fields[name])
         ]
         self.say(f"{self._at(fields)} · held-out: {', '.join(parts) or 'nothing measured'}")

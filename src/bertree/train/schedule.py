@@ -1,4 +1,4 @@
-"""The plan of a run: which batches each step reads and at which learning rate, known before it starts.
+"""The schedule of a run: which batches each step reads and at which learning rate, known before it starts.
 
 A run is counted in batches of its phases' size. The learning rate rises in the warm-up and then follows the schedule's
 shape. Where the batch may grow, a step reads 2, 4, 8 ... batches as soon as the shape has fallen to 1/2, 1/4, 1/8 ...,
@@ -19,7 +19,7 @@ MOST_STEPS = 20_000_000
 
 
 @dataclass(frozen=True)
-class PlannedStep:
+class ScheduledStep:
     """One step: batches `first` up to `first + batches` of its phase."""
 
     number: int
@@ -29,7 +29,7 @@ class PlannedStep:
     lr: float
 
 
-class TrainingPlan:
+class TrainingSchedule:
     """All steps of a run."""
 
     def __init__(self, phases: Sequence[Phase], schedule: ScheduleSettings, lr: float) -> None:
@@ -38,14 +38,14 @@ class TrainingPlan:
         self.batches = sum(phase.steps for phase in phases)
         if self.batches > MOST_STEPS:
             raise UserError(f"{self.batches} steps in all are more than the {MOST_STEPS} supported; set fewer")
-        self.updates: list[PlannedStep] = []
+        self.updates: list[ScheduledStep] = []
         before = 0
         for number, phase in enumerate(phases):
             first = 0
             while first < phase.steps:
                 size = min(self._growth(before + first), phase.steps - first)
                 rate = lr * self._shape(before + first) * size
-                self.updates.append(PlannedStep(len(self.updates), number, first, size, rate))
+                self.updates.append(ScheduledStep(len(self.updates), number, first, size, rate))
                 first += size
             before += phase.steps
 

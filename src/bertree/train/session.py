@@ -1,7 +1,6 @@
-"""A training run in its folder: resumed from its newest checkpoint, logged, saved, interrupted and reported on.
+"""A training run in its folder: resumed from its newest checkpoint, logged, saved, interrupted, reported.
 
-Who builds the parts decides what is trained and on what; every training verb runs them here. What is evaluated and kept
-is a policy (train/keep/): the newest checkpoints and the best, or the best weights.
+Every training verb builds a loop and a feed and runs them here. What is evaluated and kept is a policy (keep.py).
 """
 
 import json
@@ -18,13 +17,12 @@ from bertree.files.formats import Json
 from bertree.report.formats import run_labels
 from bertree.report.run_page import write_run_report
 from bertree.run_folder import CHECKPOINTS, ENVIRONMENT, RECIPE
-from bertree.train.carried_state import check_state
-from bertree.train.checkpoints.contents import Checkpoint, check_optimizer_state, restore
-from bertree.train.checkpoints.folder import CheckpointFolder
-from bertree.train.device import measure_peak_flops
+from bertree.train.checkpoints.checkpoint import Checkpoint, CheckpointFolder, check_optimizer_state, restore
+from bertree.train.device_setup import measure_peak_flops
 from bertree.train.feed import Feed, StepBatches
 from bertree.train.hooks import CheckpointSaver, RankFigures, RunLog, SavedTotals, StepLogger, StopOnSignal, Totals
-from bertree.train.keep.policy import KeepPolicy
+from bertree.train.keep import KeepPolicy
+from bertree.train.lane_memory import check_state
 from bertree.train.loop import Loop, StepResult, StopTraining
 from bertree.train.metrics_log import MetricsLog, SilentLog, environment
 from bertree.train.progress import Progress
@@ -33,7 +31,7 @@ from bertree.train.signals import Signals, catch_signals
 WHOLE_RUN = "run"  # an identity that covers all data and settings
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Session:
     """A training run in its folder."""
 
@@ -45,26 +43,26 @@ class Session:
     identity: Json  # what must be the same when the run is resumed
     keep: KeepPolicy
     flops: Sequence[float] = ()  # a token, in each phase; none: not reported
-    parameters: int = 0  # of the whole network, for the record; 0: those that the loop has
-    started: str = ""  # what the log says of its start
+    parameters: int = 0  # of the full network, for the log; 0: counted in the loop's
+    started: str = ""  # a remark in the log on its start
 
     def run(self, resume: bool, intro: Sequence[str]) -> int | None:
-        """Take the steps that are left. Return the signal that stopped the run before its end, if any."""
+        """Take the remaining steps. Return the signal that stopped the run early, if any."""
         world = self.loop.world
         with catch_signals() as signals:
             self.loop.wants_to_stop = lambda: signals.caught is not None
-            found = world.check_together(self._resume) if resume else None
-            world.check_same(f"{self.out}: the newest checkpoint", str(found and found.step))
-            if self.keep.is_complete(found, len(self.feed.plan)):
+            checkpoint = world.check_together(self._resume) if resume else None
+            world.check_same(f"{self.out}: the newest checkpoint", str(checkpoint and checkpoint.step))
+            if self.keep.is_complete(checkpoint, len(self.feed.schedule)):
                 note(f"{self.out}: the run is complete, nothing is left to do")
                 return None
-            first, last = found.step if found else 0, len(self.feed.plan)
+            first, last = checkpoint.step if checkpoint else 0, len(self.feed.schedule)
             metrics = world.check_together(lambda: self._open_log(first))
             started = f"started: {self.started}" if self.started else "started"
-            metrics.write("event", first, {"text": f"resumed from step {first}" if found else started})
-            totals = Totals(metrics, SavedTotals.from_extra(found.extra, found.where) if found else None)
+            metrics.write("event", first, {"text": f"resumed from step {first}" if checkpoint else started})
+            totals = Totals(metrics, SavedTotals.from_extra(checkpoint.extra, checkpoint.where) if checkpoint else None)
             try:
-                with Progress(self.feed.plan.tokens_after, first, labels=run_labels(self.recipe)) as progress:
+                with Progress(self.feed.schedule.tokens_after, first, labels=run_labels(self.recipe)) as progress:
                     for line in intro:
                         progress.say(line)
                     if not self._train(first, RunLog(metrics, totals, progress), signals):
@@ -82,7 +80,7 @@ class Session:
         return None
 
     def _open_log(self, first: int) -> SilentLog:
-        """Write what is known of the run, and return its log."""
+        """Write recipe and environment, and return the log."""
         if not self.loop.world.is_first:
             return SilentLog()
         metrics = MetricsLog(self.out, first, self.settings.tensorboard)
@@ -91,8 +89,8 @@ class Session:
         return metrics
 
     def _train(self, first: int, log: RunLog, signals: Signals) -> bool:
-        """Take the steps that are left; return whether they came to their end."""
-        settings, last = self.settings, len(self.feed.plan)
+        """Take the remaining steps; return whether the last one was reached."""
+        settings, last = self.settings, len(self.feed.schedule)
         world = self.loop.world
         peak = (measure_peak_flops(self.loop.device) or 0.0) * world.size if self.flops else None
         figures = RankFigures(world, self.loop.device)
@@ -129,47 +127,47 @@ class Session:
 
     def _save(self, result: StepResult, log: RunLog) -> None:
         extra = log.totals.as_dict() | {"identity": self.identity} | self.feed.extra() | self.keep.extra()
-        tensors = {**self.keep.tensors(), **self.loop.carried.tensors()}
+        tensors = {**self.keep.tensors(), **self.loop.memories.tensors()}
         self._checkpoints.save(result.step, self.loop.network, self.loop.optimizer, extra, tensors)
         world = self.loop.world
         world.check_together(lambda: self.keep.after_save(result, self._checkpoints) if world.is_first else None)
 
     def _resume(self) -> Checkpoint | None:
         """Restore the newest good checkpoint."""
-        found = self._checkpoints.read_newest(self._check)
-        if found is not None:
-            self._check_identity(found)
-            restore(found, self.loop.network, self.loop.optimizer)
-            self.loop.carried.restore(found.tensors, self.loop.device, self._slots(found.step))
-        self.keep.resume(found)
-        return found
+        checkpoint = self._checkpoints.read_newest(self._check)
+        if checkpoint is not None:
+            self._check_identity(checkpoint)
+            restore(checkpoint, self.loop.network, self.loop.optimizer)
+            self.loop.memories.restore(checkpoint.tensors, self.loop.device, self._slots(checkpoint.step))
+        self.keep.resume(checkpoint)
+        return checkpoint
 
     def _slots(self, step: int) -> range:
-        """Return the slots whose state this rank carries after a step."""
+        """Return the slots whose memory this rank holds after a step."""
         world, slots = self.loop.world, len(self.feed.lanes_after(step))
         return range(world.data_rank * slots // world.data, (world.data_rank + 1) * slots // world.data)
 
     def _check_identity(self, checkpoint: Checkpoint) -> None:
         """Refuse to resume a run with other data or settings."""
         if (name := self._changed(checkpoint)) is not None:
-            whole = name == WHOLE_RUN
-            other = "other data or settings; put them back" if whole else f"another {name}; put it back"
-            raise UserError(f"{self.out}: was started with {other}, or start a new run")
+            covers_all = name == WHOLE_RUN
+            reason = "other data or settings; put them back" if covers_all else f"another {name}; put it back"
+            raise UserError(f"{self.out}: was started with {reason}, or start a new run")
 
     def _changed(self, checkpoint: Checkpoint) -> str | None:
         """Return the first part of the identity that differs from a checkpoint's."""
         before = checkpoint.extra.get("identity")
-        known = before if isinstance(before, dict) else {}
-        return next((name for name, value in self.identity.items() if known.get(name) != value), None)
+        identity = before if isinstance(before, dict) else {}
+        return next((name for name, value in self.identity.items() if identity.get(name) != value), None)
 
     def _check(self, checkpoint: Checkpoint) -> None:
-        """Refuse a checkpoint that cannot be of this run; an older one is taken then."""
-        last = len(self.feed.plan)
+        """Refuse a checkpoint that cannot be of this run; an older one is used then."""
+        last = len(self.feed.schedule)
         if checkpoint.step > last:
             raise UserError(f"{checkpoint.where}: is of step {checkpoint.step}, but the run has {last}")
         skipped = SavedTotals.from_extra(checkpoint.extra, checkpoint.where).skipped
         check_optimizer_state(checkpoint, self.loop.network, self.loop.optimizer, checkpoint.step - skipped)
-        if self._changed(checkpoint) is None:  # otherwise the state is that of another run, which is refused
+        if self._changed(checkpoint) is None:  # otherwise it is the memory of another run, which is refused
             lanes = self.feed.lanes_after(checkpoint.step)
             check_state(checkpoint, self.loop.network, lanes, self._slots(checkpoint.step))
         self.keep.check(checkpoint)

@@ -7,9 +7,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from bertree.cli.render.comparison import print_comparison
-from bertree.finetuning import outcome
-from bertree.finetuning.evaluate import GlueSummary, Scores
-from bertree.inference.run import Run
+from bertree.finetuning.evaluate import GlueSummary, Scores, teacher_line
+from bertree.inference.trained_run import Run
 from bertree.report.comparison import read_comparison
 from bertree.run_folder import COMPARISON, MODEL, PREDICTIONS, REPORT, SCORES
 
@@ -46,7 +45,7 @@ def print_finetuning(run: Run) -> None:
         table.add_row(escape(key.replace("_", " ")), *cells)
     Console().print(table)
     if "distillation" in found:
-        print(outcome.teacher_line(found["distillation"], metric))
+        print(teacher_line(found["distillation"], metric))
     written = (f"{MODEL}/", SCORES, PREDICTIONS) if run.learned else (SCORES,)
     print(f"{run.folder}: {', '.join(written)}, {REPORT}")
     if (run.folder / COMPARISON).is_file():

@@ -1,0 +1,239 @@
+"""Execute a job on a task: all ranks, one lock, every seed, the best model, scores, predictions and the report.
+
+OUT/model/                  the best model of the best seed, with its labels and settings
+OUT/metrics.json            its scores on the dev split, and those of every seed
+OUT/predictions.jsonl       its predictions on the dev split
+OUT/report.html             scores and predictions to look at
+OUT/seed-N/                 each run: metrics.jsonl, report.html, recipe.toml
+"""
+
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from signal import SIGTERM
+from typing import Any, NamedTuple
+
+import torch
+
+from bertree.config.sections import RunSettings
+from bertree.console import note, notes_shown, showing
+from bertree.errors import UserError
+from bertree.files.atomic import exclusive_lock, remove_leftovers, write_into_folder, write_json_lines
+from bertree.files.formats import Json, json_text, read_json
+from bertree.finetuning import evaluate as scores_of
+from bertree.finetuning.evaluate import evaluate_dev, evaluate_split
+from bertree.finetuning.job import EncodedJob, TaskJob, encode_job
+from bertree.finetuning.page import write_page
+from bertree.inference.trained_run import Run
+from bertree.interop import folder
+from bertree.interop.contents import Contents
+from bertree.model.network import Network
+from bertree.run_folder import (
+    CHECKPOINTS,
+    ENVIRONMENT,
+    METRICS,
+    MODEL,
+    PREDICTIONS,
+    RECIPE,
+    REPORT,
+    SCORES,
+    make_folders,
+    predictions_file,
+)
+from bertree.scale.launch import launched
+from bertree.scale.world import join
+from bertree.tasks.task import Task
+from bertree.train.device_setup import uses_gpu
+from bertree.train.loop import Diverged, Loop
+from bertree.train.signals import catch_signals
+
+
+def execute_job(
+    build: Callable[[], TaskJob],
+    *,
+    out: str | Path,
+    run: RunSettings,
+    seeds: int = 1,
+    resume: bool = False,
+    progress: bool | None = None,
+) -> Run:
+    """Build a job on every rank and train all its seeds. Of several ranks the first writes.
+
+    `run` names the device of the ranks. Under torchrun, restarted processes resume the run.
+    """
+    launch, out = launched(), Path(out)
+    resume = resume or launch.restarts > 0
+    with (
+        showing(progress if launch.rank == 0 else False),
+        notes_shown(launch.rank == 0),
+        join(launch, cuda=uses_gpu(run)) as world,
+        ExitStack() as stack,
+    ):
+        world.check_together(lambda: _check_run_folder(out, resume))
+        job = world.check_together(lambda: encode_job(build(), out, world))
+        first = job.tuner.config.run.seed
+        world.check_same("model, data or settings", job.tuner.run_identity(first))
+        world.check_together(lambda: _open_folder(out, resume, stack) if world.is_first else None)
+        return _run_seeds(job.job.before_seeds(job), range(first, first + seeds), resume)
+
+
+def _run_seeds(job: EncodedJob, seeds: Sequence[int], resume: bool) -> Run:
+    """Train every seed that is not finished, then write the results of all."""
+    world = job.tuner.world
+    results: list[Json] = []
+    for seed in sorted({*seeds} | (_finished_seeds(job.out) if resume else set())):
+        with catch_signals() as signals:
+            result = _run_seed(job, seed, resume, results)
+            stopped = bool(world.agree({"stop": int(signals.caught is not None)})["stop"])
+        if isinstance(result, Interrupted):
+            return Run(job.out, signal=result.signal)
+        results.append(result)
+        if stopped:  # it came while the seed was evaluated and written
+            return Run(job.out, signal=signals.caught or SIGTERM)
+    learned = world.check_together(lambda: _write_all(job, results) if world.is_first else False)
+    return Run(job.out, learned=bool(world.agree({"learned": int(learned)})["learned"]))
+
+
+def _check_run_folder(out: Path, resume: bool) -> None:
+    """Refuse to write over a run."""
+    begun = (out / MODEL).exists() or any(out.glob("seed-*"))
+    if begun and not resume:
+        raise UserError(f"{out}: holds a run already; resume it with `resume=True`, or give another `out`")
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{out}: is a file; give the path of a folder to write")
+
+
+def _open_folder(out: Path, resume: bool, stack: ExitStack) -> None:
+    """Lock the folder of a run until the stack is closed."""
+    stack.enter_context(make_folders(out))
+    stack.enter_context(exclusive_lock(out))
+    _check_run_folder(out, resume)  # again: building the job takes a while, and another run may have begun
+    remove_leftovers(_run_files(out))
+
+
+def _run_files(out: Path) -> Iterator[Path]:
+    """Yield the files that a run writes, in its folder and in that of every seed."""
+    for run_folder in (out, *out.glob("seed-*")):
+        for name in (MODEL, SCORES, PREDICTIONS, METRICS, RECIPE, ENVIRONMENT, REPORT):
+            yield run_folder / name
+
+
+class Interrupted(NamedTuple):
+    """A seed that a signal ended early."""
+
+    signal: int
+
+
+def _finished_seeds(out: Path) -> set[int]:
+    """Return the seeds that are finished: they compete for the best model too."""
+    names = [path.parent.name.removeprefix("seed-") for path in out.glob(f"seed-*/{SCORES}")]
+    return {int(name) for name in names if name.isdecimal()}
+
+
+def _run_seed(job: EncodedJob, seed: int, resume: bool, earlier: Sequence[Json]) -> Json | Interrupted:
+    """Train one seed, unless it is finished, and keep its model if it is the best so far."""
+    seed_folder, metric, world = job.out / f"seed-{seed}", job.tuner.task.metric, job.tuner.world
+    finished = world.check_together(lambda: _read_finished(job, seed) if resume else None)
+    world.check_same(str(seed_folder / SCORES), str(finished is not None))
+    if finished is not None:
+        return finished
+    world.check_together(lambda: seed_folder.mkdir(parents=True, exist_ok=True))
+    intro = [*(job.intro if not earlier else ()), f"seed {seed}"]
+    try:
+        signal, best, loop = job.tuner.run(seed_folder, seed, resume, intro)
+    except Diverged as error:
+        result: Json = {"seed": seed, metric: None, "diverged": str(error)}
+    except torch.OutOfMemoryError:
+        raise UserError("the GPU's memory is full; compute less at once (micro_tokens=...) or set batch=...") from None
+    else:
+        if signal is not None:
+            return Interrupted(signal)
+        evaluate = partial(_evaluate_seed, job, seed, best.step, loop, earlier)
+        result = world.check_together(lambda: evaluate() if world.is_first else {})
+    result["run"] = job.tuner.run_identity(seed)
+    world.check_together(lambda: _mark_finished(seed_folder, result) if world.is_first else None)
+    return result
+
+
+def _mark_finished(seed_folder: Path, result: Json) -> None:
+    write_into_folder(seed_folder / SCORES, json_text(result, 2) + "\n")
+    shutil.rmtree(seed_folder / CHECKPOINTS, ignore_errors=True)
+
+
+def _read_finished(job: EncodedJob, seed: int) -> Json | None:
+    """Return the result of a seed that is finished."""
+    seed_folder = job.out / f"seed-{seed}"
+    if not (seed_folder / SCORES).is_file():
+        return None
+    result: Json = read_json(seed_folder / SCORES)
+    if result.get("run") != job.tuner.run_identity(seed):
+        raise UserError(f"{seed_folder}: was trained with other settings or data; put them back, or start a new run")
+    if job.tuner.world.is_first:
+        shutil.rmtree(seed_folder / CHECKPOINTS, ignore_errors=True)  # of a run that was killed right after its end
+    return result
+
+
+def _evaluate_seed(job: EncodedJob, seed: int, best_step: int, loop: Loop, earlier: Sequence[Json]) -> Json:
+    """Score the best weights of a seed, and write them if they are the best so far."""
+    network, task = loop.network, job.tuner.task
+    tuned, scores, lines = evaluate_dev(
+        task, job.splits, lambda name: evaluate_split(task, network, job.splits[name], loop.autocast)
+    )
+    result = {"seed": seed, **scores, "best_step": best_step, "diverged": scores_of.degenerate_reason(lines["dev"])}
+    rank = scores_of.rank(result, task.metric)
+    if all(rank > scores_of.rank(result_before, task.metric) for result_before in earlier):
+        select = job.job.select_saved
+        folder.write(select(job, network) if select else _saved_contents(job, tuned, network), job.out / MODEL)
+        for split, predictions in lines.items():
+            write_json_lines(job.out / predictions_file(split), predictions)
+    return result
+
+
+def _saved_contents(job: EncodedJob, task: Task[Any], network: Network) -> Contents:
+    """Return the model of a task: without a language-model head, which is not part of it."""
+    settings = {key: value for key, value in task.settings().items() if value is not None}
+    about = {"name": task.name, "max_length": job.tuner.config.train.max_length} | settings
+    heads = {name: head for name, head in network.heads.items() if name != "mask"}
+    if len(heads) < len(network.heads):
+        components = (network.readout, network.features, network.crf, network.vector, network.width)
+        network = Network(network.encoder, heads, *components)
+    initial = job.job.initial
+    return Contents(job.tuner.architecture, network, initial.tokenizer, list(task.labels), initial.limit, task=about)
+
+
+def _write_all(job: EncodedJob, results: Sequence[Json]) -> bool:
+    """Write the results of all seeds; return whether there is a model."""
+    metrics = _write_results(job, results)
+    if not (job.out / MODEL).is_dir():
+        return False
+    best = max(results, key=lambda result: scores_of.rank(result, job.tuner.task.metric))
+    if job.job.after_seeds(job, best):
+        _write_page(job, metrics)
+    return True
+
+
+def _write_results(job: EncodedJob, results: Sequence[Json]) -> Json:
+    """Write metrics.json and the report, and return the metrics."""
+    task = job.tuner.task
+    metrics = scores_of.summary(results, task.metric) | {"task": task.name, "model": job.job.initial_name}
+    metrics["examples"] = {name: len(split.examples) for name, split in job.splits.items()}
+    metrics["cut"] = {name: cut._asdict() for name, cut in job.truncations.items() if cut.examples}
+    if job.teacher:
+        metrics["distillation"] = scores_of.compare_to_teacher(metrics, job.teacher["scores"], task.metric) | {
+            "teacher_model": job.teacher["model"],
+            "teacher_bytes": job.teacher["bytes"],
+        }
+    write_into_folder(job.out / SCORES, json_text(metrics, 2) + "\n")
+    _write_page(job, metrics)
+    for result in [result for result in results if result["diverged"]]:
+        note(f"seed {result['seed']} has diverged: {result['diverged']}")
+    if all(result["diverged"] for result in results):
+        note("no seed has learned the task; try a lower lr, a longer warmup or more epochs")
+    return metrics
+
+
+def _write_page(job: EncodedJob, metrics: Json) -> None:
+    predictions = {name: job.out / predictions_file(name) for name in job.splits if name != "train"}
+    write_page(job.out, job.tuner.task, metrics, predictions)

@@ -1,0 +1,53 @@
+"""Pretrain a model from a recipe: `bertree.pretrain`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bertree.config.overrides import overrides_of
+from bertree.errors import UserError
+from bertree.inference.trained_run import Run
+from bertree.objectives.pretraining import pretraining_objective
+from bertree.pretraining import build
+from bertree.pretraining import recipe as recipes
+from bertree.pretraining.job import StoreJob, Trainee, execute_store_job, resolve_paths
+from bertree.pretraining.recipe import DistillRecipe
+from bertree.train.device_setup import DeviceSetup
+
+
+def pretrain(
+    recipe: str | Path,
+    *,
+    store: str | Path | None = None,
+    out: str | Path = "run",
+    resume: bool = False,
+    overrides: Sequence[str] = (),
+    progress: bool | None = None,
+    **settings: Any,
+) -> Run:
+    """Pretrain a model from a recipe: the name of a built-in one, or the path of a TOML file.
+
+    `store` is the token store to learn from. Settings are keywords (`optim={"lr": 1e-4}`, `lr=1e-4`) that change the
+    recipe; `overrides` are the same as strings (`"optim.lr=1e-4"`). With `resume=True` an interrupted run goes on from
+    its newest checkpoint and ends in the same bytes. Nothing is printed unless `progress=True`.
+
+    >>> run = bertree.pretrain("bert-base-tiny", store="my-store", out="my-run")
+    >>> run.model.fill_mask("The captain went down to the [MASK].")
+    """
+    stores = overrides_of({"data.store": str(store)} if store is not None else {})
+    loaded = resolve_paths(recipes.load(str(recipe), [*stores, *overrides, *overrides_of(settings)]))
+    if isinstance(loaded, DistillRecipe):
+        raise UserError(
+            f"{recipe}: is a recipe for a student; use it with: bertree distill TEACHER --student {recipe} ..."
+        )
+
+    def build_job(device_setup: DeviceSetup) -> StoreJob:
+        train, held_out = build.open_stores(loaded.data)
+
+        def build_trainee() -> Trainee:
+            contents, objective = build.build_model(loaded, train), pretraining_objective(**loaded.objective)
+            return Trainee(contents=contents, network=contents.network, objective=objective, evaluated=objective)
+
+        return StoreJob(recipe=loaded, train=train, held_out=held_out, build_trainee=build_trainee)
+
+    return execute_store_job(build_job, loaded, out=out, resume=resume, progress=progress)
