@@ -126,14 +126,14 @@ def small_pieces() -> None:
     from bertree.distillation import teacher_cache
     from bertree.inference import embedding
     from bertree.search import writer
-    from bertree.train.keep import best_weights, newest_and_best
+    from bertree.train import keep
 
     store_builder.CHUNK_CHARACTERS = 2000
     store_builder.build_store.__kwdefaults__["shard_tokens"] = 3000
     teacher_cache.CHUNK = 2
     embedding.FIRST_WINDOW = 32
     writer.COMMIT_ROWS, writer.EMBED_BATCH, writer.MERGE = 12, 6, 3
-    best_weights.PAUSE = newest_and_best.REPORT_PAUSE = 0.0
+    keep.PAUSE = keep.REPORT_PAUSE = 0.0
 
 
 class Trials:

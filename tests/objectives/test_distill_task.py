@@ -157,7 +157,7 @@ def softmaxes(head: str) -> list[tuple[list[float], list[float], float]]:
     found, place = [], 0
     for one in some:
         count = logit_rows(one, head)
-        mine, its = np.array(student[place : place + count]), one.soft
+        mine, its = np.array(student[place : place + count]), one.teacher_logits
         place += count
         if head in ("sequence", "token"):
             found += [(list(a), list(b), 1.0) for a, b in zip(mine, its, strict=True)]
@@ -216,7 +216,7 @@ def test_the_gradient_keeps_its_size_when_it_is_hot() -> None:
         scores = torch.tensor(student, requires_grad=True)
         objective = task_distillation_objective("sequence", False, "soft", 0.0, t)
         objective.terms["soft"].loss(Says(scores), torch.zeros(0), collate(some, "sequence")).sum.backward()
-        (its,) = some[0].soft.tolist()
+        (its,) = some[0].teacher_logits.tolist()
         expected = [t * (q - p) for q, p in zip(softmax(student[0], t), softmax(its, t), strict=True)]
         assert scores.grad[0].tolist() == pytest.approx(expected, rel=1e-4)
 
@@ -228,7 +228,7 @@ def asked(head: str, regression: bool, count: int, seed: int) -> list[Unit]:
     found = []
     for number, one in enumerate(units(head, count, seed, regression)):
         said = draw.normal(size=(logit_rows(one, head), classes)).astype(np.float32)
-        found.append(one._replace(soft=None if number % 4 == 3 else said))
+        found.append(one._replace(teacher_logits=None if number % 4 == 3 else said))
     return found
 
 
@@ -240,7 +240,7 @@ def test_filling_counts_for_nothing(head: str, regression: bool, kind: str) -> N
     some = asked(head, regression, 7, 1)
     batch = collate(some, head, regression)
     filled = ShapeBuckets(head, 9, OPTIONS if head == "choice" else 1)(batch)
-    assert len(filled.labels.soft) > len(batch.labels.soft)
+    assert len(filled.labels.teacher_logits) > len(batch.labels.teacher_logits)
     objective = task_distillation_objective(head, regression, kind, 0.3, 2.0)
     assert objective.counts(filled) == objective.counts(batch)
     both = []
@@ -259,7 +259,11 @@ def test_filling_counts_for_nothing(head: str, regression: bool, kind: str) -> N
 
 @pytest.mark.parametrize(("head", "regression"), TAUGHT)
 def test_the_truth_counts_where_it_is_known_and_the_teacher_everywhere(head: str, regression: bool) -> None:
-    some = [one._replace(soft=one.soft) for one in asked(head, regression, 12, 2) if one.soft is not None]
+    some = [
+        one._replace(teacher_logits=one.teacher_logits)
+        for one in asked(head, regression, 12, 2)
+        if one.teacher_logits is not None
+    ]
     batch = collate(some, head, regression)
     objective = task_distillation_objective(head, regression, "soft", 0.3, 2.0)
     known = [one for one in some if one.answer is not None]
@@ -272,7 +276,7 @@ def test_the_truth_counts_where_it_is_known_and_the_teacher_everywhere(head: str
         assert counts == {"hard": len(known), "soft": len(some)}
     assert objective.weights == {"hard": 0.3, "soft": 0.7}
     made = (regression_network if regression else network)()
-    unasked = replace(batch, labels=replace(batch.labels, soft=None))
+    unasked = replace(batch, labels=replace(batch.labels, teacher_logits=None))
     plain = supervised_objective(head, regression)(made, unasked).losses[head]
     assert objective(made, batch).losses["hard"].sum.item() == pytest.approx(plain.sum.item())
 
@@ -290,7 +294,10 @@ def test_how_a_step_is_cut_changes_nothing() -> None:
     from bertree.train.schedule import TrainingSchedule
 
     some = asked("sequence", False, 12, 3)
-    some = [one._replace(soft=rows([0.1, 0.2, 0.4]) if one.soft is None else one.soft) for one in some]
+    some = [
+        one._replace(teacher_logits=rows([0.1, 0.2, 0.4]) if one.teacher_logits is None else one.teacher_logits)
+        for one in some
+    ]
     norms = []
     for limit in (0, 30):
         made = network()

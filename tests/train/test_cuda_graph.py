@@ -33,7 +33,9 @@ DROPOUT = {"dropout": 0.1, "classifier_dropout": 0.1}
 def with_teacher(unit: Unit, head: str) -> Unit:
     """The unit with made-up logits of a teacher."""
     shape = logit_rows(unit, head), CLASSES[head]
-    return unit._replace(soft=np.random.default_rng(len(unit.sequences[0].ids)).normal(size=shape).astype(np.float32))
+    return unit._replace(
+        teacher_logits=np.random.default_rng(len(unit.sequences[0].ids)).normal(size=shape).astype(np.float32)
+    )
 
 
 def works(head: str, regression: bool, soft: bool = False) -> list[StepBatches]:

@@ -117,7 +117,7 @@ def _copied_student(a: Architecture, teacher: Teacher, task: Task[Any], layers: 
     copied = copy_weights(network, model.network, _initial_layers(layers, teacher_a.layers, a.layers, "`layers`"))
     if copied.misfit:
         raise UserError(f"`layers`, `student=half`: {copied.misfit}; leave out `layers` to start with random weights")
-    head, teacher_head = (one.heads[task.head].state_dict() for one in (network, model.network))
+    head, teacher_head = (each.heads[task.head].state_dict() for each in (network, model.network))
     same = head.keys() == teacher_head.keys() and all(torch.equal(head[name], teacher_head[name]) for name in head)
     keeps_head = same and model.network.readout.trivial
     labels, about = (list(teacher.labels), {"name": task.name}) if keeps_head else ([], {})

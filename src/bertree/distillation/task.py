@@ -174,8 +174,8 @@ class Teaching:
         scores = self._read_or_compute(job, units)
         splits = dict(job.splits)
         if units:
-            soft = [unit._replace(soft=rows) for unit, rows in zip(units, scores.rows, strict=True)]
-            splits["train"] = EncodedSplit(train.examples, soft)
+            scored_units = [unit._replace(teacher_logits=rows) for unit, rows in zip(units, scores.rows, strict=True)]
+            splits["train"] = EncodedSplit(train.examples, scored_units)
         metric = tuner.task.metric
         figure = scores.figures.get(metric)
         on_dev = "" if figure is None else f", {metric.replace('_', ' ')} {100 * figure:.2f} on dev"

@@ -256,7 +256,7 @@ def _compare(training: StoreTraining, teacher_path: str, seconds: float) -> None
         else {}
         for network in (teacher.network, student.contents.network)
     ]
-    scores = {name: [one.get(name) for one in figures] for name in ("perplexity", "accuracy")}
+    scores = {name: [figures_of_model.get(name) for figures_of_model in figures] for name in ("perplexity", "accuracy")}
     backend, count = teacher.required_tokenizer.backend, min(stream.examples, TEXTS)
     examples = [stream.example(k * stream.examples // count) for k in range(count)]
     texts = [backend.decode(without_masks(example).ids.tolist()) for example in examples]

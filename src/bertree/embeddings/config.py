@@ -37,7 +37,7 @@ class EmbeddingConfig(FineTuneConfig):
 
     def make_loss(self, loss: type[EmbeddingLoss]) -> EmbeddingLoss:
         """Build the loss with its settings."""
-        own = {one.name: getattr(self.loss, one.name) for one in fields(loss)}
+        own = {setting.name: getattr(self.loss, setting.name) for setting in fields(loss)}
         return loss(**own)
 
 

@@ -57,7 +57,7 @@ class ShapeBuckets:
         )
 
     def _pad_labels(self, labels: TaskLabels, tokens: int, inputs: int, longest: int) -> TaskLabels:
-        answers, chosen, cells, soft = labels.answers, labels.chosen, labels.cells, labels.soft
+        answers, chosen, cells, teacher_logits = labels.answers, labels.chosen, labels.cells, labels.teacher_logits
         if chosen is not None:
             extra, _ = _padding(chosen.numel())
             chosen = torch.cat([chosen, torch.arange(extra)])
@@ -71,11 +71,12 @@ class ShapeBuckets:
             cells = torch.cat([cells // max(1, labels.width) * width + cells % max(1, labels.width), rest])
         else:
             cells = None
-        if soft is not None:
-            soft = torch.cat([soft, soft.new_full((scores - len(soft), soft.shape[1]), float("nan"))])
+        if teacher_logits is not None:
+            missing = scores - len(teacher_logits), teacher_logits.shape[1]
+            teacher_logits = torch.cat([teacher_logits, teacher_logits.new_full(missing, float("nan"))])
         ignored = answers.new_full((rows - len(answers), *answers.shape[1:]), _ignored_label(answers))
         texts = labels.texts and labels.texts.pad(tokens, inputs, lambda count: count + _padding(count)[0])
-        return TaskLabels(torch.cat([answers, ignored]), chosen, cells, width, soft, texts)
+        return TaskLabels(torch.cat([answers, ignored]), chosen, cells, width, teacher_logits, texts)
 
 
 def _ignored_label(answers: torch.Tensor) -> float:

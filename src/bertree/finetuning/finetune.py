@@ -98,8 +98,8 @@ def _load_from_task(run: str | Path, base: Model, base_name: str, task: str) -> 
     if learned == task:
         raise UserError(f"{folder}: has learned {task} already; give it in place of {base_name}, without `from_task`")
     shapes, base_shapes = (
-        {key: tensor.shape for key, tensor in one.network.encoder.state_dict().items() if key.startswith("stack.")}
-        for one in (model, base)
+        {key: tensor.shape for key, tensor in each.network.encoder.state_dict().items() if key.startswith("stack.")}
+        for each in (model, base)
     )
     if shapes != base_shapes:
         raise UserError(f"{folder}: its layers are not those of {base_name}, so it was made from another model")

@@ -57,7 +57,7 @@ def classes(lines: Sequence[Json], labels: Sequence[str]) -> list[Section]:
         return text_and_pair(lines[number]), one_line(clip(gold[number], 60)), one_line(clip(predicted[number], 60))
 
     scores = as_floats(line.get("score") for line in lines)
-    right = np.array([one == other for one, other in zip(gold, predicted, strict=True)], dtype=np.float64)
+    right = np.array([label == answer for label, answer in zip(gold, predicted, strict=True)], dtype=np.float64)
     return [
         *_confusions(Counter(zip(gold, predicted, strict=True)), labels),
         *confidence(scores, right),
@@ -74,10 +74,10 @@ def _confusions(counts: Counter[tuple[str, str]], labels: Sequence[str]) -> list
     """Return which labels are predicted for which: a matrix or, where that is too large, the most frequent pairs."""
     title = "Confusion of labels"
     seen = dict.fromkeys(chain.from_iterable(counts))
-    known = [label for label in labels if label in seen] + sorted(set(seen) - set(labels))
-    if len(known) <= LABELS:
-        matrix = ConfusionMatrix(known, [[counts[gold, predicted] for predicted in known] for gold in known])
-        return [Section(title, blocks=[matrix])] if known else []
+    shown = [label for label in labels if label in seen] + sorted(set(seen) - set(labels))
+    if len(shown) <= LABELS:
+        matrix = ConfusionMatrix(shown, [[counts[gold, predicted] for predicted in shown] for gold in shown])
+        return [Section(title, blocks=[matrix])] if shown else []
     totals: Counter[str] = Counter()
     for (gold, _), count in counts.items():
         totals[gold] += count
@@ -86,7 +86,7 @@ def _confusions(counts: Counter[tuple[str, str]], labels: Sequence[str]) -> list
 
 def _most_confused(counts: Counter[tuple[str, str]], totals: Counter[str]) -> BarTable:
     wrong = Counter({pair: count for pair, count in counts.items() if pair[0] != pair[1]}).most_common(PAIRS)
-    rows = [(f"{gold} → {other}", count, percent(count / totals[gold])) for (gold, other), count in wrong]
+    rows = [(f"{gold} → {predicted}", count, percent(count / totals[gold])) for (gold, predicted), count in wrong]
     under = f"gold → predicted; the first {len(rows)}, of {len(totals):,} labels"
     return BarTable("Most frequent confusions", relative_bars(rows), under=under, head=("count", "of this gold"))
 
@@ -102,11 +102,11 @@ def _least_found(counts: Counter[tuple[str, str]], totals: Counter[str]) -> BarT
 def regression(lines: Sequence[Json]) -> list[Section]:
     """Return the sections of a task with one number per text."""
     gold, predicted = (as_floats(line.get(field) for line in lines) for field in ("gold", "predicted"))
-    known = np.isfinite(gold) & np.isfinite(predicted)
+    finite = np.isfinite(gold) & np.isfinite(predicted)
     sections = []
-    if known.any():
-        off = predicted[known] - gold[known]
-        count = f"{known.sum():,} examples" + ("" if known.sum() <= POINTS else ", some of them drawn")
+    if finite.any():
+        off = predicted[finite] - gold[finite]
+        count = f"{finite.sum():,} examples" + ("" if finite.sum() <= POINTS else ", some of them drawn")
         under = (
             f"{count}; mean error {digits(float(np.abs(off).mean()))}, root of the mean square "
             f"{digits(float(np.sqrt((off**2).mean())))}, bias {digits(float(off.mean()))}"
@@ -137,12 +137,12 @@ def vectors(lines: Sequence[Json], labels: Sequence[str]) -> list[Section]:
     scores, right = _scores_and_hits(lines)
 
     def show(number: int) -> Case:
-        one = lines[number]
-        if "rank" in one:
-            return start_of(one["text"]), start_of(one["gold"], SHORT), start_of(one["predicted"], SHORT)
-        negatives = " / ".join(map(str, one.get("negatives", ())))
-        nearest = one["pair"] if right[number] else negatives
-        return start_of(one["text"]), start_of(one["pair"], SHORT), start_of(nearest, SHORT)
+        line = lines[number]
+        if "rank" in line:
+            return start_of(line["text"]), start_of(line["gold"], SHORT), start_of(line["predicted"], SHORT)
+        negatives = " / ".join(map(str, line.get("negatives", ())))
+        nearest = line["pair"] if right[number] else negatives
+        return start_of(line["text"]), start_of(line["pair"], SHORT), start_of(nearest, SHORT)
 
     return confident_cases(scores, right, show)
 
@@ -153,15 +153,15 @@ def tags(lines: Sequence[Json], labels: Sequence[str]) -> list[Section]:
     scores, right = _scores_and_hits(lines)
 
     def show(number: int) -> Case:
-        one = lines[number]
+        line = lines[number]
         marks, at, differ = [], 0, []
-        for word, gold, predicted in zip(one["words"], one["gold"], one["predicted"], strict=True):
+        for word, gold, predicted in zip(line["words"], line["gold"], line["predicted"], strict=True):
             if gold != predicted:
                 marks.append((at, at + len(word), "wrong"))
                 differ.append((gold, predicted))
             at += len(word) + 1
         gold_tags, predicted_tags = (", ".join(str(pair[side]) for pair in differ[:8]) for side in (0, 1))
-        return around(" ".join(one["words"]), marks), gold_tags, predicted_tags
+        return around(" ".join(line["words"]), marks), gold_tags, predicted_tags
 
     return [*_confusions(counts, labels), *confident_cases(scores, right, show)]
 
@@ -170,7 +170,10 @@ def choices(lines: Sequence[Json], scores_found: Json) -> list[Section]:
     """Return the sections of a task with one option of several."""
     scores, right = _scores_and_hits(lines)
     shares = [sorted(line.get("probabilities") or [0.0]) for line in lines]
-    margin = np.array([some[-1] - (some[-2] if len(some) > 1 else 0.0) for some in shares], dtype=np.float64)
+    margin = np.array(
+        [each[-1] - (each[-2] if len(each) > 1 else 0.0) for each in shares],
+        dtype=np.float64,
+    )
     cards = []
     if len({len(line["options"]) for line in lines}) > 1:
         cards.append(_by_options(lines, right))
@@ -185,10 +188,10 @@ def choices(lines: Sequence[Json], scores_found: Json) -> list[Section]:
     lead = by_tenth("Lead of the chosen option over the next", margin, right, under)
 
     def show(number: int) -> Case:
-        one = lines[number]
-        question = start_of(one["question"], 200, "strong") if one.get("question") else []
-        gold, predicted = (start_of(one["options"][one[field]], SHORT) for field in ("gold", "predicted"))
-        return start_of(one.get("context", ""), 220) + question, gold, predicted
+        line = lines[number]
+        question = start_of(line["question"], 200, "strong") if line.get("question") else []
+        gold, predicted = (start_of(line["options"][line[field]], SHORT) for field in ("gold", "predicted"))
+        return start_of(line.get("context", ""), 220) + question, gold, predicted
 
     return [
         Section("Scores by question", cards),
@@ -199,9 +202,9 @@ def choices(lines: Sequence[Json], scores_found: Json) -> list[Section]:
 
 def _by_options(lines: Sequence[Json], right: Floats) -> BarTable:
     groups: dict[str, list[float]] = {}
-    for one, hit in zip(lines, right.tolist(), strict=True):
-        groups.setdefault(f"{len(one['options'])} options", []).append(hit)
-    rows = [(name, int(sum(some)), int(len(some) - sum(some))) for name, some in sorted(groups.items())]
+    for line, hit in zip(lines, right.tolist(), strict=True):
+        groups.setdefault(f"{len(line['options'])} options", []).append(hit)
+    rows = [(name, int(sum(hits)), int(len(hits) - sum(hits))) for name, hits in sorted(groups.items())]
     return right_and_wrong("Accuracy by number of options", rows)
 
 
@@ -209,9 +212,9 @@ def _by_position(lines: Sequence[Json]) -> BarTable:
     """Return how often each place among the options is chosen, and is right."""
     gold, chosen = (Counter(line[field] for line in lines) for field in ("gold", "predicted"))
     rows = []
-    for place in sorted(gold.keys() | chosen.keys())[:LABELS]:
-        counts = chosen[place], gold[place]
-        rows.append(BarRow(f"option {place + 1}", [n / len(lines) for n in counts], [f"{n:,}" for n in counts]))
+    for option in sorted(gold.keys() | chosen.keys())[:LABELS]:
+        counts = chosen[option], gold[option]
+        rows.append(BarRow(f"option {option + 1}", [n / len(lines) for n in counts], [f"{n:,}" for n in counts]))
     return BarTable("Which option is chosen", rows, names=("chosen", "right one"), head=("chosen", "right one"))
 
 
@@ -222,7 +225,7 @@ def spans(lines: Sequence[Json]) -> list[Section]:
         [line["gold"] for line in lines], [line["predicted"] for line in lines], 1 + second
     )
     scores = as_floats(line.get("score") for line in lines)
-    words = (found[0].lower() if (found := WORDS.search(line["question"])) else "other" for line in lines)
+    words = (match[0].lower() if (match := WORDS.search(line["question"])) else "other" for line in lines)
     cards: list[Block] = [
         _span_scores("By question word", words, counted),
         _span_scores("By length of the answer", map(_answer_length, lines), counted),
@@ -231,15 +234,20 @@ def spans(lines: Sequence[Json]) -> list[Section]:
         cards.append(_answered(lines, counted.exact))
 
     def show(number: int) -> Case:
-        one = lines[number]
-        gold, predicted, start, end = one["gold"], one["predicted"], one.get("start"), one.get("end")
+        line = lines[number]
+        gold, predicted, start, end = (
+            line["gold"],
+            line["predicted"],
+            line.get("start"),
+            line.get("end"),
+        )
         marks = []
         if start is not None and end is not None:
             marks = [(start, end, "mark" if counted.exact[number] else "wrong")]
-        elif gold and (at := one["context"].find(gold[0])) >= 0:
+        elif gold and (at := line["context"].find(gold[0])) >= 0:
             marks = [(at, at + len(gold[0]), "gold")]
         answers = [start_of(text, 120)[0] for text in list(dict.fromkeys(gold))[:3]]
-        text = start_of(one["question"], 200, "strong") + around(one["context"], marks)
+        text = start_of(line["question"], 200, "strong") + around(line["context"], marks)
         return text, answers or NO_ANSWER, start_of(predicted, SHORT) if predicted else NO_ANSWER
 
     near = (counted.f1 >= 0.5) & (counted.exact < 1)
@@ -273,9 +281,9 @@ def _span_scores(title: str, names: Iterable[str], counted: metric.QuestionScore
 def _answered(lines: Sequence[Json], exact: Floats) -> PageTable:
     """Return how often the model answers questions that have an answer, and those that have none."""
     table: Counter[tuple[bool, str]] = Counter()
-    for one, hit in zip(lines, exact.tolist(), strict=True):
-        answer = "no answer" if not one["predicted"] else "right answer" if hit else "another answer"
-        table[bool(one["gold"]), answer] += 1
+    for line, hit in zip(lines, exact.tolist(), strict=True):
+        answer = "no answer" if not line["predicted"] else "right answer" if hit else "another answer"
+        table[bool(line["gold"]), answer] += 1
     columns = ("right answer", "another answer", "no answer")
     rows: list[list[Cell]] = []
     for has, name in ((True, "has an answer"), (False, "has none")):

@@ -1,8 +1,8 @@
 """Distillation on a task: the true labels, and the teacher's logits in one of three ways.
 
-The teacher was run beforehand, so a batch carries its logits (`TaskLabels.soft`): a row for each row of the student's,
-NaN where there are none (padding, or examples the teacher was not run on). Labels and logits are two terms with counts
-of their own, because augmented examples have no label.
+The teacher was run beforehand, so a batch carries its logits (`TaskLabels.teacher_logits`): a row for each row of the
+student's, NaN where there are none (padding, or examples the teacher was not run on). Labels and logits are two terms
+with counts of their own, because augmented examples have no label.
 
 The divergences are functions of their own, which distillation on text uses too: how far a student is from its teacher
 in logits, in the direction of hidden states, in hidden states, in relations of tokens. Each returns one number per row
@@ -117,15 +117,15 @@ class RowDistillation:
 
     def count(self, batch: Batch) -> int:
         """Count the rows that have the teacher's logits."""
-        _, soft_mc = _soft_labels(batch)
-        return int((~soft_mc[:, 0].isnan()).sum())
+        _, teacher_mc = _labels_with_teacher(batch)
+        return int((~teacher_mc[:, 0].isnan()).sum())
 
     def loss(self, network: Network, hidden_th: Tensor, batch: Batch) -> Loss:
         """Sum the divergence from the teacher over them."""
-        labels, soft_mc = _soft_labels(batch)
+        labels, teacher_mc = _labels_with_teacher(batch)
         scores_mc = network.class_logits(self.head, hidden_th, batch, labels.chosen)
-        divergence_m = self.divergence(scores_mc.float(), soft_mc.nan_to_num())
-        return Loss(torch.where(soft_mc[:, 0].isnan(), 0.0, divergence_m).sum(), None)
+        divergence_m = self.divergence(scores_mc.float(), teacher_mc.nan_to_num())
+        return Loss(torch.where(teacher_mc[:, 0].isnan(), 0.0, divergence_m).sum(), None)
 
 
 @dataclass(frozen=True)
@@ -137,25 +137,25 @@ class GridDistillation:
 
     def count(self, batch: Batch) -> int:
         """Count the questions that have the teacher's logits."""
-        labels, soft_mc = _soft_labels(batch)
+        labels, teacher_mc = _labels_with_teacher(batch)
         assert labels.cells is not None
-        return int((labels.cells[~soft_mc[:, 0].isnan()] // max(1, labels.width)).unique().numel())
+        return int((labels.cells[~teacher_mc[:, 0].isnan()] // max(1, labels.width)).unique().numel())
 
     def loss(self, network: Network, hidden_th: Tensor, batch: Batch) -> Loss:
         """Sum the divergence from the teacher over them."""
-        labels, soft_mc = _soft_labels(batch)
+        labels, teacher_mc = _labels_with_teacher(batch)
         scores_mc = network.class_logits(self.head, hidden_th, batch, labels.chosen)
         student_cqw = labels.grid.scatter(scores_mc).movedim(-1, 0)
-        teacher_cqw = labels.grid.scatter(soft_mc.nan_to_num(nan=NO_PROBABILITY)).movedim(-1, 0)
+        teacher_cqw = labels.grid.scatter(teacher_mc.nan_to_num(nan=NO_PROBABILITY)).movedim(-1, 0)
         known_q = teacher_cqw[0].amax(-1) > NO_PROBABILITY / 2
         divergence_q = self.divergence(student_cqw, teacher_cqw).mean(0)
         return Loss(torch.where(known_q, divergence_q, 0.0).sum(), None)
 
 
-def _soft_labels(batch: Batch) -> tuple[TaskLabels, Tensor]:
+def _labels_with_teacher(batch: Batch) -> tuple[TaskLabels, Tensor]:
     labels = TaskLabels.of(batch)
-    assert labels.soft is not None, "the teacher must be run beforehand"
-    return labels, labels.soft
+    assert labels.teacher_logits is not None, "the teacher must be run beforehand"
+    return labels, labels.teacher_logits
 
 
 def hard_label_loss(student: Tensor, teacher: Tensor) -> Tensor:

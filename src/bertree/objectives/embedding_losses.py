@@ -68,10 +68,10 @@ class EmbeddingLoss(ABC):
         """Return the sum of the losses."""
 
     @classmethod
-    def resolve(cls, settings: Any, given: Collection[str], normalize: bool) -> Any:
+    def resolve(cls, settings: Any, overridden: Collection[str], normalize: bool) -> Any:
         """Check settings against each other and fill in defaults that depend on others.
 
-        `given` are the keys the user has set (loss.margin); `normalize`: vectors have length 1."""
+        `overridden` are the keys the user has set (loss.margin); `normalize`: vectors have length 1."""
         return settings
 
     def classifier_parts(self) -> tuple[str, ...]:
@@ -135,10 +135,10 @@ def loss_defaults_help(setting: str) -> str:
     return f"{default:g}" + (f" ({', '.join(different)})" if different else "")
 
 
-def _setting_help(one: Field[Any]) -> str:
-    value = one.default
+def _setting_help(setting: Field[Any]) -> str:
+    value = setting.default
     shown = f"{value:g}" if isinstance(value, float) else str(value).lower() if isinstance(value, bool) else value
-    return f"{one.name}={shown} ({one.metadata.get('help', '')})"
+    return f"{setting.name}={shown} ({setting.metadata.get('help', '')})"
 
 
 @register_loss
@@ -169,7 +169,7 @@ class SoftmaxLoss(EmbeddingLoss):
         return cross_entropy(pair_logits(network, table_qwd), answers)
 
     @classmethod
-    def resolve(cls, settings: Any, given: Collection[str], normalize: bool) -> Any:
+    def resolve(cls, settings: Any, overridden: Collection[str], normalize: bool) -> Any:
         """Every part of `concat` must be known."""
         from bertree.model.heads import parse_concat
 
@@ -213,10 +213,10 @@ class TripletLoss(EmbeddingLoss):
         return Loss(errors_qn.masked_fill(answers[:, 2:] == IGNORED, 0.0).sum(), None)
 
     @classmethod
-    def resolve(cls, settings: Any, given: Collection[str], normalize: bool) -> Any:
+    def resolve(cls, settings: Any, overridden: Collection[str], normalize: bool) -> Any:
         """A smaller default margin where distances are small."""
         short = settings.distance == "cosine" or (settings.distance == "euclidean" and normalize)
-        return replace(settings, margin=SHORT_MARGIN) if short and "loss.margin" not in given else settings
+        return replace(settings, margin=SHORT_MARGIN) if short and "loss.margin" not in overridden else settings
 
 
 @register_loss
@@ -281,9 +281,9 @@ class CosineLoss(EmbeddingLoss):
         return Loss(errors_q.masked_fill(answers.isnan(), 0.0).sum(), None)
 
     @classmethod
-    def resolve(cls, settings: Any, given: Collection[str], normalize: bool) -> Any:
+    def resolve(cls, settings: Any, overridden: Collection[str], normalize: bool) -> Any:
         """`low` must be below `high` where they are given."""
         low, high = settings.low, settings.high
-        if {"loss.low", "loss.high"} & set(given) and not low < high:
+        if {"loss.low", "loss.high"} & set(overridden) and not low < high:
             raise UserError(f"settings: loss.low, loss.high: {low:g} to {high:g} is no scale; give both, low=0 high=5")
         return settings

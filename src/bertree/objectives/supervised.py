@@ -34,7 +34,7 @@ class TaskLabels(Labels):
     # Tokens of a `span` or CRF head (m): a row per sequence. Sequences of a `choice` head (s): a row per question.
     cells: Tensor | None = None
     width: int = 0
-    soft: Tensor | None = None  # a teacher's logits, if it was run beforehand: a row for each row of the student's
+    teacher_logits: Tensor | None = None  # a row for each row of the student's logits, if there is a teacher
     texts: PretrainingLabels | None = None  # the next tokens of the texts, where a language model is trained too
 
     @property

@@ -90,8 +90,8 @@ class Recipe:
     @property
     def axes(self) -> dict[str, Any]:
         """The axes of the architecture that the recipe sets."""
-        given = {axis: value for axis, value in self.model.items() if axis in TYPES}
-        return {axis: _read_axis(axis, value, self.source) for axis, value in given.items()}
+        values = {axis: value for axis, value in self.model.items() if axis in TYPES}
+        return {axis: _read_axis(axis, value, self.source) for axis, value in values.items()}
 
 
 @dataclass(frozen=True)
@@ -120,8 +120,8 @@ class DistillSettings:
     @property
     def weights(self) -> dict[str, float]:
         """The weights of the terms that need the teacher."""
-        found = {"ce": self.ce, "cos": self.cos, "hidden": self.hidden, "relation": self.relation}
-        return found | {"vector": self.vector or 0.0}
+        weights = {"ce": self.ce, "cos": self.cos, "hidden": self.hidden, "relation": self.relation}
+        return weights | {"vector": self.vector or 0.0}
 
 
 @dataclass(frozen=True)
@@ -177,14 +177,14 @@ def _tree(name: str, above: tuple[Path, ...]) -> Json:
 
 
 def _find(name: str, beside: Path) -> Path:
-    given = Path(name)
+    path = Path(name)
     try:
-        for path in (given, beside / given, BUNDLED / f"{name}.toml"):
-            if path.is_file():
-                return path.resolve()
+        for candidate in (path, beside / path, BUNDLED / f"{name}.toml"):
+            if candidate.is_file():
+                return candidate.resolve()
     except (OSError, ValueError):  # a name that no file can have
         pass
-    if given.suffix == ".toml" or "/" in name:
+    if path.suffix == ".toml" or "/" in name:
         raise UserError(f"{name}: no such recipe file")
     raise UserError(f"'{name}': no such recipe, {suggest(name, bundled_recipes())}; or give the path of a .toml file")
 
@@ -256,8 +256,8 @@ def _check_objective(recipe: Recipe, where: str) -> None:
         raise UserError(f"{where}: objective: every term is 0, so there is nothing to learn")
     by_targets: dict[str, str] = {}
     for term in used:
-        if (other := by_targets.setdefault(term.targets, term.name)) != term.name:
-            raise UserError(f"{where}: objective: {other} and {term.name} have the same targets; set one of them to 0")
+        if (first := by_targets.setdefault(term.targets, term.name)) != term.name:
+            raise UserError(f"{where}: objective: {first} and {term.name} have the same targets; set one of them to 0")
     for term in used:
         provided = "nsp" if recipe.data.paired else recipe.data.format.partition("+")[2]
         if term.format and provided != term.format:

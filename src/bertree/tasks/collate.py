@@ -31,8 +31,8 @@ def collate(units: Sequence[Unit], head: str, regression: bool = False, special:
     if kind.reads_tokens or kind.competing:
         # Where each text of a unit has a label, all rows are as wide as the labels say.
         arrays["cells"], width = _grid(counts, answers.shape[1] if kind.labels == "unit" and answers.ndim == 2 else 0)
-    if soft := _soft(units, head):
-        arrays["soft"] = np.concatenate(soft)
+    if teacher_logits := _teacher_logits(units, head):
+        arrays["teacher_logits"] = np.concatenate(teacher_logits)
     tensors: dict[str, Any] = {name: torch.from_numpy(value) for name, value in arrays.items()}
     texts = None if special is None else _next_tokens(batch, special)
     orders = len(units[0].sequences) if kind.orders and units else 1
@@ -68,13 +68,16 @@ def _answers(units: Sequence[Unit], counts: Sequence[int], kind: HeadKind, regre
     return np.array(answers, np.float32 if regression else np.int64)
 
 
-def _soft(units: Sequence[Unit], head: str) -> list[NDArray[np.float32]]:
+def _teacher_logits(units: Sequence[Unit], head: str) -> list[NDArray[np.float32]]:
     """Return a teacher's scores of all units, NaN for those it has not scored; empty if there is no teacher."""
-    known = next((unit.soft for unit in units if unit.soft is not None), None)
+    known = next((unit.teacher_logits for unit in units if unit.teacher_logits is not None), None)
     if known is None:
         return []
     unknown = np.full((1, known.shape[1]), np.nan, np.float32)
-    return [unknown.repeat(logit_rows(unit, head), 0) if unit.soft is None else unit.soft for unit in units]
+    return [
+        unknown.repeat(logit_rows(unit, head), 0) if unit.teacher_logits is None else unit.teacher_logits
+        for unit in units
+    ]
 
 
 def _grid(counts: Sequence[int], least: int = 0) -> tuple[NDArray[np.int64], int]:

@@ -88,7 +88,7 @@ def _run_batches(
     try:
         with torch.no_grad():
             for rows in batches_by_length(units, TOKENS["cuda" if device.type == "cuda" else "cpu"]):
-                some = [units[row]._replace(answer=None, soft=None) for row in rows]
+                some = [units[row]._replace(answer=None, teacher_logits=None) for row in rows]
                 batch = collate(some, head).to(device)
                 with autocast():
                     given = head_outputs(network(batch), batch)

@@ -48,7 +48,7 @@ class Unit(NamedTuple):
     chosen: Sequence[int] | None = None
     answer: Any = None
     source: Any = None  # private data of the task for `predict`
-    soft: Logits | None = None  # a teacher's logits, if there is one: a row for each row of the head
+    teacher_logits: Logits | None = None  # if there is a teacher: a row for each row of the head
 
 
 class Truncation(NamedTuple):
