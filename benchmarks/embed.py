@@ -7,8 +7,8 @@ The same ragged texts for all. sentence-transformers encodes with its defaults. 
 would: sorted by length, padded to the longest of a batch, at the batch size that is best for each here. ONNX Runtime
 and OpenVINO read the file that `bertree convert --to onnx` writes; their int8 is ONNX Runtime's dynamic quantisation
 and, for OpenVINO, its static one (calibrated on 64 of the texts), which it computes faster than the dynamic. Every row
-says how near its vectors are to float32. What is not installed is left out, and said. On the CPU a last row computes
-the encoder's matrix products and nothing else, in float32: a bound for whoever computes in it.
+gives the cosine of its vectors with float32. What is not installed is left out, with a message. On the CPU a last row
+computes the encoder's matrix products and nothing else, in float32: a bound for whoever computes in it.
 """
 
 import argparse
@@ -28,7 +28,7 @@ import numpy as np
 import torch
 
 import bertree
-from benchmarks.common import CORPUS, environment, medians, real_weights, sentences, table
+from benchmarks.common import CORPUS, Results, argument_parser, medians, real_weights, sentences
 from bertree.config.default_model import resolve_model_path
 from bertree.inference.cpu_linear import linear_class
 from bertree.inference.embedding import Vectors
@@ -41,12 +41,12 @@ Ids = list[list[int]]
 Peer = Callable[[Ids, int], Vectors]  # ids and a batch size -> vectors
 SAMPLE = 160  # texts on which a batch size is chosen
 CALIBRATION = 64
-BOUND = "its matrix products alone, float32"
+BOUND = "the matrix products alone, float32"
 PIECE = 1024  # tokens a product is computed for at once
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="", help="of all rows on a GPU; on the CPU float32, bfloat16 and int8 each")
     parser.add_argument("--preset", help="random weights of this preset instead of the real MiniLM")
@@ -55,12 +55,12 @@ def main() -> None:
     parser.add_argument("--max-length", type=int, default=256)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--batch-sizes", type=int, nargs="+")
-    given = parser.parse_args()
+    options = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
-    given.batch_sizes = given.batch_sizes or ([256, 512, 1024, 2048] if given.device == "cuda" else [8, 16, 32])
+    options.batch_sizes = options.batch_sizes or ([256, 512, 1024, 2048] if options.device == "cuda" else [8, 16, 32])
     with tempfile.TemporaryDirectory() as scratch:
-        compare(model_folder(given.preset, Path(scratch)), given, Path(scratch))
+        compare(model_folder(options.preset, Path(scratch)), options, Path(scratch))
 
 
 def model_folder(preset: str | None, scratch: Path) -> Path:
@@ -75,43 +75,46 @@ def model_folder(preset: str | None, scratch: Path) -> Path:
     return scratch / "model"
 
 
-def compare(place: Path, given: argparse.Namespace, scratch: Path) -> None:
+def compare(place: Path, options: argparse.Namespace, scratch: Path) -> None:
     """Time everything in turns and print one table."""
-    texts = sentences(given.file, given.texts)
+    texts = sentences(options.file, options.texts)
     reader = bertree.load(place)
-    ids = [e.ids for e in reader.tokenize(texts, given.max_length)]
-    wanted = bertree.load(place, device=given.device).embed(texts, max_length=given.max_length)
+    ids = [e.ids for e in reader.tokenize(texts, options.max_length)]
+    wanted = bertree.load(place, device=options.device).embed(texts, max_length=options.max_length)
     runs: dict[str, Callable[[], Vectors]] = {}
-    for name, peer in peers(place, given, scratch, ids).items():
+    for name, peer in peers(place, options, scratch, ids).items():
         # A GPU is fast enough to try the sizes on all texts: in a sample there are too few large batches.
-        sample = ids if given.device == "cuda" else ids[: max(SAMPLE, len(ids) // 10)]
-        size = best(peer, sample, given.batch_sizes)
+        sample = ids if options.device == "cuda" else ids[: max(SAMPLE, len(ids) // 10)]
+        size = best(peer, sample, options.batch_sizes)
         runs[f"{name}, batch {size}, from ids"] = lambda peer=peer, size=size: peer(ids, size)  # type: ignore[misc]
         runs[f"{name}, batch {size}, from texts"] = lambda peer=peer, size=size: peer(  # type: ignore[misc]
-            [e.ids for e in reader.tokenize(texts, given.max_length)], size
+            [e.ids for e in reader.tokenize(texts, options.max_length)], size
         )
-    if encode := theirs(place, given):
+    if encode := theirs(place, options):
         runs["sentence-transformers, from texts"] = lambda: encode(texts)
-    for dtype in [given.dtype or "float16"] if given.device == "cuda" else ["float32", "bfloat16", "int8"]:
+    for dtype in [options.dtype or "float16"] if options.device == "cuda" else ["float32", "bfloat16", "int8"]:
         for start in ("ids", "texts"):
-            runs[f"bertree {dtype}, from {start}"] = ours(place, given, dtype, start, texts)
-    if given.device == "cpu":
+            runs[f"bertree {dtype}, from {start}"] = ours(place, options, dtype, start, texts)
+    if options.device == "cpu":
         runs[BOUND] = bound(reader, sum(map(len, ids)))
     near = {name: closeness(run(), wanted) for name, run in runs.items() if name.endswith("texts")}
-    times = medians(runs, given.repeats)  # type: ignore[arg-type]
+    times = medians(runs, options.repeats)  # type: ignore[arg-type]
     base = times.get("sentence-transformers, from texts")
-    rows = [
-        (name, f"{len(texts) / s:,.0f}", f"{base / s:.2f}" if base else "", f"{near[name]:.5f}" if name in near else "")
-        for name, s in times.items()
-    ]
     lengths = list(map(len, ids))
     packages = [n for n in ("transformers", "sentence-transformers", "onnxruntime", "openvino") if installed(n)]
-    print(f"{environment(*packages)}; {tiles()}\n")
-    print(
-        f"{given.preset or 'all-MiniLM-L6-v2'}, {len(texts)} texts of {min(lengths)} to {max(lengths)} tokens, "
-        f"{sum(lengths) / len(texts):.1f} on average, medians of {given.repeats}\n"
+    note = (
+        f"{len(texts)} texts of {min(lengths)} to {max(lengths)} tokens, {sum(lengths) / len(texts):.1f} on average, "
+        f"medians of {options.repeats}; {tiles()}."
     )
-    print(table(("what", "texts/s", "against sentence-transformers", "mean cosine with float32"), rows))
+    results = Results(f"embed/{options.preset or 'minilm'}", options.out, packages, note)
+    for name, seconds in times.items():
+        results.add(
+            name,
+            texts_per_second=round(len(texts) / seconds),
+            times_sentence_transformers=round(base / seconds, 2) if base else None,
+            cosine_with_float32=round(near[name], 5) if name in near else None,
+        )
+    results.print_table()
 
 
 def tiles() -> str:
@@ -126,13 +129,13 @@ def closeness(found: Vectors, wanted: Vectors) -> float:
     return float(((found * wanted).sum(1) / lengths).mean())
 
 
-def ours(place: Path, given: argparse.Namespace, dtype: str, start: str, texts: list[str]) -> Callable[[], Vectors]:
+def ours(place: Path, options: argparse.Namespace, dtype: str, start: str, texts: list[str]) -> Callable[[], Vectors]:
     """bertree, tokenising or not."""
-    model = bertree.load(place, device=given.device, precision=dtype)
+    model = bertree.load(place, device=options.device, precision=dtype)
     if start == "ids":  # the tokenizer is replaced by what it would say
-        known = dict(zip(texts, model.tokenize(texts, given.max_length), strict=True))
+        known = dict(zip(texts, model.tokenize(texts, options.max_length), strict=True))
         model.__dict__["tokenize"] = lambda some, limit=None: [known[text] for text in some]
-    return lambda: model.embed(texts, max_length=given.max_length)
+    return lambda: model.embed(texts, max_length=options.max_length)
 
 
 def bound(model: bertree.Model, tokens: int) -> Callable[[], Vectors]:
@@ -154,26 +157,26 @@ def bound(model: bertree.Model, tokens: int) -> Callable[[], Vectors]:
     return run
 
 
-def theirs(place: Path, given: argparse.Namespace) -> Callable[[list[str]], Vectors] | None:
+def theirs(place: Path, options: argparse.Namespace) -> Callable[[list[str]], Vectors] | None:
     """sentence-transformers, as it comes."""
     if not installed("sentence-transformers"):
         return None
     from sentence_transformers import SentenceTransformer
 
-    model = SentenceTransformer(str(place), device=given.device)
-    model.max_seq_length = given.max_length
-    if given.device == "cuda":
-        model.to(getattr(torch, given.dtype or "float16"))
+    model = SentenceTransformer(str(place), device=options.device)
+    model.max_seq_length = options.max_length
+    if options.device == "cuda":
+        model.to(getattr(torch, options.dtype or "float16"))
     return lambda texts: np.asarray(model.encode(texts, show_progress_bar=False), np.float32)
 
 
-def peers(place: Path, given: argparse.Namespace, scratch: Path, ids: Ids) -> dict[str, Peer]:
-    """Everyone who is given ids."""
+def peers(place: Path, options: argparse.Namespace, scratch: Path, ids: Ids) -> dict[str, Peer]:
+    """Everyone who starts from ids."""
     found = {}
     if installed("transformers"):
-        dtype = (given.dtype or "float16") if given.device == "cuda" else "float32"
-        found[f"transformers {dtype}, sorted"] = transformers_peer(place, given.device, dtype)
-    if given.device == "cuda":
+        dtype = (options.dtype or "float16") if options.device == "cuda" else "float32"
+        found[f"transformers {dtype}, sorted"] = transformers_peer(place, options.device, dtype)
+    if options.device == "cuda":
         return found
     contents = folder.read(place)
     files = {}
@@ -231,8 +234,8 @@ def transformers_peer(place: Path, device: str, dtype: str) -> Peer:
     @torch.no_grad()
     def run(ids: Ids, size: int) -> Vectors:
         found = []
-        for rows, given in rectangles(ids, size):
-            on = {name: torch.from_numpy(value).to(device, non_blocking=True) for name, value in given.items()}
+        for rows, inputs in rectangles(ids, size):
+            on = {name: torch.from_numpy(value).to(device, non_blocking=True) for name, value in inputs.items()}
             states = model(**on).last_hidden_state.float()
             mask = on["attention_mask"][..., None]
             found.append((rows, torch.nn.functional.normalize((states * mask).sum(1) / mask.sum(1), dim=-1)))

@@ -1,6 +1,6 @@
 """Fine-tuning: scores and time of bertree and of transformers from the same weights, over several seeds, in one run.
 
-    python -m benchmarks.finetune --model FOLDER --data ROOT --tasks sst-2 mrpc rte --seeds 3 --out result.md
+    python -m benchmarks.finetune --model FOLDER --data ROOT --tasks sst-2 mrpc rte --seeds 3 --out rows.jsonl
 
 Both sides get the same weights, the same tokens (bertree's: the tests show that they are transformers'), the same
 batch size, rate, schedule, weight decay, clipping and epochs, dropout 0.1 and attention dropout 0; heads are drawn
@@ -11,9 +11,7 @@ are fastest, ours deterministic. Time is wall-clock from the first step to the l
 included: recording and the run's files on our side. Tokenising is left out on both.
 """
 
-import argparse
 import contextlib
-import json
 import statistics
 import tempfile
 import time
@@ -24,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.common import environment, synchronize, table
+from benchmarks.common import Figure, Results, argument_parser, synchronize
 from bertree.finetuning.config import FineTuneConfig, FineTuneOptimSettings, FineTuneRunSettings, TrainSettings
 from bertree.finetuning.evaluate import EncodedSplit
 from bertree.finetuning.feed import steps_per_epoch
@@ -176,7 +174,7 @@ def ours(tuner: FineTuning, seed: int) -> tuple[float, float]:
         return best.score, time.perf_counter() - began
 
 
-def prepared(name: str, model: str, root: Path, device: str, limit: int, given: int = 0) -> FineTuning:
+def prepared(name: str, model: str, root: Path, device: str, limit: int, epochs_instead: int = 0) -> FineTuning:
     """A task's splits as both sides read them, and how they are trained on."""
     folder, rate, epochs, longest = TASKS[name]
     task = make_task(name)
@@ -192,7 +190,7 @@ def prepared(name: str, model: str, root: Path, device: str, limit: int, given: 
         EncodedSplit(some, task.units(some, start.tokenizer, longest)[0]) for some in (examples, dev_examples)
     )
     config = FineTuneConfig(
-        train=TrainSettings(epochs=given or epochs, batch=32, max_length=longest, patience=0),
+        train=TrainSettings(epochs=epochs_instead or epochs, batch=32, max_length=longest, patience=0),
         optim=FineTuneOptimSettings(lr=rate, eps=1e-8),
         run=FineTuneRunSettings(log_every=50, device=device),
     )
@@ -209,7 +207,7 @@ def prepared(name: str, model: str, root: Path, device: str, limit: int, given: 
 
 def main() -> None:
     """Run the tasks and write the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument("--model", required=True, help="a BERT folder in Hugging Face's layout")
     parser.add_argument("--data", type=Path, required=True, help="folder with glue/, squad/, conll2003/")
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
@@ -219,51 +217,38 @@ def main() -> None:
         "--limit", type=int, default=0, help="first so many training examples, a quarter as many of dev"
     )
     parser.add_argument("--epochs", type=int, default=0, help="in place of the task's own")
-    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    lines: list[dict[str, Any]] = []
-    rows = []
+    results = Results(f"finetune/{options.device}", options.out, ["transformers", "tokenizers"])
     for name in options.tasks:
         tuner = prepared(name, options.model, options.data, options.device, options.limit, options.epochs)
-        found: dict[str, list[tuple[float, float]]] = {"bertree": [], "transformers": []}
+        runs: dict[str, list[tuple[float, float]]] = {"bertree": [], "transformers": []}
         for seed in range(options.seeds):
-            found["bertree"].append(ours(tuner, seed))
-            found["transformers"].append(
+            runs["bertree"].append(ours(tuner, seed))
+            runs["transformers"].append(
                 theirs(options.model, tuner.task, tuner.train, tuner.dev, tuner.config, seed, options.device)
             )
-            lines.append({"task": name, "seed": seed, **{side: values[-1] for side, values in found.items()}})
-            print(json.dumps(lines[-1]), flush=True)
-        rows.append(_row(tuner, found))
-        _write(options, rows, lines)
+            print(name, seed, {side: values[-1] for side, values in runs.items()}, flush=True)
+        results.add(name, **figures(tuner, runs))
+    results.print_table()
 
 
-def _write(options: argparse.Namespace, rows: list[list[object]], lines: list[dict[str, Any]]) -> None:
-    """The table so far: a run that is cut off leaves what it has."""
-    sizes = f"batch 32, {options.seeds} seeds; {environment('transformers', 'tokenizers')}"
-    head = ["task", "train / dev", "epochs", "metric", "bertree", "transformers", "s", "s", "faster"]
-    text = f"{sizes}\n\n{table(head, rows)}\n"
-    print(text, flush=True)
-    if options.out:
-        options.out.write_text(text + "\n" + "\n".join(json.dumps(line) for line in lines) + "\n")
-
-
-def _row(tuner: FineTuning, found: dict[str, list[tuple[float, float]]]) -> list[object]:
-    def spread(side: str) -> str:
-        values = [100 * score for score, _ in found[side]]
-        return f"{statistics.mean(values):.1f} ± {statistics.stdev(values) if len(values) > 1 else 0:.1f}"
-
-    seconds = {side: statistics.median(time for _, time in values) for side, values in found.items()}
-    return [
-        tuner.task.name,
-        f"{len(tuner.train.examples):,} / {len(tuner.dev.examples):,}",
-        f"{tuner.config.train.epochs:g}",
-        tuner.task.metric,
-        spread("bertree"),
-        spread("transformers"),
-        f"{seconds['bertree']:.1f}",
-        f"{seconds['transformers']:.1f}",
-        f"{seconds['transformers'] / seconds['bertree']:.2f}",
-    ]
+def figures(tuner: FineTuning, runs: dict[str, list[tuple[float, float]]]) -> dict[str, Figure]:
+    """Return mean and deviation of the scores, and the median seconds, of both sides."""
+    scores = {side: [100 * score for score, _ in values] for side, values in runs.items()}
+    seconds = {side: statistics.median(time for _, time in values) for side, values in runs.items()}
+    row: dict[str, Figure] = {
+        "epochs": tuner.config.train.epochs,
+        "metric": tuner.task.metric,
+        "train_examples": len(tuner.train.examples),
+        "dev_examples": len(tuner.dev.examples),
+        "times_transformers": round(seconds["transformers"] / seconds["bertree"], 2),
+    }
+    for side, prefix in (("bertree", ""), ("transformers", "transformers_")):
+        row[f"{prefix}score_percent"] = round(statistics.mean(scores[side]), 1)
+        if len(scores[side]) > 1:
+            row[f"{prefix}score_percent_deviation"] = round(statistics.stdev(scores[side]), 1)
+        row[f"{prefix}seconds"] = round(seconds[side], 1)
+    return row
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from benchmarks.common import environment, synchronize, table
+from benchmarks.common import Results, argument_parser, synchronize
 from bertree.batch import Batch, PretrainingLabels
 from bertree.config.sections import OptimSettings
 from bertree.model import cost
@@ -95,7 +95,7 @@ class Prediction(NamedTuple):
         return cls(batch, peak(a, mesh, batch), step_time(a, mesh, batch, case.length, [], H200))
 
     @property
-    def said(self) -> dict[str, Any]:
+    def figures(self) -> dict[str, Any]:
         """For the table."""
         return {
             "peak_gib": self.peak.bytes.total / cost.GIB,
@@ -124,23 +124,23 @@ def random_batch(a: Transformer, case: Case, predicted: int) -> Batch:
 class Trainer:
     """A network that is trained on one batch."""
 
-    def __init__(self, case: Case, given: argparse.Namespace, world: World) -> None:
-        self.device = "cpu" if given.rehearse else "cuda"
-        a = case.architecture(given.rehearse)
+    def __init__(self, case: Case, options: argparse.Namespace, world: World) -> None:
+        self.device = "cpu" if options.rehearse else "cuda"
+        a = case.architecture(options.rehearse)
         torch.manual_seed(0)
         with torch.device(self.device):
             network = build(a, {"mask": 0})
         distribution = None
         if world.joined:
-            options = {"recompute": case.recompute, "compiled": not given.eager}
-            distribution = distribute(network, world, zero=3, bf16=True, **options)
+            modes = {"recompute": case.recompute, "compiled": not options.eager}
+            distribution = distribute(network, world, zero=3, bf16=True, **modes)
         else:
             network.encoder.recompute(case.recompute)
         optimizer = build_optimizer(network, OptimSettings(), distribution=distribution)
         objective = pretraining_objective(mlm=1.0)
-        whole = not given.eager and not world.joined
+        whole = not options.eager and not world.joined
         self.loop = Loop(network, objective, optimizer, clip=1.0, bf16=True, compiled=whole, distribution=distribution)
-        self.batch = random_batch(a, case, Prediction.of(case, given.rehearse).batch.predicted)
+        self.batch = random_batch(a, case, Prediction.of(case, options.rehearse).batch.predicted)
         self.number = 0
 
     def take(self, steps: int) -> float:
@@ -168,15 +168,15 @@ class Trainer:
         return {"all": round(sum(ms for ms, _ in kernels), 2), "longest": longest}
 
 
-def measure(case: Case, given: argparse.Namespace) -> dict[str, Any]:
+def measure(case: Case, options: argparse.Namespace) -> dict[str, Any]:
     """Train on one rank; without FSDP2 too, in turn, so that a slow moment of the machine meets both."""
     set_deterministic(True)
     began = time.perf_counter()
-    best = measure_peak_flops(torch.device("cpu" if given.rehearse else "cuda"))
-    with join(Launch(), zero=3, cuda=not given.rehearse) as world:
-        trainers = {"FSDP2": Trainer(case, given, world)}
+    best = measure_peak_flops(torch.device("cpu" if options.rehearse else "cuda"))
+    with join(Launch(), zero=3, cuda=not options.rehearse) as world:
+        trainers = {"FSDP2": Trainer(case, options, world)}
         if case.both:
-            trainers["plain"] = Trainer(case, given, World.alone())
+            trainers["plain"] = Trainer(case, options, World.alone())
         for trainer in trainers.values():
             trainer.take(WARM)
         started = time.perf_counter() - began
@@ -195,7 +195,7 @@ def measure(case: Case, given: argparse.Namespace) -> dict[str, Any]:
             "loss": {name: trainer.result.loss for name, trainer in trainers.items()},
             "measured_tflops": None if best is None else best / 1e12,
         }
-        if given.profile:
+        if options.profile:
             found["kernel_milliseconds"] = {name: trainer.profile() for name, trainer in trainers.items()}
     if torch.cuda.is_available() and not case.both:
         found["peak_gib"] = torch.cuda.max_memory_allocated() / cost.GIB
@@ -203,10 +203,10 @@ def measure(case: Case, given: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
-def run_apart(case: Case, given: argparse.Namespace) -> dict[str, Any]:
+def run_apart(case: Case, options: argparse.Namespace) -> dict[str, Any]:
     """Measure in a process of its own, whose memory is given back."""
-    options = [name for name in ("--eager", "--rehearse", "--profile") if getattr(given, name.strip("-"))]
-    command = [sys.executable, "-m", "benchmarks.scale_h200", "--inside", json.dumps(case), *options]
+    flags = [name for name in ("--eager", "--rehearse", "--profile") if getattr(options, name.strip("-"))]
+    command = [sys.executable, "-m", "benchmarks.scale_h200", "--inside", json.dumps(case), *flags]
     settings = os.environ | {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
     try:
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=LIMIT, env=settings)
@@ -218,57 +218,55 @@ def run_apart(case: Case, given: argparse.Namespace) -> dict[str, Any]:
     return result
 
 
-def print_results(results: list[tuple[Case, dict[str, Any], dict[str, Any]]]) -> None:
-    """Print what was predicted beside what was measured."""
-    rows, costs = [], []
-    for case, planned, found in results:
-        if "failed" in found:
-            rows.append((case.model, f"{case.tokens:,}", f"{planned['peak_gib']:.1f}", found["failed"], "", "", "", ""))
-            continue
-        speed = found["tokens_per_second"]["FSDP2"]
-        flops = cost.training_flops(case.architecture(False), case.length)
-        mfu = speed * flops / (H200.peak * 1e12)
-        gib = f"{found['peak_gib']:.1f} ({found['reserved_gib']:.1f} reserved)" if "peak_gib" in found else "-"
-        shares = f"{100 * planned['mfu']:.0f} %", f"{100 * mfu:.1f} %"
-        speeds = f"{planned['tokens_per_second']:,.0f}", f"{speed:,.0f}"
-        rows.append((case.model, f"{case.tokens:,}", f"{planned['peak_gib']:.1f}", gib, *speeds, *shares))
-        if case.both:
-            plain, sharded = found["step_seconds"]["plain"], found["step_seconds"]["FSDP2"]
-            ratio = f"{100 * (sharded / plain - 1):+.1f} %"
-            costs.append((case.model, f"{1000 * plain:.1f}", f"{1000 * sharded:.1f}", ratio))
-    head = ("model", "tokens a step", "peak planned, GiB", "measured", "tokens/s planned", "measured")
-    print(table((*head, "MFU planned", "measured"), rows))
-    print(f"\nMFU is of {H200.peak:g} TFLOP/s; planned with {100 * H200.efficiency:.0f} % of it.")
-    if costs:
-        print(f"\n{table(('model', 'one device, ms a step', 'FSDP2 on one rank', 'cost'), costs)}")
+def record(results: Results, case: Case, planned: dict[str, Any], measured: dict[str, Any]) -> None:
+    """Record what was planned and what was measured."""
+    if "failed" in measured:
+        results.add(
+            case.model, tokens_per_step=case.tokens, planned_peak_gib=planned["peak_gib"], failed=measured["failed"]
+        )
+        return
+    speed = measured["tokens_per_second"]["FSDP2"]
+    flops = cost.training_flops(case.architecture(False), case.length)
+    results.add(
+        case.model,
+        tokens_per_step=case.tokens,
+        planned_peak_gib=round(planned["peak_gib"], 1),
+        peak_gib=measured.get("peak_gib"),
+        reserved_gib=measured.get("reserved_gib"),
+        planned_tokens_per_second=round(planned["tokens_per_second"]),
+        tokens_per_second=round(speed),
+        planned_mfu_percent=round(100 * planned["mfu"]),
+        mfu_percent=round(100 * speed * flops / (H200.peak * 1e12), 1),
+        **{f"{side}_step_ms": round(1000 * seconds, 1) for side, seconds in measured["step_seconds"].items()},
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument("--only", default="", help="the case of one model")
     parser.add_argument("--tokens", type=int, help="of a step, in place of the case's")
     parser.add_argument("--eager", action="store_true", help="do not compile")
     parser.add_argument("--profile", action="store_true", help="say which kernels take how long, as JSON on stderr")
     parser.add_argument("--rehearse", action="store_true", help="tiny models on a CPU")
     parser.add_argument("--inside", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    cases = [case._replace(tokens=given.tokens or case.tokens) for case in CASES]
-    if given.rehearse:
+    options = parser.parse_args()
+    cases = [case._replace(tokens=options.tokens or case.tokens) for case in CASES]
+    if options.rehearse:
         cases = [case._replace(tokens=512, length=64, steps=5) for case in CASES]
         torch.set_num_threads(1)
-    if given.inside:
-        print(json.dumps(measure(Case(*json.loads(given.inside)), given)))
+    if options.inside:
+        print(json.dumps(measure(Case(*json.loads(options.inside)), options)))
         return
-    planned = [(case, Prediction.of(case, given.rehearse).said) for case in cases if given.only in case.model]
-    for case, said in planned:
-        print(f"planned: {case.model}: {json.dumps(said)}", file=sys.stderr, flush=True)
-    results = []
-    for case, said in planned:
-        found = run_apart(case, given)
-        print(f"measured: {case.model}: {json.dumps(found)}", file=sys.stderr, flush=True)
-        results.append((case, said, found))
-    print(f"{environment()}\n")
-    print_results(results)
+    planned = [(case, Prediction.of(case, options.rehearse).figures) for case in cases if options.only in case.model]
+    for case, prediction in planned:
+        print(f"planned: {case.model}: {json.dumps(prediction)}", file=sys.stderr, flush=True)
+    note = f"MFU is of {H200.peak:g} TFLOP/s; planned with {100 * H200.efficiency:.0f} % of it."
+    results = Results("scale", options.out, note=note)
+    for case, prediction in planned:
+        measured = run_apart(case, options)
+        print(f"measured: {case.model}: {json.dumps(measured)}", file=sys.stderr, flush=True)
+        record(results, case, prediction, measured)
+    results.print_table()
 
 
 if __name__ == "__main__":

