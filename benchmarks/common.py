@@ -49,11 +49,15 @@ class Results:
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
     def print_table(self) -> None:
-        """Print all measurements as one table, with what they were measured on."""
+        """Print all measurements as one table."""
+        print(f"\n{self.text()}", flush=True)
+
+    def text(self) -> str:
+        """Return all measurements as one table, with what they were measured on."""
         keys = list(dict.fromkeys(key for row in self.rows for key in row["figures"]))
         lines = [[row["name"].partition("/")[2], *(show(row["figures"].get(key)) for key in keys)] for row in self.rows]
         heads = [key.replace("_", " ") for key in keys]
-        print(f"\n{one_line(self.run)}\n\n{table([self.topic, *heads], lines)}", flush=True)
+        return f"{one_line(self.run)}\n\n{table([self.topic, *heads], lines)}"
 
 
 def argument_parser(description: str | None) -> argparse.ArgumentParser:

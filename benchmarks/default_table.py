@@ -29,10 +29,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from benchmarks.common import environment, table
+from benchmarks.common import Figure, Results, environment
 from benchmarks.default import FOLDERS, attempted
 from benchmarks.standings import rows_in, summary
 from bertree.config.default_model import resolve_model_path
@@ -54,7 +55,6 @@ from bertree.text.sentence_splitter import split_sentences
 from bertree.train.held_out import evaluate_held_out
 
 BENCHMARK = "STS-B test"
-SETS = ("STS12", "STS13", "STS14", "STS15", "STS16", BENCHMARK, "SICK test")
 SAME = 4.0  # score from which a pair of the STS benchmark is counted as a paraphrase
 SENTENCES = 500  # from as many documents; all their pairs
 WORDS = (6, 40)  # of such a sentence
@@ -187,65 +187,52 @@ def key(row: Json) -> str:
     return json.dumps([row.get(name) for name in KEY])
 
 
-def page(rows: Sequence[Json], tasks: Sequence[Json]) -> str:
-    """The table: a measure a row, a model a column; then the fine-tuned tasks; then what the figures are of."""
-    done = list({(row["part"], row["model"]): row for row in rows if "seconds" in row}.values())
-    models = list(dict.fromkeys(row["model"] for row in done))
-    by = {(row["part"], row["model"]): row for row in done}
-    lines = [
-        [label, *(_cell(by.get((part, model)), *path, form=form) for model in models)]
-        for label, part, path, form in _measures(done)
-    ]
-    parts = [table(["", *models], lines), "", *_remarks(done)]
-    failed = {(row["part"], row["model"]): row["error"] for row in rows if "error" in row}
-    parts += [f"- failed: {part}, {model}: {why}" for (part, model), why in failed.items() if (part, model) not in by]
-    if tasks:
-        parts += ["", "Fine-tuned:", "", summary(tasks, list(FOLDERS), None).rstrip()]
-    return "\n".join(parts) + "\n"
+FIGURES = {  # of a model's row: its part, and where the figure is in it
+    "megabytes": ("size", "megabytes"),
+    "max_tokens": ("size", "longest"),
+    "sts12_percent": ("sts", "sets", "STS12"),
+    "sts13_percent": ("sts", "sets", "STS13"),
+    "sts14_percent": ("sts", "sets", "STS14"),
+    "sts15_percent": ("sts", "sets", "STS15"),
+    "sts16_percent": ("sts", "sets", "STS16"),
+    "stsb_test_percent": ("sts", "sets", BENCHMARK),
+    "sick_test_percent": ("sts", "sets", "SICK test"),
+    "squad_recall_at_1_percent": ("search", "recall@1"),
+    "squad_recall_at_5_percent": ("search", "recall@5"),
+    "squad_contexts_truncated": ("search", "cut"),
+    "unrelated_cosine": ("apart", "unrelated", "mean"),
+    "unrelated_cosine_95th": ("apart", "unrelated", "95 %"),
+    "paraphrase_cosine": ("apart", "paraphrases", "mean"),
+    "paraphrases_above_percent": ("apart", "above"),
+    "masked_accuracy_percent": ("masks", "accuracy"),
+    "masked_perplexity": ("masks", "perplexity"),
+    "tokenizer": ("masks", "tokenizer"),
+}
 
 
-def _measures(done: Sequence[Json]) -> list[tuple[str, str, tuple[str, ...], str]]:
-    """A label, its part, where its figure is, and how it is written."""
-    sets = list(dict.fromkeys(name for row in done if row["part"] == "sts" for name in row["sets"]))
-    return [
-        ("MB on disk", "size", ("megabytes",), ".1f"),
-        ("longest input, tokens", "size", ("longest",), "d"),
-        *((f"{name}, Spearman x 100", "sts", ("sets", name), ".1f") for name in sets),
-        ("question to passage, recall@1 (%)", "search", ("recall@1",), ".1f"),
-        ("question to passage, recall@5 (%)", "search", ("recall@5",), ".1f"),
-        ("cosine of unrelated sentences, mean", "apart", ("unrelated", "mean"), ".2f"),
-        ("cosine of unrelated sentences, 95th percentile", "apart", ("unrelated", "95 %"), ".2f"),
-        ("cosine of paraphrases, mean", "apart", ("paraphrases", "mean"), ".2f"),
-        ("cosine of paraphrases, 5th percentile", "apart", ("paraphrases", "5 %"), ".2f"),
-        ("paraphrases above the 95th percentile of unrelated (%)", "apart", ("above",), ".1f"),
-        ("masked tokens, accuracy (%)", "masks", ("accuracy",), ".1f"),
-        ("masked tokens, perplexity", "masks", ("perplexity",), ".1f"),
-    ]
-
-
-def _cell(row: Json | None, *path: str, form: str) -> str:
-    value: object = row
+def figure(parts: dict[str, Json], path: Sequence[str]) -> Figure:
+    """Return a figure of a model, or None if it was not measured."""
+    value: Any = parts
     for name in path:
         value = value.get(name) if isinstance(value, dict) else None
-    return "-" if value is None else format(value, form)
+    return value if value is None or isinstance(value, str) else round(value, 4)
 
 
-def _remarks(done: Sequence[Json]) -> list[str]:
-    """What the figures are of, and what is missing."""
-    found = [row for row in done if row["part"] == "search"]
-    lines = [f"- {row['questions']:,} questions, {row['contexts']:,} distinct contexts" for row in found[:1]]
-    lines += [f"- {row['model']}: {100 * row['cut']:.0f} % of the contexts are longer than it reads" for row in found]
-    sets = {name for row in done if row["part"] == "sts" for name in row["sets"]}
-    if sets and (missing := [name for name in SETS if name not in sets]):
-        lines.append(f"- not measured, because their files were not there: {', '.join(missing)}")
-    kinds = {row["tokenizer"] for row in done if row.get("tokenizer")}
-    if len(kinds) > 1:
-        lines.append("- masks: the models have different tokenizers, so they predict different tokens")
-    if without := [row["model"] for row in done if row["part"] == "masks" and row["accuracy"] is None]:
-        lines.append(f"- masks: no MLM head: {', '.join(without)}")
-    pairs = {(row["unrelated"]["pairs"], row["paraphrases"]["pairs"]) for row in done if row["part"] == "apart"}
-    lines += [f"- {one:,} pairs of unrelated sentences, {other:,} of paraphrases" for one, other in sorted(pairs)]
-    return lines + sorted({f"- {row['where']}" for row in done})
+def page(rows: Sequence[Json], tasks: Sequence[Json], record: Path | None) -> str:
+    """Return the table: one line per model; then the runs that failed and the fine-tuned tasks."""
+    models: dict[str, dict[str, Json]] = {}
+    for row in rows:
+        if "seconds" in row:
+            models.setdefault(row["model"], {})[row["part"]] = row
+    results = Results("default-table", record)
+    for name, parts in models.items():
+        results.add(name, **{key: figure(parts, path) for key, path in FIGURES.items()})
+    failed = {(row["part"], row["model"]): row["error"] for row in rows if "error" in row}
+    lines = [results.text(), ""]
+    lines += [
+        f"- failed: {part}, {name}: {why}" for (part, name), why in failed.items() if part not in models.get(name, {})
+    ]
+    return "\n".join([*lines, "Fine-tuned:", "", summary(tasks, list(FOLDERS), None)] if tasks else lines)
 
 
 def parsed() -> argparse.Namespace:
@@ -261,6 +248,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--merge", nargs="+", type=Path, default=[], help="rows made elsewhere")
     parser.add_argument("--tasks", nargs="+", type=Path, default=[], help="rows of benchmarks/default.py")
     parser.add_argument("--table", type=Path, help="file for the table")
+    parser.add_argument("--record", type=Path, help="append a row of results for each model")
     options = parser.parse_args()
     options.folders = dict(entry.partition("=")[::2] for entry in options.model)
     if not all(options.folders.values()):
@@ -288,7 +276,7 @@ def main() -> None:
             print(json.dumps(row), flush=True)
             with options.out.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
-    text = page(rows_in([*options.merge, options.out]), rows_in(options.tasks))
+    text = page(rows_in([*options.merge, options.out]), rows_in(options.tasks), options.record)
     print(text, flush=True)
     if options.table:
         options.table.write_text(text, encoding="utf-8")
