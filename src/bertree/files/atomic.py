@@ -1,7 +1,7 @@
-"""Files and folders that are complete or not there.
+"""Files and folders that are either complete or absent.
 
 A write goes to a temporary name next to its target, is flushed to the disk, and is renamed into place. It is
-locked meanwhile, so that the next writer of the same target knows what a killed process has left, and removes it.
+locked meanwhile, so that the next writer of the same target finds the leftovers of a killed process and removes them.
 """
 
 import contextlib
@@ -50,7 +50,7 @@ def _remove_if_left(path: Path, target: Path) -> None:
 
 
 def _lock_temporary(path: Path, handle: int) -> bool:
-    """Lock a new temporary file or folder; return False if another process has taken it for left over."""
+    """Lock a new temporary file or folder; return False if another process has removed it as a leftover."""
     with contextlib.suppress(OSError):  # a file system without locks: then nobody removes anything
         fcntl.flock(handle, fcntl.LOCK_EX)
     return path.exists()
@@ -60,7 +60,7 @@ class AtomicFile:
     """A file that is written under a temporary name and renamed when it is complete and on the disk.
 
     As a context manager it yields the open file, commits it at the end of the block, and discards it after an error.
-    `partial`: a fixed temporary name, for a folder with one writer, where the next run replaces what a kill has left.
+    `partial`: a fixed temporary name, for a folder with one writer, where the next run replaces a leftover.
     """
 
     def __init__(self, path: Path, partial: Path | None = None) -> None:
@@ -150,8 +150,8 @@ def sync(path: Path) -> None:
 def new_folder(target: Path, ours: Collection[str]) -> Iterator[Path]:
     """A temporary folder that becomes `target` when the block ends well, and vanishes when it does not.
 
-    An existing target is replaced only if everything in it has a name in `ours`: what else a user keeps
-    there is not ours to delete.
+    An existing target is replaced only if everything in it has a name in `ours`, so that no file of a user is
+    deleted.
     """
     try:
         target = target.resolve()
@@ -180,7 +180,7 @@ def new_folder(target: Path, ours: Collection[str]) -> Iterator[Path]:
         raise UserError(f"{target}: cannot be written ({error.strerror or error})") from None
     finally:
         os.close(handle)
-        shutil.rmtree(work, ignore_errors=True)  # what was there before has this name now
+        shutil.rmtree(work, ignore_errors=True)  # the previous folder has this name now
 
 
 def _temporary_folder(target: Path) -> tuple[Path, int]:
@@ -194,7 +194,7 @@ def _temporary_folder(target: Path) -> tuple[Path, int]:
 
 
 def _replace_folder(work: Path, target: Path) -> None:
-    """Give a folder the name of the target; what was there gets the name of the folder."""
+    """Give a folder the name of the target; an existing target gets the name of the folder."""
     if not target.exists():
         work.rename(target)
     elif not _exchange(work, target):
@@ -208,13 +208,13 @@ def _replace_folder(work: Path, target: Path) -> None:
         old.rename(work)
 
 
-def _exchange(one: Path, other: Path) -> bool:
+def _exchange(first: Path, second: Path) -> bool:
     """Exchange the names of two folders in one step; return False where the system cannot."""
     exchange = getattr(ctypes.CDLL(None), "renameat2", None)
     if exchange is None:
         return False
     here, flag = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
-    return bool(exchange(here, os.fsencode(one), here, os.fsencode(other), flag) == 0)
+    return bool(exchange(here, os.fsencode(first), here, os.fsencode(second), flag) == 0)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ MOST_TOML = 1 << 20  # characters: a file of settings is small
 
 
 def check_regular(path: str | Path) -> None:
-    """Raise an error for a pipe or a device, which may never end. What is not there is left to whoever opens it."""
+    """Raise an error for a pipe or a device, which may never end. A missing file is left to the caller."""
     try:
         mode = os.stat(path).st_mode
     except (OSError, ValueError):
@@ -79,7 +79,7 @@ def parse_toml(text: str, where: str) -> Json:
 
 
 def _reason(error: Exception) -> str:
-    """Say why something cannot be parsed, in a few words."""
+    """Return why something cannot be parsed, in a few words."""
     if isinstance(error, RecursionError):
         return "nested too deeply"
     if isinstance(error, json.JSONDecodeError | tomllib.TOMLDecodeError | UnicodeDecodeError):
@@ -105,7 +105,7 @@ def _toml_lines(table: Json) -> list[str]:
 
 
 def _toml_value(value: Any) -> str:
-    """JSON's spelling, but for infinity, which it has no word for."""
+    """Return a value in the spelling of JSON, except for infinity, which JSON lacks."""
     return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
 
 
@@ -119,7 +119,7 @@ def npy_header(rows: int, columns: int, dtype: str) -> bytes:
 
 
 def file_hash(path: Path, advance: Callable[[int], None] = lambda count: None) -> str:
-    """sha256 of a file, read in pieces; `advance` hears of each."""
+    """Return the sha256 of a file, read in pieces; `advance` is called with the size of each."""
     check_regular(path)
     digest = hashlib.sha256()
     try:

@@ -1,4 +1,4 @@
-"""Several worker processes on one socket: start them, pass signals on, start those again that die."""
+"""Several worker processes on one socket: start them, pass signals on, restart those that die."""
 
 import os
 import shutil
@@ -19,8 +19,9 @@ PAUSE = 1.0  # seconds before a worker that died is started again
 def supervise(settings: ServerSettings, listener: socket.socket) -> int:
     """Run the workers until a signal comes; return the exit code.
 
-    The workers are forked before torch is imported and load the models by themselves. Each waits at the other end of a
-    pipe that nobody writes to: it is closed when this process has gone, however it ended, and the worker stops."""
+    The workers are forked before torch is imported and load the models by themselves. Each reads from
+    a pipe that nobody writes to: it is closed when this process ends, for whatever reason, and then the worker stops.
+    """
     os.environ["PROMETHEUS_MULTIPROC_DIR"] = shared = tempfile.mkdtemp(prefix="bertree-metrics-")
     workers: dict[int, int] = {}  # process id -> number of the worker
     stopping: list[int] = []
@@ -32,28 +33,28 @@ def supervise(settings: ServerSettings, listener: socket.socket) -> int:
         for pid in workers:
             os.kill(pid, signal.SIGTERM if number == signal.SIGINT else number)
 
-    before = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    handlers = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
     code = 0
     try:
         for number in range(settings.workers):
-            workers[_start(settings, listener, before, pipe)] = number
+            workers[_start(settings, listener, handlers, pipe)] = number
         while workers:
             pid, status = os.wait()
             number = workers.pop(pid)
-            ended = os.waitstatus_to_exitcode(status)
+            exit_code = os.waitstatus_to_exitcode(status)
             _forget_metrics(pid)
             if stopping:
-                code = max(code, 1 if ended else 0)
-            elif ended == 2:  # a mistake of the user, which it has reported
+                code = max(code, 1 if exit_code else 0)
+            elif exit_code == 2:  # an error of the user, which the worker has reported
                 code = 2
                 pass_on(signal.SIGTERM, None)
             else:
-                print(f"bertree: worker {number} ended with code {ended}; it is started again", file=sys.stderr)
+                print(f"bertree: worker {number} ended with code {exit_code}; it is started again", file=sys.stderr)
                 time.sleep(PAUSE)
                 if not stopping:
-                    workers[_start(settings, listener, before, pipe)] = number
+                    workers[_start(settings, listener, handlers, pipe)] = number
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
         for end in pipe:
             os.close(end)

@@ -26,7 +26,7 @@ KEEP_ALIVE = 75  # seconds that an idle connection is kept
 
 
 class DrainingServer(uvicorn.Server):
-    """Stops without losing a request: what was accepted is answered, within the drain time."""
+    """Stops without losing a request: accepted requests are answered, within the drain time."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class DrainingServer(uvicorn.Server):
         self._ready()
 
     async def main_loop(self) -> None:
-        """Serve until a signal comes; meanwhile look after changed folders."""
+        """Serve until a signal comes; check for changed folders meanwhile."""
         loop = asyncio.get_running_loop()
         with suppress(NotImplementedError, ValueError, RuntimeError):  # not in the main thread
             loop.add_signal_handler(signal.SIGHUP, self._swapper.request)
@@ -58,7 +58,7 @@ class DrainingServer(uvicorn.Server):
             watching.cancel()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop listening, answer what has come, close the connections."""
+        """Stop listening, answer the accepted requests, close the connections."""
         self._service.draining = True
         for server in self.servers:
             server.close()
@@ -67,7 +67,7 @@ class DrainingServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Handle signals meanwhile; the exit code tells of them, so they are not raised again."""
+        """Handle signals; the exit code reports them, so they are not raised again."""
         handlers = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             yield
@@ -78,7 +78,7 @@ class DrainingServer(uvicorn.Server):
 
 
 def build_service(settings: ServerSettings, registry: Registry, log: Log) -> Service:
-    """Put the parts of a server together."""
+    """Build a service: measure the models, and set the limits."""
     metrics = Metrics()
     devices = {served.model.device.type for served in registry.models.values()}
     # On a GPU one thread prepares a batch while another waits for its results.
@@ -96,7 +96,7 @@ def build_service(settings: ServerSettings, registry: Registry, log: Log) -> Ser
 
 
 def find_sources(settings: ServerSettings) -> list[ServedSource]:
-    """Return what is to be served, and where it is."""
+    """Return the sources of the settings, each with its name."""
     names = settings.names or ("",) * len(settings.sources)
     return [
         ServedSource(
@@ -112,21 +112,21 @@ def find_sources(settings: ServerSettings) -> list[ServedSource]:
 
 
 def load_service(settings: ServerSettings, log: Log) -> Service:
-    """Load everything that is to be served."""
+    """Load the models and indexes of the settings."""
     return build_service(settings, load_sources(find_sources(settings)), log)
 
 
 def freeze_imports() -> None:
-    """Take what the imported libraries consist of out of garbage collection: it lives as long as the process.
+    """Exclude the objects of the imported libraries from garbage collection: they live as long as the process.
 
-    There are 300,000 such objects. While thousands of requests wait, each collection that looks at all of them stops
+    There are 300,000 of them. While thousands of requests wait, each collection that looks at all of them stops
     every thread for a third of a second. Models are loaded later, so that one that was replaced can be freed."""
     gc.collect()
     gc.freeze()
 
 
 def run_worker(settings: ServerSettings, listener: socket.socket) -> int:
-    """Load everything, then serve until a signal comes; return the exit code."""
+    """Load the models and indexes, then serve until a signal comes; return the exit code."""
     started = time.perf_counter()
     freeze_imports()
     log = Log(requests=settings.log == "requests")
@@ -141,14 +141,14 @@ def run_worker(settings: ServerSettings, listener: socket.socket) -> int:
         access_log=False,
         log_config=None,
         server_header=False,
-        proxy_headers=False,  # nobody asks for the address of a client
+        proxy_headers=False,  # the address of a client is not used
         timeout_keep_alive=KEEP_ALIVE,
         timeout_graceful_shutdown=max(1, int(settings.drain)),
         backlog=2048,
         ws="none",
     )
 
-    def note(event: str, **values: str) -> None:
+    def report(event: str, **values: str) -> None:
         log.write(event, **values)
         if "name" in values:
             service.metrics.swapped(values["name"], "ok" if event == "swapped" else "failed")
@@ -165,7 +165,7 @@ def run_worker(settings: ServerSettings, listener: socket.socket) -> int:
         if sys.stdout.isatty():
             print(f"bertree: serving at {url_of(listener)} (Ctrl-C stops it)", flush=True)
 
-    swapper = Swapper(registry, sources, note)
+    swapper = Swapper(registry, sources, report)
     server = DrainingServer(config, service, swapper, settings.watch, ready)
     service.scheduler.start()
     try:
