@@ -7,7 +7,7 @@ more accurate than comparing two vectors and far slower, so it reads only the be
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Protocol, Self, overload
+from typing import Any, Protocol, Self, TypedDict, Unpack, overload
 
 from bertree.config.default_model import resolve_model_path
 from bertree.errors import UserError, suggest
@@ -68,6 +68,15 @@ def positive_label(labels: Sequence[str], label: str | None = None) -> str:
     if positive is None and len(labels) != 2:
         raise UserError(f"the re-ranker's positive class is unclear; give it with `label`: {', '.join(labels)}")
     return positive if positive is not None else labels[1]
+
+
+class SearchOptions(TypedDict, total=False):
+    """The keywords of `Searcher.search`."""
+
+    where: Where | None
+    rerank: Reranker | None
+    candidates: int
+    label: str | None
 
 
 class VectorOrigin(Protocol):
@@ -140,28 +149,10 @@ class Searcher(ABC):
         """Return the passages of a document, in order; none if there is no such document."""
 
     @overload
-    def search(  # type: ignore[overload-overlap]
-        self,
-        question: str,
-        k: int = 5,
-        *,
-        where: Where | None = None,
-        rerank: Reranker | None = None,
-        candidates: int = CANDIDATES,
-        label: str | None = None,
-    ) -> list[Hit]: ...
+    def search(self, question: str, k: int = 5, **options: Unpack[SearchOptions]) -> list[Hit]: ...  # type: ignore[overload-overlap]
 
     @overload
-    def search(
-        self,
-        question: Sequence[str],
-        k: int = 5,
-        *,
-        where: Where | None = None,
-        rerank: Reranker | None = None,
-        candidates: int = CANDIDATES,
-        label: str | None = None,
-    ) -> list[list[Hit]]: ...
+    def search(self, question: Sequence[str], k: int = 5, **options: Unpack[SearchOptions]) -> list[list[Hit]]: ...
 
     def search(
         self,
