@@ -94,8 +94,8 @@ def _charts(comparison: Comparison) -> list[Markup]:
 def _score_chart(name: str, comparison: Comparison) -> Markup:
     values = comparison.scores[name]
     bars = []
-    for place, (model, value) in enumerate(zip(comparison.models, values, strict=True)):
-        share = comparison.share_kept(name, place) if place else None
+    for number, (model, value) in enumerate(zip(comparison.models, values, strict=True)):
+        share = comparison.share_kept(name, number) if number else None
         text = format_score(name, value) + (f", {100 * share:.1f} % kept" if share is not None else "")
         bars.append(ModelBar(model.name, text, (max(value or 0.0, 0.0),)))
     if smaller_is_better(name):
@@ -154,7 +154,7 @@ def comparison_rows(comparison: Comparison) -> list[ComparisonRow]:
 
 def _score(comparison: Comparison, name: str) -> ComparisonRow:
     values = comparison.scores[name]
-    shares = [comparison.share_kept(name, place) for place in range(1, len(values))]
+    shares = [comparison.share_kept(name, number) for number in range(1, len(values))]
     against = [f"keeps {100 * share:.1f} %" if share is not None else "" for share in shares]
     return ComparisonRow(label(name), [format_score(name, value) for value in values], against)
 
@@ -178,16 +178,16 @@ def _speeds(device: str, name: str) -> list[_Measure]:
     return [
         latency(f"{name}, one text, ms", lambda speed: speed.latency_ms),
         latency("  90th percentile", lambda speed: speed.latency_p90_ms),
-        latency("  with tokenising", lambda speed: speed.text_latency_ms),
-        latency("  with tokenising, 90th percentile", lambda speed: speed.text_latency_p90_ms),
+        latency("  with tokenizing", lambda speed: speed.text_latency_ms),
+        latency("  with tokenizing, 90th percentile", lambda speed: speed.text_latency_p90_ms),
         throughput(f"{name}, packed, texts/s", lambda speed: speed.texts_per_s),
         throughput("  tokens/s", lambda speed: speed.tokens_per_s),
     ]
 
 
 def _row(measure: _Measure, models: tuple[ModelCosts, ...]) -> ComparisonRow:
-    first, *others = values = [measure.value(model) for model in models]
-    against = [times(first / other, measure.less, measure.more) if first and other else "" for other in others]
+    first, *rest = values = [measure.value(model) for model in models]
+    against = [times(first / value, measure.less, measure.more) if first and value else "" for value in rest]
     return ComparisonRow(measure.name, [measure.text(value) for value in values], against)
 
 
