@@ -1,7 +1,7 @@
 """The packed batch, which data, model and inference share.
 
-Sequences of any lengths lie end to end in one flat stream of tokens; `cu_seqlens` says where each starts. Nothing is
-padded, so no layer computes on padding. The price is that whatever mixes tokens (attention) needs the boundaries.
+Sequences of any lengths follow each other in one flat stream of tokens; `cu_seqlens` says where each starts. Nothing
+is padded, so no layer computes on padding. The price is that whatever mixes tokens (attention) needs the boundaries.
 
 Shape letters: t tokens in the batch, s sequences in the batch, m tokens to predict, k tokens of a teacher.
 """
@@ -232,7 +232,7 @@ class Batch(TensorTree):
 
 
 def _second_starts(second_s: NDArray[np.int64], ends: NDArray[np.int64]) -> Tensor:
-    """Turn counts of tokens before the second texts into places in the stream."""
+    """Turn counts of tokens before the second texts into indices of the stream."""
     return torch.from_numpy(np.where(second_s > 0, ends[:-1] + second_s, ends[1:]))
 
 

@@ -1,6 +1,6 @@
 """A cache of keys and values, written in place: for generating one token at a time.
 
-Shape letters: t tokens, s sequences, c lanes, m places in a cache, n heads, d head width, q queries.
+Shape letters: t tokens, s sequences, c lanes, m slots in a cache, n heads, d head width, q queries.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from bertree.model.memory import KEYS, LENGTHS, VALUES, Spans, lanes_of
 class CachePast:
     """The cache during one batch: where its keys and values are written, and what each query sees.
 
-    A lane's places are a ring: the oldest tokens are overwritten once there are more than it holds.
+    A lane's slots are a ring: the oldest tokens are overwritten once there are more than it holds.
     """
 
     def __init__(self, state: State, batch: Batch) -> None:
@@ -36,7 +36,7 @@ class CachePast:
         end_s = past_s + spans.length_s
         newest_s1 = end_s[:, None] - 1
         slots_m = torch.arange(size, device=end_s.device)
-        self.key_positions_sm = newest_s1 - (newest_s1 - slots_m) % size  # of the token in each place; below 0: none
+        self.key_positions_sm = newest_s1 - (newest_s1 - slots_m) % size  # of the token in each slot; below 0: none
         self.token_positions = TokenPositions(
             spans.position_t, spans.position_t, size - 1, 0, batch.segments, batch.segments
         )

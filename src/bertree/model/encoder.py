@@ -47,10 +47,10 @@ class Stateful(Protocol):
     """A module that has a state."""
 
     def start_state(self, lanes: int) -> State | None:
-        """Return the state before the first batch of so many lanes; None if there is none."""
+        """Return the state before the first batch, for this number of lanes; None if there is none."""
 
     def state_specs(self, lanes: int) -> Mapping[str, StateSpec]:
-        """Describe the tensors of a state of so many lanes."""
+        """Describe the tensors of a state for this number of lanes."""
 
 
 class Encoder(nn.Module, ABC):
@@ -78,11 +78,11 @@ class Encoder(nn.Module, ABC):
         return EncoderOutput(self(batch))
 
     def start_state(self, lanes: int) -> State | None:
-        """Return the state before the first batch of so many lanes: None, without a memory."""
+        """Return the state before the first batch, for this number of lanes: None, without a memory."""
         return None
 
     def state_specs(self, lanes: int) -> Mapping[str, StateSpec]:
-        """Describe the tensors of a state of so many lanes: none, without a memory."""
+        """Describe the tensors of a state for this number of lanes: none, without a memory."""
         return {}
 
     def summary_index(self, batch: Batch) -> Tensor:

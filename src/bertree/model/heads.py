@@ -195,7 +195,7 @@ class BeamSpanHead(nn.Module):
 
     def forward(self, states_mh: Tensor, grid: Grid) -> Tensor:
         """Return what a search for answers needs of each token, in fp32 (m x (3 + `STARTS`)): its log-probability as
-        the first; its place among the best first tokens, from 1, or 0; the logit of "no answer", which a question's
+        the first; its rank among the best first tokens, from 1, or 0; the logit of "no answer", which a question's
         tokens share; and its log-probability as the last for each of these first tokens."""
         rows_qw, question_m = grid.rows, grid.question
         first_m = grid.log_shares(self.start_logits(states_mh))

@@ -1,8 +1,8 @@
 """What a token sees: the mask of attention, as a value.
 
-A mask is defined by `sees`, on places in a sequence, and kernels say which masks they support by type; so a new mask
+A mask is defined by `sees`, on positions in a sequence, and kernels say which masks they support by type; so a new mask
 touches no kernel that does not support it. Where queries and keys are counted apart, the last of both are at the same
-place: keys before the first query are a memory.
+position: keys before the first query are a memory.
 
 Shape letters: q queries, k keys.
 """
@@ -17,7 +17,7 @@ from torch import Tensor
 class Full:
     """Every token of the sequence."""
 
-    band = (-1, -1)  # how many keys before and after its own place a query sees; -1: all
+    band = (-1, -1)  # how many keys before and after its own position a query sees; -1: all
     looks_ahead = True  # a token sees some of those after it
 
     def sees(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
@@ -51,7 +51,7 @@ class Window:
 
     @property
     def band(self) -> tuple[int, int]:
-        """How many keys before and after its own place a query sees."""
+        """How many keys before and after its own position a query sees."""
         return self.left, self.right
 
     @property
@@ -103,7 +103,7 @@ class Chunks:
 
     @property
     def band(self) -> tuple[int, int]:
-        """How many keys before and after its own place a query sees at most."""
+        """How many keys before and after its own position a query sees at most."""
         return self.length * (self.before + 1) - 1, 0 if self.causal else self.length * (self.after + 1) - 1
 
     @property

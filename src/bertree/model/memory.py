@@ -163,7 +163,7 @@ class MemoryLayer(NamedTuple):
 
 
 def _beside(edge_c: Tensor, backward_c: Tensor, away_m: Tensor) -> Tensor:
-    """Return the places of rows so far before an edge, or after it if the lane runs backwards (c x m)."""
+    """Return the positions of rows so far before an edge, or after it if the lane runs backwards (c x m)."""
     edge_c1 = edge_c[:, None]
     return torch.where(backward_c[:, None], edge_c1 - 1 + away_m, edge_c1 - away_m)
 

@@ -66,7 +66,7 @@ class Network(nn.Module):
         return self.encoder.start_state(lanes)
 
     def state_specs(self, lanes: int) -> Mapping[str, StateSpec]:
-        """Describe the encoder's state of so many lanes; empty if it has none."""
+        """Describe the encoder's state for this number of lanes; empty if it has none."""
         return self.encoder.state_specs(lanes)
 
     def train(self, mode: bool = True) -> "Network":

@@ -42,7 +42,7 @@ class Stack(nn.Module):
         self.recompute = False  # activation checkpointing: recompute each layer in the backward pass
 
     def forward(self, x_th: Tensor, batch: Batch, past: Past | None = None) -> Iterator[Tensor]:
-        """Yield the hidden states after each layer; `past`: what is seen beside the batch."""
+        """Yield the hidden states after each layer; `past`: what is seen besides the batch."""
         for stream in self._streams(x_th, batch, past):
             yield self.residual.close(stream)
 
@@ -86,7 +86,7 @@ class Stack(nn.Module):
         return by_kind
 
     def _layer(self, a: int, f: int, stream: Stream, batch: Batch, prepared: Any, past: LayerPast | None) -> Stream:
-        # A part of one's own may take the batch alone.
+        # A component from outside may take the batch alone.
         inputs = (batch,) if prepared is None and past is None else (batch, prepared, past)
         stream = self.attention[a](self.residual, stream, *inputs)
         return self.ffn[f](self.residual, stream, batch)

@@ -1,4 +1,4 @@
-"""Batch -> hidden states: the transformer encoder, and a check of the parts it is built from.
+"""Batch -> hidden states: the transformer encoder, and a check of the components it is built from.
 
 Shape letters: t tokens, s sequences, h width.
 """
@@ -86,7 +86,7 @@ class TransformerEncoder(Encoder):
         return x_th if self.norm is None else self.norm(x_th)
 
     def _start(self, batch: Batch, past: Past | None) -> tuple[Tensor, Past | None]:
-        """Return the input of the first layer, and what its tokens see beside each other."""
+        """Return the input of the first layer, and what its tokens see besides each other."""
         past, x_th = past or self._first_past(batch), self.embeddings(batch)
         if batch.permutation is None:
             return x_th, past
@@ -121,8 +121,8 @@ class TransformerEncoder(Encoder):
         return None if self.memory is None else self.start_memory(lanes)
 
     def start_memory(self, lanes: int, length: int | None = None) -> State:
-        """Return an empty memory for so many lanes; `length`: how many tokens it holds, if not as in training. It needs
-        relative or rotary positions, which know no absolute place."""
+        """Return an empty memory for this number of lanes; `length`: how many tokens it holds, if not as in training.
+        It needs relative or rotary positions, which have no absolute position."""
         size = length if length is not None else self.memory.length if self.memory else 0
         assert size, "this architecture has no memory"
         filled = size if self.memory and self.memory.starts_with_zeros else 0
@@ -130,7 +130,7 @@ class TransformerEncoder(Encoder):
         return {MEMORY: rows, LENGTHS: torch.full((lanes,), filled, device=rows.device)}
 
     def start_cache(self, lanes: int, capacity: int) -> State:
-        """Return an empty cache of keys and values for so many lanes, of so many tokens each."""
+        """Return an empty cache of keys and values for this number of lanes, `capacity` tokens each."""
         assert self.causal, "tokens of a cache do not see those after them"
         attention = self.stack.attention[0].part
         assert isinstance(attention, Attention)
@@ -146,7 +146,7 @@ class TransformerEncoder(Encoder):
         return torch.zeros(shape, device=weight.device, dtype=dtype)
 
     def state_specs(self, lanes: int) -> Mapping[str, StateSpec]:
-        """Describe the memory of so many lanes."""
+        """Describe the memory for this number of lanes."""
         if self.memory is None:
             return {}
         rows = StateSpec((self.depth, lanes, self.memory.length, self.width), None)
@@ -238,7 +238,7 @@ def vocabulary_clusters(a: Transformer) -> VocabularyClusters | None:
 
 @dataclass(frozen=True)
 class KnownComponent:
-    """A part by its exact types, and the parts in it by name; `*` is any name."""
+    """A component by its exact types, and the components in it by name; `*` is any name."""
 
     types: tuple[type[nn.Module], ...]
     components: Mapping[str, "KnownComponent"] = field(default_factory=dict)
@@ -273,7 +273,7 @@ TRANSFORMER = KnownComponent(
 
 
 def unknown_component(encoder: nn.Module, embeddings: bool = True) -> str:
-    """Name the first part of an encoder that is not built as `TRANSFORMER` says; empty if there is none.
+    """Name the first component of an encoder that is not built as `TRANSFORMER` says; empty if there is none.
 
     Code that computes from an encoder's weights without calling its modules must ask this first: a subclass, another
     activation or a forward hook would be left out of the result without an error. `embeddings`: False leaves them
@@ -284,7 +284,7 @@ def unknown_component(encoder: nn.Module, embeddings: bool = True) -> str:
 
 
 def unknown_attention(encoder: nn.Module) -> str:
-    """The same for the parts that mix tokens, for code that calls all others."""
+    """The same for the components that mix tokens, for code that calls all others."""
     if reason := component_difference(encoder, TRANSFORMER.types):
         return f"encoder {reason}"
     assert isinstance(encoder, TransformerEncoder)

@@ -39,7 +39,7 @@ def probability(value: float) -> str:
 
 
 @dataclass(frozen=True)
-class at_most:  # like the functions beside it
+class at_most:  # called like the functions above
     """A number with an upper limit."""
 
     most: int
@@ -229,7 +229,7 @@ class Architecture(ABC):
 
     @property
     def longest_input(self) -> int:
-        """Most tokens that a sequence may have: more than `max_positions`, the usual most, if places have no end."""
+        """Most tokens that a sequence may have: more than `max_positions`, the usual limit, if positions are unlimited."""
         return self.max_positions
 
     @property

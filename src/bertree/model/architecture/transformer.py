@@ -59,7 +59,7 @@ def _memory_problems(a: TransformerAxes) -> list[str]:
 
 
 def _stream_problems(a: TransformerAxes) -> list[str]:
-    """Problems of what XLNet has beside Transformer-XL."""
+    """Problems of what XLNet has and Transformer-XL has not."""
     needs = []
     if a.segment_encoding == "relative":
         needs.append("segment_encoding: relative")

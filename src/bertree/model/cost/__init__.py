@@ -135,7 +135,7 @@ def describe_architecture(a: Architecture) -> str:
 
 LONG = (1024, 2048, 4096, 8192, 16384, 32768, 65536)
 NONE, ALL, OWN = "none of them", "all of them", "as it is"
-CHUNK = 4096  # tokens in the feed-forward part at the same time, where an architecture does not say it
+CHUNK = 4096  # tokens in the feed-forward layer at the same time, where an architecture does not say it
 _CHUNKS = {"chunked", "lsh"}
 
 

@@ -46,7 +46,7 @@ class Costs(Protocol):
         """Operations per token of the encoder's forward pass at a sequence length."""
 
     def predicted_flops(self, length: int, query_stream: bool) -> int:
-        """Operations per predicted token: those of the MLM head and, if asked for, of its row of the query stream."""
+        """Operations per predicted token: those of the MLM head and, if requested, of its row of the query stream."""
 
     def activation_bytes(self) -> int:
         """Bytes per token that autograd keeps for the encoder's backward pass, if every layer keeps its own."""
@@ -55,7 +55,7 @@ class Costs(Protocol):
         """Bytes of activations and logits at the start of the backward pass, `predicted` of the tokens predicted."""
 
     def bytes_at_end(self, tokens: int) -> int:
-        """Bytes of activations beside the gradients of all weights."""
+        """Bytes of activations besides the gradients of all weights."""
 
     def output_matrix(self) -> int:
         """Return the size of the matrix whose gradient is written first."""

@@ -6,7 +6,7 @@ from itertools import pairwise
 from bertree.model.architecture import Transformer
 from bertree.model.cost.counts import Parameters, linear
 
-ORDER_BYTES = 24  # per token, line of chunks and round: token and place of each slot, slot of each token, log-sum
+ORDER_BYTES = 24  # per token, line of chunks and round: token and position of each slot, slot of each token, log-sum
 # Per token, in units of the width: both streams after the last layer, their gradients, both again before the block that
 # is computed and with its gradients (each float32), and what the block adds.
 REVERSIBLE_WIDTHS = 4 * 8 + 6
@@ -201,7 +201,7 @@ class TransformerCosts:
         return a.layers * linear + products * keys * inner
 
     def predicted_flops(self, length: int, query_stream: bool) -> int:
-        """Operations per predicted token: those of the MLM head and, if asked for, of its row of the query stream."""
+        """Operations per predicted token: those of the MLM head and, if requested, of its row of the query stream."""
         a = self.a
         transform = a.output_width * a.embedding_width if a.mask_transform else 0
         row = self._row(length) if query_stream else 0
@@ -221,7 +221,7 @@ class TransformerCosts:
         return Activations(a).at_start(tokens, in_head * self.head_bytes() + predicted * outside)
 
     def bytes_at_end(self, tokens: int) -> int:
-        """Bytes of activations beside the gradients of all weights."""
+        """Bytes of activations besides the gradients of all weights."""
         return Activations(self.a).at_end(tokens)
 
     def head_bytes(self) -> int:

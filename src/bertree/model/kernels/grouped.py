@@ -104,7 +104,7 @@ def attend(
 
 
 def _mask(queries: int, keys: int, left: int, right: int, hides_self: bool, like: Tensor) -> tuple[bool, Tensor | None]:
-    """Return how the CPU kernel is told what a query sees: a flag for causal, or a mask (q x k)."""
+    """Return what a query sees, as the CPU kernel takes it: a flag for causal, or a mask (q x k)."""
     if left < 0 and right < 0 and not hides_self:
         return False, None
     if left < 0 and right == 0 and queries == keys and not hides_self:
@@ -169,33 +169,12 @@ def _attend_backward(
 
 
 @fake_of("bertree::grouped_attention")
-def _(
-    q_tnd: Tensor,
-    k_tnd: Tensor,
-    v_tnd: Tensor,
-    cu_q: Tensor,
-    cu_k: Tensor | None,
-    left: int,
-    right: int,
-    hides_self: bool,
-) -> tuple[Tensor, Tensor]:
+def _(q_tnd: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     return _like(q_tnd), _like(q_tnd[..., 0].to(torch.promote_types(q_tnd.dtype, torch.float32)))
 
 
 @fake_of("bertree::grouped_attention_backward")
-def _(
-    grad_tnd: Tensor,
-    q_tnd: Tensor,
-    k_tnd: Tensor,
-    v_tnd: Tensor,
-    out_tnd: Tensor,
-    scale_tn: Tensor,
-    cu_q: Tensor,
-    cu_k: Tensor | None,
-    left: int,
-    right: int,
-    hides_self: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _(grad_tnd: Tensor, q_tnd: Tensor, k_tnd: Tensor, v_tnd: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
     return _like(q_tnd), _like(k_tnd), _like(v_tnd)
 
 

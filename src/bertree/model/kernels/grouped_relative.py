@@ -1,8 +1,8 @@
 """Relative attention (Transformer-XL, XLNet) on the CPU: sequences of equal lengths share a call, without padding.
 
 Work goes in blocks of a few queries of each sequence and the keys that they see (`relative_blocks`), so memory does
-not grow with the square of the length; the backward pass computes the scores again. Queries at consecutive places are
-cheapest; where a call has others, they are scattered.
+not grow with the square of the length; the backward pass computes the scores again. Queries at consecutive positions
+are cheapest; the scores of others are gathered and scattered.
 
 Shape letters: t tokens, n heads, c sequences of a group, d head width, x distances, q queries of a sequence, k keys.
 """
@@ -99,8 +99,8 @@ class Streams(NamedTuple):
 
 
 def _first_positions(positions_t: Tensor, cu_q: Tensor) -> tuple[list[int], bool]:
-    """Return the place of each sequence's first query, and whether some queries are not at consecutive places; then it
-    is 0 for all."""
+    """Return the position of each sequence's first query, and whether some queries are not at consecutive positions; in
+    that case the first positions are all 0."""
     inside_t = torch.arange(len(positions_t)) - cu_q[:-1].long().repeat_interleave(cu_q.diff())
     starts_t = positions_t.long() - inside_t
     firsts_s = starts_t[cu_q[:-1].long().clamp(max=len(positions_t) - 1)]

@@ -24,9 +24,9 @@ class Ranks(NamedTuple):
 class Layout(NamedTuple):
     """Boundaries of the sequences in the streams of queries and keys, and what a query sees.
 
-    A sequence's last query and last key are at the same place, unless `places` says where queries are. One tensor for
-    both boundaries: queries, keys and values come from the same tokens. Rows of keys and values behind cu_k[-1] belong
-    to no sequence.
+    A sequence's last query and last key are at the same position, unless `positions` says where queries are. If both
+    boundaries are one tensor, queries, keys and values come from the same tokens. Rows of keys and values behind
+    cu_k[-1] belong to no sequence.
     """
 
     cu_q: Tensor  # s + 1, int32: the queries of sequence i are cu_q[i] : cu_q[i + 1]
@@ -36,7 +36,7 @@ class Layout(NamedTuple):
     mask: Mask
     ranks: Ranks | None = None  # None: a query sees what the mask says
     positions: Tensor | None = None  # t, int32: of each query among the keys of its sequence, rising within a sequence
-    # s, int32: the place of each sequence's first query, where the places of the others follow from it
+    # s, int32: the position of each sequence's first query, where the positions of the others follow from it
     starts: Tensor | None = None
 
     @classmethod
@@ -65,7 +65,7 @@ class SegmentScores(NamedTuple):
 
 
 class RelativeScores(NamedTuple):
-    """Scores by distance, as Transformer-XL has them: ((q + u) k + (q + v) r[place of q - place of k]) / sqrt(d).
+    """Scores by distance, as Transformer-XL has them: ((q + u) k + (q + v) r[position of q - position of k]) / sqrt(d).
 
     There is a row of r for every distance at which a query sees a key.
     """
@@ -131,7 +131,7 @@ class Supports:
     dropout: bool = False
     separate_keys: bool = False
     relative: bool = False
-    ranked: bool = False  # an order of the keys, or queries at places of their own
+    ranked: bool = False  # an order of the keys, or queries at positions of their own
     segments: bool = False  # scores by segment
     plain: bool = True  # scores without distances
     missing: str = ""  # what this installation lacks for it

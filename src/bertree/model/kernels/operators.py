@@ -65,7 +65,7 @@ def look_up(table_ve: Tensor, ids_t: Tensor) -> Tensor:
 
 
 def rotary_angles(positions_t: Tensor, head_width: int, base: float) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of the angles of places, place / base^(2 i / d) (each t x 1 x d / 2, float32).
+    """Cosine and sine of the angles of positions, position / base^(2 i / d) (each t x 1 x d / 2, float32).
 
     A compiler computes powers, cosines and sines again for every query and key of every layer, forwards and backwards.
     """

@@ -2,7 +2,7 @@
 
 All indices are computed on the device, so that nothing waits for the host. Padding exists inside this function only.
 
-Shape letters: t tokens, s sequences, n heads, d head width, q queries, k keys, l places in a sequence, x distances.
+Shape letters: t tokens, s sequences, n heads, d head width, q queries, k keys, l positions in a sequence, x distances.
 """
 
 import torch
@@ -75,7 +75,7 @@ def _scores_by_segment(scores: SegmentScores, token_sq: Tensor, token_sk: Tensor
 
 
 def _rectangle(bounds: Tensor, longest: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return places (l), where a token is in the rectangle (s x l), and which (s x l); token 0 where none is."""
+    """Return positions (l), where a token is in the rectangle (s x l), and which (s x l); token 0 where none is."""
     starts_s1 = bounds[:-1, None].long()
     positions_l = torch.arange(longest, device=bounds.device)
     real_sl = positions_l < bounds.diff()[:, None]

@@ -1,9 +1,9 @@
 """Blocks of queries and keys for relative attention on the CPU, and their scores by distance.
 
-A block's scores by distance are one product of queries and distances. Row i of it belongs to a query one place further
-than row i - 1, so it is read as a product with keys through strides: each row begins one cell earlier. Nothing is
-gathered or copied, and gradients go the other way through the same strides. Only where queries are not at consecutive
-places, scores are gathered.
+A block's scores by distance are one product of queries and distances. Row i of it belongs to a query one position
+further than row i - 1, so it is read as a product with keys through strides: each row begins one cell earlier. Nothing
+is gathered or copied, and gradients go the other way through the same strides. Only where queries are not at
+consecutive positions, scores are gathered.
 
 Shape letters: n heads, c sequences of a group, d head width, x distances, q queries of a sequence, r those of a block,
 k keys.
@@ -66,7 +66,7 @@ class QueryBlock(NamedTuple):
 
 
 class ScatteredBlock(NamedTuple):
-    """Some queries of each sequence of a group, at any places, and all keys."""
+    """Some queries of each sequence of a group, at any positions, and all keys."""
 
     queries: slice
     keys: slice
@@ -106,7 +106,7 @@ Block = QueryBlock | ScatteredBlock
 
 
 def cut_scattered(positions_cq: Tensor, keys: int) -> list[ScatteredBlock]:
-    """Cut sequences whose queries are at any places into blocks."""
+    """Cut sequences whose queries are at any positions into blocks."""
     blocks, key_positions = [], torch.arange(keys)
     for first in range(0, positions_cq.shape[1] if keys else 0, ROWS):
         positions_cr = positions_cq[:, first : first + ROWS].long()
@@ -121,7 +121,7 @@ def cut_scattered(positions_cq: Tensor, keys: int) -> list[ScatteredBlock]:
 
 
 def cut_blocks(queries: int, keys: int, shift: int, left: int, right: int) -> list[QueryBlock]:
-    """Cut a sequence whose queries are at the places from `shift` on into blocks, without queries that see no key."""
+    """Cut a sequence whose queries start at position `shift` into blocks, without queries that see no key."""
     blocks = []
     blind = max(0, -shift - right) if right >= 0 else 0
     for first in range(blind, queries if keys else 0, ROWS):

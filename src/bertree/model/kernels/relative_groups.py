@@ -32,7 +32,7 @@ class GroupSegments(NamedTuple):
 class Group(NamedTuple):
     """Where the queries of a group are, what they see, and their scores by segment."""
 
-    shift: int  # place of the first query, if they are at consecutive places
+    shift: int  # position of the first query, if they are at consecutive positions
     positions_cq: Tensor | None  # of scattered queries
     ranks: GroupRanks | None
     segments: GroupSegments | None

@@ -1,4 +1,4 @@
-"""activation(a) * gate of a gated feed-forward part on a GPU, where a and gate lie side by side in one tensor.
+"""activation(a) * gate of a gated feed-forward layer on a GPU, where a and gate lie side by side in one tensor.
 
 A compiler's gradient kernel computes both halves of the result everywhere and reads at 40 % of the memory's speed.
 These read every number once and write every number once, with the arithmetic in float32.

@@ -1,16 +1,16 @@
 """Triton code of relative attention: forward, and the gradients of queries and keys.
 
-The score of query i and key j is (q_i + u) k_j + (q_i + v) r_(place of i - j) and, where their segments differ, a
-number of the query. A block of 64 queries at places that follow each other and 64 keys has 127 distances: the second
-product is computed for those, and each row is shifted by its own place, in registers. Queries with places of their own
-(PLACED) have too many: their products with all distances are given.
+The score of query i and key j is (q_i + u) k_j + (q_i + v) r_(position of i - j) and, where their segments differ, a
+number of the query. A block of 64 queries at consecutive positions and 64 keys has 127 distances: the second product is
+computed for those, and each row is shifted by its own position, in registers. Queries at other positions (PLACED) have
+too many distances: their products with all distances are an argument.
 
 What a query sees: keys at distances from -RIGHT to LEFT (a negative side has no limit) and, if RANKED, keys whose rank
 is below the query's bound. Blocks of keys that no query of a block sees by its distance are left out.
 
 A table has a row for each query and a column for each distance, from the farthest to the lowest, so that the keys of a
-block are neighbours in it. The gradients of scores are written to such a table. Memory is fast in aligned groups of 8
-columns only, and the distances of a row's neighbour are one column further. So row i is stored with i % 8 more columns
+block are neighbors in it. The gradients of scores are written to such a table. Memory is fast in aligned groups of 8
+columns only, and the distances of a row's neighbor are one column further. So row i is stored with i % 8 more columns
 in front (`_row`), and blocks of keys start up to 7 keys earlier (`_lead`): then all rows of a block are aligned.
 """
 
@@ -44,7 +44,7 @@ if triton is not None:
 
     @triton.jit  # type: ignore[untyped-decorator]
     def _bounds(cu_q, cu_k, starts, sequence, STARTED: tl.constexpr):  # type: ignore[no-untyped-def]
-        """Where the queries and the keys of a sequence start, how many there are, and the first query's place."""
+        """Where the queries and the keys of a sequence start, how many there are, and the first query's position."""
         first, first_k = tl.load(cu_q + sequence), tl.load(cu_k + sequence)
         count, count_k = tl.load(cu_q + sequence + 1) - first, tl.load(cu_k + sequence + 1) - first_k
         position = count_k - count
@@ -56,7 +56,7 @@ if triton is not None:
     def _range(  # type: ignore[no-untyped-def]
         position, count, size, B: tl.constexpr, BEFORE: tl.constexpr, AFTER: tl.constexpr
     ):
-        """First block and end of what `size` places see, or are seen from, among `count`: BEFORE and AFTER them."""
+        """First block and end of what `size` positions see, or are seen from, among `count`: BEFORE and AFTER them."""
         low, stop = position * 0, count
         if BEFORE >= 0:
             low = tl.maximum(position - BEFORE, 0) // B * B
@@ -102,7 +102,7 @@ if triton is not None:
         positions, bounds, segments, apart, first, rows, count, shift, head, HEADS: tl.constexpr, PLACED: tl.constexpr,
         RANKED: tl.constexpr, SEGMENTS: tl.constexpr,
     ):  # fmt: skip
-        """What a block of queries is compared by: their places, bounds, segments and scores of other segments."""
+        """What a block of queries is compared by: their positions, bounds, segments and scores of other segments."""
         live = rows < count
         position, bound, segment, other = rows + shift, rows, rows, rows * 0.0
         if PLACED:

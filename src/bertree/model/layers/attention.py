@@ -17,7 +17,7 @@ from bertree.model.masks import Full, Mask
 
 
 class LayerPast(Protocol):
-    """What attention of one layer sees beside the tokens of the batch."""
+    """What attention of one layer sees besides the tokens of the batch."""
 
     def attend(self, attention: "Attention", x_th: Tensor, prepared: Any) -> Tensor:
         """Return the mixed values of a batch's tokens (t x n x d)."""
@@ -27,7 +27,7 @@ class LayerPast(Protocol):
 class Attention(nn.Module):
     """Multi-head self-attention; one matrix product for queries, keys and values.
 
-    `mask`: what a token sees. `positions`: what changes queries, keys and scores by their places.
+    `mask`: what a token sees. `positions`: what changes queries, keys and scores by their positions.
     """
 
     fuses = True  # a kernel may take queries, keys and values as one tensor
@@ -56,7 +56,7 @@ class Attention(nn.Module):
     def forward(self, x_th: Tensor, batch: Batch, prepared: Any = None, past: LayerPast | None = None) -> Tensor:
         """Mix the hidden states of each sequence's tokens.
 
-        `prepared`: what the positions need for the batch. `past`: what is seen beside the batch.
+        `prepared`: what the positions need for the batch. `past`: what is seen besides the batch.
         """
         out: Tensor = self.out(self._mixed(x_th, batch, prepared, past))
         return out
@@ -121,11 +121,11 @@ class Attention(nn.Module):
     def attend_within(
         self, q_tnd: Tensor, k_tnd: Tensor, v_tnd: Tensor, batch: Batch, relative: RelativeScores | None
     ) -> Tensor:
-        """Queries, keys and values of a batch's tokens, changed by their places -> mixed values (t x n x d)."""
+        """Queries, keys and values of a batch's tokens, changed by their positions -> mixed values (t x n x d)."""
         return attend(q_tnd, k_tnd, v_tnd, Layout.of(batch, self.mask), self._dropout_now, relative)
 
     def token_positions(self, batch: Batch) -> TokenPositions:
-        """Return the places of a batch's tokens, which see each other."""
+        """Return the positions of a batch's tokens, which see each other."""
         before = max(0, batch.max_seqlen - 1)
         ahead = before if self.mask.looks_ahead else 0
         segments = (batch.segments, batch.segments, batch.one_segment)

@@ -12,7 +12,7 @@ from bertree.model.masks import Causal, CausalButSelf, Full, FullButSelf, Mask, 
 
 
 class Slot(NamedTuple):
-    """The place of an attention among those that are stored, and its positions."""
+    """The index of an attention among those that are stored, and its positions."""
 
     depth: int
     positions: Positions | None

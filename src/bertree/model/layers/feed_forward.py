@@ -1,4 +1,4 @@
-"""The feed-forward part of a layer, and the activations.
+"""Feed-forward layers, and the activations.
 
 Shape letters: t tokens, h width, f inner width.
 """
@@ -27,7 +27,7 @@ ACTIVATION: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def in_chunks(transform: Callable[[Tensor], Tensor], x_th: Tensor, chunk: int) -> Tensor:
-    """Transform each token's state, so many tokens at a time; 0: all at once.
+    """Transform each token's state, `chunk` tokens at a time; 0: all at once.
 
     With gradients each chunk is computed again in the backward pass, so what is inside exists for one chunk at a time.
     """
@@ -113,6 +113,6 @@ FEED_FORWARD: dict[str, Callable[[int, int, str, bool, int], FeedForward | Gated
 
 
 def build_feed_forward(a: Transformer) -> list[FeedForward | GatedFeedForward]:
-    """Build the feed-forward part of the layers; what layers share is built once."""
+    """Build the feed-forward layers; what encoder layers share is built once."""
     parts = (a.width, a.ffn_width, a.activation, a.ffn_bias, a.ffn_chunk)
     return [FEED_FORWARD[a.ffn](*parts) for _ in set(a.plan("ffn"))]

@@ -49,7 +49,7 @@ class SharedQueryKeyAttention(Attention):
     def attend_within(
         self, q_tnd: Tensor, k_tnd: Tensor, v_tnd: Tensor, batch: Batch, relative: RelativeScores | None
     ) -> Tensor:
-        """Queries, keys and values of a batch's tokens, changed by their places -> mixed values (t x n x d)."""
+        """Queries, keys and values of a batch's tokens, changed by their positions -> mixed values (t x n x d)."""
         if q_tnd.is_cuda and isinstance(self.mask, CausalButSelf) and relative is None:
             return attend_to_earlier(q_tnd, k_tnd, v_tnd, batch, self._dropout_now)
         return super().attend_within(q_tnd, k_tnd, v_tnd, batch, relative)
@@ -58,8 +58,8 @@ class SharedQueryKeyAttention(Attention):
 def attend_to_earlier(q_tnd: Tensor, k_tnd: Tensor, v_tnd: Tensor, batch: Batch, dropout: float = 0.0) -> Tensor:
     """Return what tokens mix of those before them, the first of a sequence of itself, by a kernel for causal attention.
 
-    Keys and values are moved on by one place. What is then in the first place is the first token's own, and a further
-    component of queries and keys makes its score very low: only the first token, which sees nothing else, takes it.
+    Keys and values are moved by one position. The first position then holds the first token's own, and a further
+    component of queries and keys makes its score very low: only the first token, which sees nothing else, uses it.
     """
     width = q_tnd.shape[-1]
     is_first_t11 = torch.zeros(len(q_tnd) + 1, 1, 1, dtype=torch.bool, device=q_tnd.device)
@@ -73,7 +73,7 @@ def attend_to_earlier(q_tnd: Tensor, k_tnd: Tensor, v_tnd: Tensor, batch: Batch,
 
 
 class ChunkedAttention(Attention):
-    """Attention of each chunk of a sequence to itself and to its neighbours: Reformer's local attention."""
+    """Attention of each chunk of a sequence to itself and to its neighbors: Reformer's local attention."""
 
     fuses = False
 
@@ -93,7 +93,7 @@ class ChunkedAttention(Attention):
     def attend_within(
         self, q_tnd: Tensor, k_tnd: Tensor, v_tnd: Tensor, batch: Batch, relative: RelativeScores | None
     ) -> Tensor:
-        """Queries, keys and values of a batch's tokens, changed by their places -> mixed values (t x n x d)."""
+        """Queries, keys and values of a batch's tokens, changed by their positions -> mixed values (t x n x d)."""
         assert relative is None, "attention over chunks has no scores by distance"
         rings = Rings.of(batch.cu_seqlens, len(q_tnd), self.settings)
         order = text_order(rings, self.settings.length)
@@ -107,11 +107,11 @@ class Hashing(NamedTuple):
     eval_rounds: int  # outside of training
     buckets: tuple[int, ...] | None  # factors; None: from the length of each sequence
     seed: int  # of the rotations outside of training
-    depth: int  # the place of the attention among those that are stored
+    depth: int  # the index of the attention among those that are stored
 
 
 class LshAttention(SharedQueryKeyAttention):
-    """Attention of tokens that hash alike: sorted by their buckets, each chunk sees itself and its neighbours.
+    """Attention of tokens that hash alike: sorted by their buckets, each chunk sees itself and its neighbors.
 
     In training the rotations are drawn anew at every step, outside of it they depend on the seed and the layer. A cache
     is attended to exactly, token by token.
@@ -142,7 +142,7 @@ class LshAttention(SharedQueryKeyAttention):
     def attend_within(
         self, q_tnd: Tensor, k_tnd: Tensor, v_tnd: Tensor, batch: Batch, relative: RelativeScores | None
     ) -> Tensor:
-        """Queries, keys and values of a batch's tokens, changed by their places -> mixed values (t x n x d)."""
+        """Queries, keys and values of a batch's tokens, changed by their positions -> mixed values (t x n x d)."""
         assert relative is None, "attention over chunks has no scores by distance"
         settings = self.settings
         counts = bucket_counts(batch.lengths, batch.max_seqlen, settings.length, self.hashing.buckets)

@@ -1,7 +1,7 @@
 """How a model knows the order of tokens. A kind of positions has one or both of two hooks:
 
     embed     a vector for each token, added to the embeddings: learned, axial, sinusoidal
-    change    queries and keys are changed by their places (rotary), or scores by their distance (relative)
+    change    queries and keys are changed by their positions (rotary), or scores by their distance (relative)
 
 The first is called by the embeddings, the second by each attention.
 
@@ -47,11 +47,11 @@ class Positions:
         return None
 
     def prepare(self, tokens: TokenPositions) -> Any:
-        """Return what `change` needs for tokens at these places: computed once, used by every layer."""
+        """Return what `change` needs for tokens at these positions: computed once, used by every layer."""
         return None
 
     def change(self, q_tnd: Tensor, k_tnd: Tensor, prepared: Any) -> tuple[Tensor, Tensor, RelativeScores | None]:
-        """Return queries and keys as their places change them, and what changes their scores."""
+        """Return queries and keys as their positions change them, and what changes their scores."""
         return q_tnd, k_tnd, None
 
     def changes_fused(self, x_th: Tensor) -> bool:
@@ -59,52 +59,52 @@ class Positions:
         return False
 
     def change_fused(self, qkv_t3nd: Tensor, prepared: Any) -> Tensor:
-        """Return queries, keys and values of the same tokens, in one tensor, as their places change them."""
+        """Return queries, keys and values of the same tokens, in one tensor, as their positions change them."""
         raise NotImplementedError
 
 
 class LearnedPositions(Positions, nn.Embedding):
-    """A vector for each place. `offset`: rows before that of place 0, which are never used."""
+    """A vector for each position. `offset`: rows before that of position 0, which are never used."""
 
     def __init__(self, positions: int, width: int, offset: int = 0) -> None:
         super().__init__(positions + offset, width)
         self.offset = offset
 
     def embed(self, batch: Batch) -> Tensor:
-        """Look up the place of each token in its sequence (t x e)."""
+        """Look up the position of each token in its sequence (t x e)."""
         return look_up(self.weight, batch.positions + self.offset)
 
 
 class AxialPositions(Positions, nn.Module):
-    """A vector for each place of a grid, learned: that of its row, then that of its column (Kitaev et al. 2020)."""
+    """A vector for each position of a grid, learned: that of its row, then that of its column (Kitaev et al. 2020)."""
 
     def __init__(self, sizes: tuple[int, int], widths: tuple[int, int]) -> None:
         super().__init__()
         self.rows, self.columns = (nn.Embedding(*shape) for shape in zip(sizes, widths, strict=True))
 
     def embed(self, batch: Batch) -> Tensor:
-        """Look up row and column of each token's place (t x e)."""
+        """Look up row and column of each token's position (t x e)."""
         row_t = batch.positions // self.columns.num_embeddings
         column_t = batch.positions % self.columns.num_embeddings
         return torch.cat([look_up(self.rows.weight, row_t), look_up(self.columns.weight, column_t)], -1)
 
 
 def sinusoids(positions_t: Tensor, width: int) -> Tensor:
-    """Return sines, then cosines, of places at wavelengths from 2 pi to 20,000 pi (t x width, float32)."""
+    """Return sines, then cosines, of positions at wavelengths from 2 pi to 20,000 pi (t x width, float32)."""
     exponents = torch.arange(0, width, 2, dtype=torch.float32, device=positions_t.device) / width
     angles = positions_t[:, None].float() * (1.0 / 10_000.0**exponents)
     return torch.cat([angles.sin(), angles.cos()], -1)
 
 
 class SinusoidalPositions(Positions, nn.Module):
-    """A vector of sines and cosines for each place, which needs no table and has no longest sequence."""
+    """A vector of sines and cosines for each position, which needs no table and has no longest sequence."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.width = width
 
     def embed(self, batch: Batch) -> Tensor:
-        """Return the vector of each token's place (t x e)."""
+        """Return the vector of each token's position (t x e)."""
         return sinusoids(batch.positions, self.width)
 
 
@@ -119,9 +119,9 @@ class Rotation(NamedTuple):
 
 
 class RotaryPositions(Positions, nn.Module):
-    """Rotate pairs of a head's components by angles that grow with the place (Su et al. 2021).
+    """Rotate pairs of a head's components by angles that grow with the position (Su et al. 2021).
 
-    Components i and i + d / 2 are a pair, whose angle is place / base^(2 i / d); so a score depends on the distance
+    Components i and i + d / 2 are a pair, whose angle is position / base^(2 i / d); so a score depends on the distance
     of query and key. Angles are computed in float32, whatever the precision of the model.
     """
 

@@ -1,4 +1,4 @@
-"""How the parts of a layer are connected to the residual stream: post-norm, pre-norm or reversible.
+"""How attention and feed-forward are connected to the residual stream: post-norm, pre-norm or reversible.
 
 The connection belongs to the stack: it opens a stream from the embeddings, applies one block after the other to it, and
 closes it to hidden states. A stream may be more than one tensor: that of post-norm and pre-norm is the hidden states
@@ -56,7 +56,7 @@ class Residual(Protocol):
         ...
 
     def read(self, stream: Stream, block: Block) -> Tensor:
-        """Return the input of a block's part."""
+        """Return the input of a block's attention or feed-forward."""
         ...
 
     def apply(self, stream: Stream, block: Block, *inputs: Any) -> Stream:

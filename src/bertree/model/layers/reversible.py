@@ -70,7 +70,7 @@ COMPILATION: dict[str, Any] = {"dynamic": False}  # of the blocks, where the ste
 def reversible_states(
     x_th: Tensor, blocks: Sequence[tuple[Block, Arguments]], parameters: Sequence[nn.Parameter]
 ) -> Tensor:
-    """Return both streams side by side (t x 2 h) after blocks, each with the other arguments of its part.
+    """Return both streams side by side (t x 2 h) after blocks, each with its other arguments.
 
     `x_th`: both streams before the first block. `parameters`: all that the blocks may use. Gradients reach these and
     `x_th`, nothing else.
@@ -99,7 +99,7 @@ def _run(
 
 
 class _ReversibleBlocks(torch.autograd.Function):
-    """Blocks from first to last: (a, b) -> (b, a + added(b)). After an even number each stream is in its place."""
+    """Blocks from first to last: (a, b) -> (b, a + added(b)). After an even number each stream is in its place again."""
 
     @staticmethod
     def forward(

@@ -131,7 +131,7 @@ class _Tile:
             scores_gmik += (positions_g1i1.to(kind) - positions_g11k.to(kind)).clamp_(max=0.0).mul_(-_HIDDEN)
         else:
             scores_gmik += (positions_g11k == EMPTY) * _HIDDEN
-        if settings.hides_self and self.joined:  # a token may also be in a neighbour, which is of another round
+        if settings.hides_self and self.joined:  # a token may also be in a neighbor, which is of another round
             scores_gmik.masked_fill_(positions_g11k == positions_g1i1, _ITSELF)
         elif settings.hides_self:
             scores_gmik[..., : settings.length].diagonal(dim1=-2, dim2=-1).fill_(_ITSELF)

@@ -46,7 +46,7 @@ class BucketCounts(NamedTuple):
 def bucket_counts(
     lengths_s: Tensor, longest: int, chunk_length: int, buckets: tuple[int, ...] | None = None
 ) -> BucketCounts:
-    """Return the buckets of sequences of such lengths, the longest of which the host knows.
+    """Return the buckets of sequences of these lengths. `longest`: the longest, known on the host.
 
     `buckets`: the factors of all sequences. None: the power of two at or below twice a sequence's chunks, at least 2,
     in two factors if it is above twice the chunk length.
@@ -78,7 +78,7 @@ def fixed_rotations(
 ) -> tuple[Tensor, ...]:
     """Return the rotations of each factor (n x d x r x axes) for a seed and a layer.
 
-    Every number has a counter of its own: the rotations of fewer axes, rounds or heads are part of those of more.
+    Every number has a counter of its own: the rotations of fewer axes, rounds or heads are a subset of those of more.
     """
     rotations = []
     for factor, count in enumerate(axes):
@@ -132,7 +132,7 @@ def _(qk_tnd: Tensor, rotations: list[Tensor], counts: list[Tensor], sequence_id
     return qk_tnd.new_empty(shape, dtype=torch.int64)
 
 
-EMPTY = triton_line.EMPTY_POSITION  # the place of an empty slot: behind every token
+EMPTY = triton_line.EMPTY_POSITION  # the position of an empty slot: behind every token
 
 
 class ChunkSettings(NamedTuple):
@@ -153,7 +153,7 @@ class ChunkOrder(NamedTuple):
     """
 
     tokens_al: Tensor  # int64: the token in each slot; 0 in empty ones
-    positions_al: Tensor  # int32: its place in its sequence; EMPTY in empty ones
+    positions_al: Tensor  # int32: its position in its sequence; EMPTY in empty ones
     slots_art: Tensor  # int64: the slot of each token in each round
     neighbors_cw: Tensor  # int64: the chunks that a chunk sees, itself first; -1: none
 
@@ -168,7 +168,7 @@ class Rings(NamedTuple):
 
     sequence_ids_t: Tensor
     positions_t: Tensor
-    slots_t: Tensor  # of the tokens as they lie in the stream
+    slots_t: Tensor  # of the tokens in the order of the stream
     neighbors_cw: Tensor  # of all rounds
     sequences: int
 
@@ -195,7 +195,7 @@ class Rings(NamedTuple):
 
 
 def _neighbors(position_c: Tensor, size_c: Tensor, settings: ChunkSettings, rounds: int) -> Tensor:
-    """Return the chunks that a chunk sees (c x w), from its place among those of its sequence and their number."""
+    """Return the chunks that a chunk sees (c x w), from its index among those of its sequence and their number."""
     before, joined = settings.before, not settings.counts_once
     chunk_c = torch.arange(len(position_c), device=position_c.device)
     round_c = torch.arange(rounds, device=position_c.device).repeat_interleave(len(position_c))
@@ -220,7 +220,7 @@ def text_order(rings: Rings, length: int) -> ChunkOrder:
 
 
 def bucket_order(rings: Rings, buckets_nrt: Tensor, most: int, length: int) -> ChunkOrder:
-    """Return the order by buckets, of which there are at most `most` in a sequence."""
+    """Return the order by buckets. `most`: the largest number of buckets of a sequence."""
     if buckets_nrt.is_cuda and not triton_line.MISSING:
         size = len(rings.neighbors_cw) // buckets_nrt.shape[1] * length
         line = triton_line.line(buckets_nrt, *rings[:3], rings.sequences, most, size)

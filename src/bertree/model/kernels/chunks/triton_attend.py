@@ -94,7 +94,7 @@ class _Call:
         }
 
     def grid(self, block: int) -> tuple[int, int]:
-        """Return the programs for blocks of so many slots."""
+        """Return the programs for blocks of that many slots."""
         return self.chunks * -(-self.length // block), self.heads
 
     def rows(self) -> tuple[tuple[int], dict[str, int]]:

@@ -39,9 +39,9 @@ def line(
     most: int,
     size: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Sort tokens by sequence, bucket (below `most`) and place, and put them into slots, of which a round has `size`.
+    """Sort tokens by sequence, bucket (below `most`) and position, and put them into the `size` slots of a round.
 
-    Return the tokens (n x l) and places (n x l) of the slots, and the slots of the tokens (n x r x t).
+    Return the tokens (n x l) and positions (n x l) of the slots, and the slots of the tokens (n x r x t).
     """
     filled: tuple[Tensor, Tensor, Tensor] = _line(
         buckets_nrt, sequence_ids_t, positions_t, slots_t, sequences, most, size
