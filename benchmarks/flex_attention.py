@@ -40,7 +40,7 @@ from benchmarks.common import environment
 from bertree.model.kernels.layout import Layout, Ranks, RelativeScores, SegmentScores
 from bertree.model.kernels.padded import attend as attend_plainly
 from bertree.model.kernels.table import KERNELS, attend_fused, case_of, choose
-from bertree.model.masks import Causal, Full, Mask, Window
+from bertree.model.masks import Causal, Full, Mask, SlidingWindow
 
 ON_GPU = {"tokens": 32768, "relative_tokens": 16384, "shrink": 1, "dtype": torch.bfloat16, "repeats": 15}
 DRY = {"tokens": 512, "relative_tokens": 256, "shrink": 8, "dtype": torch.float32, "repeats": 2}
@@ -68,8 +68,8 @@ CASES = (
     Case(name="bert-128-ragged", longest=128, full=False),
     Case(name="bert-512-full", longest=512, full=True),
     Case(name="bert-512-ragged", longest=512, full=False),
-    Case(name="window-512-ragged", longest=512, full=False, mask=Window(64, 64)),
-    Case(name="window-2048-full", longest=2048, full=True, mask=Window(64, 64)),
+    Case(name="window-512-ragged", longest=512, full=False, mask=SlidingWindow(64, 64)),
+    Case(name="window-2048-full", longest=2048, full=True, mask=SlidingWindow(64, 64)),
     Case(name="xlnet-512-full", longest=512, full=True, relative=True),
     Case(name="xlnet-512-ragged", longest=512, full=False, relative=True),
     Case(name="xlnet-512-ragged-ordered", longest=512, full=False, relative=True, ordered=True),
@@ -97,7 +97,7 @@ class Problem:
         tokens = tokens or size["relative_tokens" if case.relative else "tokens"]
         longest = max(4, case.longest // shrink)
         memory = case.memory // shrink if case.memory >= 0 else 0
-        mask = Window(64 // shrink, 64 // shrink) if isinstance(case.mask, Window) else case.mask
+        mask = SlidingWindow(64 // shrink, 64 // shrink) if isinstance(case.mask, SlidingWindow) else case.mask
         lengths = torch.tensor(lengths_of(tokens, longest, case.full))
         keys = lengths + memory
         self.case, self.device, self.dtype = case, device, size["dtype"]

@@ -252,7 +252,7 @@ def test_known_parts_with_other_settings(change: str) -> None:
     with torch.no_grad():
         before = runtime.states_of(made)(given)
         if change == "plan":
-            made.encoder.stack.plan = made.encoder.stack.plan[:2]
+            made.encoder.stack.sharing = made.encoder.stack.sharing[:2]
         for block, ffn in zip(made.encoder.stack.attention, made.encoder.stack.ffn, strict=True):
             if change == "heads":
                 block.part.heads, block.part.head_width = 2, 32

@@ -160,10 +160,10 @@ def test_a_change_brings_what_it_implies() -> None:
 
 def test_sharing_plans_and_groups() -> None:
     a = Transformer(layers=6, sharing="all", groups=3)
-    assert a.plan("attention") == a.plan("ffn") == (0, 0, 1, 1, 2, 2)
+    assert a.sharing_indices("attention") == a.sharing_indices("ffn") == (0, 0, 1, 1, 2, 2)
     half = Transformer(layers=4, sharing="attention")
-    assert half.plan("attention") == (0, 0, 0, 0)
-    assert half.plan("ffn") == (0, 1, 2, 3)
+    assert half.sharing_indices("attention") == (0, 0, 0, 0)
+    assert half.sharing_indices("ffn") == (0, 1, 2, 3)
 
 
 def test_memory_and_batches_are_consistent() -> None:

@@ -13,7 +13,7 @@ from bertree.interop.huggingface.config import family_of_architecture
 from bertree.model import cost
 from bertree.model.architecture import Transformer, later_axes
 from bertree.model.layers.positions import RotaryPositions
-from bertree.model.masks import Full, Window
+from bertree.model.masks import Full, SlidingWindow
 from bertree.model.network import build
 from tests.support.later_axes import EVERYTHING, LATER
 
@@ -106,7 +106,7 @@ def test_defaults_are_not_written() -> None:
 def test_layers_in_turn() -> None:
     stack = build(architecture(**EVERYTHING)).encoder.stack
     parts = [block.part for block in stack.attention]
-    near, far = Window(3, 3), Full()
+    near, far = SlidingWindow(3, 3), Full()
     assert [part.mask for part in parts] == [far, near, near, far]
     assert [part.positions.base for part in parts] == [160_000.0, 10_000.0, 10_000.0, 160_000.0]
     assert len({id(part.positions) for part in parts}) == 2
@@ -116,7 +116,7 @@ def test_layers_in_turn() -> None:
     assert build(causal).encoder.causal
     assert not architecture(attention="causal,local").causal
     shared = architecture(attention="full,local", sharing="all", groups=4)
-    assert shared.plan("attention") == (0, 1, 2, 3)
+    assert shared.sharing_indices("attention") == (0, 1, 2, 3)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_hugging_faces_families_do_not_hold_them(point: str) -> None:
 
 def test_operations_count_what_local_attention_sees() -> None:
     for length in (1, 2, 5, 6, 40):
-        mask, places = Window(5, 5), torch.arange(length)
+        mask, places = SlidingWindow(5, 5), torch.arange(length)
         a = architecture(attention="local", window=5)
         others = cost.forward_flops(architecture(), length) - 4 * 4 * 32 * length
         seen = int(mask.sees(places, places).sum())

@@ -103,10 +103,10 @@ def test_a_full_cache_forgets_the_oldest_tokens() -> None:
 
 def replace_mask(network: Network, left: int) -> Network:
     """Let every attention of a network see so many tokens before each."""
-    from bertree.model.masks import Window
+    from bertree.model.masks import SlidingWindow
 
     for block in network.encoder.stack.attention:
-        block.part.mask = Window(left, 0)
+        block.part.mask = SlidingWindow(left, 0)
     return network
 
 

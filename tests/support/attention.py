@@ -7,15 +7,15 @@ import torch
 from torch import Tensor
 
 from bertree.model.kernels.layout import Layout, Ranks, RelativeScores
-from bertree.model.masks import Causal, Full, Mask, Window
+from bertree.model.masks import Causal, Full, Mask, SlidingWindow
 
 HEADS, WIDTH = 2, 8
-MASKS: list[Mask] = [Full(), Causal(), Window(2, 1), Window(0, 0), Window(3, 0)]
+MASKS: list[Mask] = [Full(), Causal(), SlidingWindow(2, 1), SlidingWindow(0, 0), SlidingWindow(3, 0)]
 
 
 def sees(mask: Mask, query: int, key: int) -> bool:
     """The masks, written out for one pair of places."""
-    if isinstance(mask, Window):
+    if isinstance(mask, SlidingWindow):
         return query - mask.left <= key <= query + mask.right
     return key <= query or isinstance(mask, Full)
 

@@ -204,7 +204,7 @@ def build_blocks(encoder: TransformerEncoder, kind: type[PackedLinear]) -> list[
         return packed[linear]
 
     blocks = []
-    for attention_index, ffn_index in encoder.stack.plan:
+    for attention_index, ffn_index in encoder.stack.sharing:
         attention_block = cast(Block, encoder.stack.attention[attention_index])
         ffn_block = cast(Block, encoder.stack.ffn[ffn_index])
         attention, ffn = cast(Attention, attention_block.part), cast(FeedForward, ffn_block.part)
@@ -277,7 +277,7 @@ def _structure(encoder: Encoder) -> tuple[object, ...]:
     attention = [cast(Attention, cast(Block, block).part) for block in stack.attention]
     ffn = [cast(FeedForward, cast(Block, block).part) for block in stack.ffn]
     return (
-        stack.plan,
+        stack.sharing,
         stack.residual,
         tuple((a.heads, a.mask) for a in attention),
         tuple((f.activation, f.chunk) for f in ffn),

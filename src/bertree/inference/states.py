@@ -61,7 +61,7 @@ def attention_probabilities(encoder: Encoder, batch: Batch) -> Tensor:
         raise UserError(f"attentions: {unknown}, whose attention cannot be computed")
     assert isinstance(encoder, TransformerEncoder)
     found = []
-    for (index, _), state_th in zip(encoder.stack.plan, encoder.states(batch), strict=False):
+    for (index, _), state_th in zip(encoder.stack.sharing, encoder.states(batch), strict=False):
         block = cast(Block, encoder.stack.attention[index])
         part = cast(Attention, block.part)
         input_th = encoder.stack.residual.read(state_th, block)

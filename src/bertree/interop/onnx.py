@@ -89,7 +89,7 @@ class PaddedModel(nn.Module):
         x_blh = self._embed(encoder.embeddings, input_ids, token_type_ids)
         lowest = torch.finfo(x_blh.dtype).min
         mask_b11l = torch.where(attention_mask[:, None, None, :] > 0, 0.0, lowest).to(x_blh.dtype)
-        for attention, ffn in encoder.stack.plan:
+        for attention, ffn in encoder.stack.sharing:
             x_blh = self._block(cast(Block, encoder.stack.attention[attention]), x_blh, mask_b11l)
             x_blh = self._block(cast(Block, encoder.stack.ffn[ffn]), x_blh, mask_b11l)
         x_blh = x_blh if encoder.norm is None else encoder.norm(x_blh)

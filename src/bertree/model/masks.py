@@ -1,7 +1,7 @@
 """What a token sees: the mask of attention, as a value.
 
 A mask is defined by `sees`, on positions in a sequence, and kernels say which masks they support by type; so a new mask
-touches no kernel that does not support it. Where queries and keys are counted apart, the last of both are at the same
+touches no kernel that does not support it. Where there are more keys than queries, the last of both are at the same
 position: keys before the first query are a memory.
 
 Shape letters: q queries, k keys.
@@ -40,7 +40,7 @@ class Causal:
 
 
 @dataclass(frozen=True)
-class Window:
+class SlidingWindow:
     """At most `left` tokens before and `right` tokens after the token, and itself; causal with `right` 0."""
 
     left: int
@@ -91,9 +91,9 @@ class CausalButSelf:
 
 @dataclass(frozen=True)
 class Chunks:
-    """The tokens of the token's chunk and of the chunks beside it; causal: itself and those before it.
+    """The tokens of the token's chunk and of the neighboring chunks; causal: itself and those before it.
 
-    If not causal, the first chunk is also beside the last, which `sees` does not know.
+    If not causal, the first chunk is also a neighbor of the last, which `sees` leaves out.
     """
 
     length: int
@@ -119,11 +119,11 @@ class Chunks:
         return near & (keys <= queries) if self.causal else near
 
 
-Mask = Full | Causal | Window | FullButSelf | CausalButSelf | Chunks
+Mask = Full | Causal | SlidingWindow | FullButSelf | CausalButSelf | Chunks
 NAMES: dict[type, str] = {
     Full: "full",
     Causal: "causal",
-    Window: "window",
+    SlidingWindow: "window",
     FullButSelf: "others",
     CausalButSelf: "earlier",
     Chunks: "chunks",

@@ -1,7 +1,7 @@
 """The layers of an encoder, applied in order.
 
-Attention and feed-forward blocks are stored apart, and a plan says which of them each layer uses. So a block that
-several layers share is stored once, and sharing needs no code of its own.
+Attention and feed-forward blocks are stored in two lists, and `sharing` says which of them each layer uses. A block
+that several layers share is stored once, and sharing needs no code of its own.
 
 Shape letters: t tokens, h width.
 """
@@ -25,19 +25,19 @@ Past = MemoryPast | CachePast | TwoStreams
 
 
 class Stack(nn.Module):
-    """Layers of attention and feed-forward. `plan` gives, for each layer, the indices of the blocks it uses."""
+    """Layers of attention and feed-forward. `sharing`: for each layer, the indices of the two blocks it uses."""
 
     def __init__(
         self,
         attention: Sequence[Block],
         ffn: Sequence[Block],
-        plan: Sequence[tuple[int, int]],
+        sharing: Sequence[tuple[int, int]],
         residual: Residual,
     ) -> None:
         super().__init__()
         self.attention = nn.ModuleList(attention)
         self.ffn = nn.ModuleList(ffn)
-        self.plan = tuple(plan)
+        self.sharing = tuple(sharing)
         self.residual = residual
         self.recompute = False  # activation checkpointing: recompute each layer in the backward pass
 
@@ -49,7 +49,7 @@ class Stack(nn.Module):
     def _streams(self, x_th: Tensor, batch: Batch, past: Past | None) -> Iterator[Stream]:
         """Yield the residual stream after each layer."""
         stream, by_kind = self.residual.open(x_th), self._prepare(batch, past)
-        for a, f in self.plan:
+        for a, f in self.sharing:
             block = cast(Block, self.attention[a])
             seen = None if past is None else past.layer(states_of(stream), partial(self.residual.read, block=block))
             positions = getattr(block.part, "positions", None)
@@ -65,7 +65,7 @@ class Stack(nn.Module):
         unless there is a past."""
         if isinstance(self.residual, Reversible) and past is None and torch.is_grad_enabled():
             by_kind, blocks = self._prepare(batch, None), []
-            for a, f in self.plan:
+            for a, f in self.sharing:
                 attention, ffn = cast(Block, self.attention[a]), cast(Block, self.ffn[f])
                 positions = getattr(attention.part, "positions", None)
                 inputs = (batch,) if positions is None else (batch, by_kind[positions.same])

@@ -22,7 +22,7 @@ from bertree.model.layers.embeddings import AdaptiveEmbeddings, Embeddings, Toke
 from bertree.model.layers.feed_forward import FeedForward, build_feed_forward
 from bertree.model.layers.positions import LearnedPositions, build_embedded_positions
 from bertree.model.layers.residual import RESIDUALS, Block, PostNorm, PreNorm
-from bertree.model.masks import Window
+from bertree.model.masks import SlidingWindow
 from bertree.model.memory import KEYS, LENGTHS, MEMORY, VALUES, MemoryPast, TwoStreams
 from bertree.model.pooling import mean_states
 from bertree.model.stack import Past, Stack
@@ -57,7 +57,7 @@ class TransformerEncoder(Encoder):
         query_stream: bool = False,
         summary: str = "first",
     ) -> None:
-        super().__init__(embeddings, width, len(stack.plan))
+        super().__init__(embeddings, width, len(stack.sharing))
         self.causal = causal
         self.stack = stack
         self.norm = norm
@@ -104,7 +104,7 @@ class TransformerEncoder(Encoder):
 
     def _memory_past(self, state: State, batch: Batch) -> MemoryPast:
         same_length, starts_with_zeros = self.memory[1:] if self.memory else (False, False)
-        mask = Window(state[MEMORY].shape[2] - 1, 0) if same_length else None
+        mask = SlidingWindow(state[MEMORY].shape[2] - 1, 0) if same_length else None
         return MemoryPast(state, batch, mask, starts_with_zeros, looks_ahead=not self.causal)
 
     def encode(self, batch: Batch, state: State | None = None) -> EncoderOutput:
@@ -195,7 +195,7 @@ def build_transformer(a: Transformer) -> TransformerEncoder:
         Stack(
             [Block(component, norm, a.dropout) for component, norm in zip(attention, _attention_norms(a), strict=True)],
             [Block(component, build_norm(a, a.width), a.dropout) for component in ffn],
-            list(zip(a.plan("attention"), a.plan("ffn"), strict=True)),
+            list(zip(a.sharing_indices("attention"), a.sharing_indices("ffn"), strict=True)),
             residual,
         ),
         a.output_width,
@@ -216,7 +216,7 @@ def build_transformer(a: Transformer) -> TransformerEncoder:
 
 def _attention_norms(a: Transformer) -> list[nn.Module]:
     """Build the norm of each stored attention; the first may be without one."""
-    norms = [build_norm(a, a.width) for _ in set(a.plan("attention"))]
+    norms = [build_norm(a, a.width) for _ in set(a.sharing_indices("attention"))]
     return norms if a.first_norm else [nn.Identity(), *norms[1:]]
 
 

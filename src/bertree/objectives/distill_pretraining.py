@@ -185,7 +185,7 @@ def _layer_qkv(network: Network, states: Mapping[int, Tensor], layer: int) -> Te
     """Return the queries, keys and values of a layer (t x 3 x h), from its input."""
     assert isinstance(network.encoder, TransformerEncoder), "no other encoder is pretrained"
     stack = network.encoder.stack
-    block = stack.attention[stack.plan[layer - 1][0]]
+    block = stack.attention[stack.sharing[layer - 1][0]]
     part = getattr(block, "part", None)
     if type(block) is not Block or type(part) is not Attention or part.positions is not None:
         kinds = f"{type(block).__name__} of {type(part).__name__}"

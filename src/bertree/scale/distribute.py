@@ -109,8 +109,8 @@ def layers_of(network: nn.Module) -> list[list[nn.Module]]:
     for stack in [module for module in network.modules() if isinstance(module, Stack)]:
         if isinstance(stack.residual, Reversible):
             continue
-        uses = Counter(("attention", a) for a, _ in stack.plan) + Counter(("ffn", f) for _, f in stack.plan)
-        for a, f in stack.plan:
+        uses = Counter(("attention", a) for a, _ in stack.sharing) + Counter(("ffn", f) for _, f in stack.sharing)
+        for a, f in stack.sharing:
             blocks = [(("attention", a), stack.attention[a]), (("ffn", f), stack.ffn[f])]
             layers.append([block for key, block in blocks if uses[key] == 1])
     return [blocks for blocks in layers if blocks]

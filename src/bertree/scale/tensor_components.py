@@ -125,7 +125,7 @@ class SequenceParallelStack(Stack):
         """Yield the hidden states of all tokens after each layer."""
         drawn, tokens = self._random(x_th.device), len(x_th)
         states = super().forward(self.group.own_rows(x_th), batch, self._whole(past, tokens))
-        for _ in self.plan:
+        for _ in self.sharing:
             with drawn():
                 state_rh = next(states)
             yield self.group.all_rows(state_rh, tokens)

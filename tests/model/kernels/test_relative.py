@@ -11,7 +11,7 @@ from torch import Tensor
 from bertree.model.kernels import grouped_relative, relative_blocks, triton_relative
 from bertree.model.kernels.layout import Kernel, Layout, RelativeScores
 from bertree.model.kernels.table import KERNELS
-from bertree.model.masks import Causal, Full, Mask, Window
+from bertree.model.masks import Causal, Full, Mask, SlidingWindow
 from tests.support.attention import MASKS, definition, layout_of, random_qkv, random_relative, with_gradients
 
 NAMES = ("mixed", "q", "k", "v", "r", "bias u", "bias v")
@@ -92,7 +92,7 @@ def test_the_grouped_kernel_computes_half_precision_in_single() -> None:
 
 @pytest.mark.parametrize("kernel", ON_CPU, ids=lambda kernel: kernel.name)
 def test_a_query_without_keys_gets_nothing(kernel: Kernel) -> None:
-    for mask, blind in ((Causal(), 3), (Full(), 2), (Window(1, 0), 3)):
+    for mask, blind in ((Causal(), 3), (Full(), 2), (SlidingWindow(1, 0), 3)):
         layout = Layout(*(torch.tensor(ends, dtype=torch.int32) for ends in ([0, 2, 5], [0, 0, 2])), 3, 2, mask)
         tables, lowest = random_relative(layout, 1)
         out, q_grad, *grads = with_gradients(
@@ -149,8 +149,8 @@ def on_device(mask: Mask, lengths: list[int], memory: list[int] | None, width: i
         (Causal(), 64, [200, 70, 129], [130, 0, 64]),
         (Full(), 64, [50, 180], [0, 30]),
         (Full(), 32, [50, 0, 65], None),
-        (Window(89, 0), 41, [330], [90]),
-        (Window(20, 70), 16, [130, 3], [1, 90]),
+        (SlidingWindow(89, 0), 41, [330], [90]),
+        (SlidingWindow(20, 70), 16, [130, 3], [1, 90]),
         (Causal(), 16, [1, 0, 65], [0, 0, 1]),
     ],
 )

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from bertree.model.kernels.layout import Case, Kernel, Layout
 from bertree.model.kernels.table import KERNELS, attend, attend_fused, choose, refusals
-from bertree.model.masks import Causal, Full, Mask, Window
+from bertree.model.masks import Causal, Full, Mask, SlidingWindow
 from tests.support.attention import MASKS, definition, layout_of, random_qkv, sees, with_gradients
 
 BY_NAME = {kernel.name: kernel for kernel in KERNELS}
@@ -63,7 +63,7 @@ def test_masks_on_places_of_one_and_of_several_sequences() -> None:
         assert torch.equal(several[0], expected)
     assert [mask.looks_ahead for mask in MASKS] == [True, False, True, False, False]
     with pytest.raises(AssertionError, match="negative"):
-        Window(-1, 0)
+        SlidingWindow(-1, 0)
 
 
 def case(device: str = "cuda", dtype: torch.dtype = torch.bfloat16, longest: int = 128, **other: object) -> Case:
@@ -81,18 +81,18 @@ def test_the_first_kernel_that_supports_a_call_is_chosen(monkeypatch: pytest.Mon
         (case(), "short"),
         (case(longest=129), "blocks"),
         (case(mask=Causal), "varlen"),
-        (case(mask=Window), "varlen"),
+        (case(mask=SlidingWindow), "varlen"),
         (case(separate_keys=True), "varlen"),
         (case(head_width=48), "varlen"),
         (case(dropout=True), "padded"),
         (case(relative=True), "relative"),
-        (case(relative=True, mask=Window, separate_keys=True, head_width=41), "relative"),
+        (case(relative=True, mask=SlidingWindow, separate_keys=True, head_width=41), "relative"),
         (case(relative=True, head_width=256), "padded"),
         (case(relative=True, dropout=True), "padded"),
         (case(relative=True, dtype=torch.float32), "padded"),
         (case(dtype=torch.float32), "padded"),
         (case("cpu", torch.float32), "grouped"),
-        (case("cpu", torch.bfloat16, mask=Window, separate_keys=True), "grouped"),
+        (case("cpu", torch.bfloat16, mask=SlidingWindow, separate_keys=True), "grouped"),
         (case("cpu", torch.float32, dropout=True), "padded"),
         (case("cpu", torch.float32, relative=True), "grouped_relative"),
         (case("cpu", torch.float32, relative=True, dropout=True), "padded"),
@@ -100,7 +100,7 @@ def test_the_first_kernel_that_supports_a_call_is_chosen(monkeypatch: pytest.Mon
         (case("cpu", torch.float32, ranked=True), "padded"),
     ):
         assert choose(given_case).name == name, given_case
-    assert refusals(case(mask=Window, dropout=True)) == {
+    assert refusals(case(mask=SlidingWindow, dropout=True)) == {
         "short": "has no window mask",
         "blocks": "has no window mask",
         "varlen": "has no dropout",
@@ -136,7 +136,7 @@ def test_half_precision_kernels_follow_the_definition_on_cuda(
 
 @cuda
 def test_fused_and_separate_tensors_give_the_same_on_cuda() -> None:
-    for longest, mask in ((128, Full()), (300, Full()), (300, Causal()), (300, Window(64, 64))):
+    for longest, mask in ((128, Full()), (300, Full()), (300, Causal()), (300, SlidingWindow(64, 64))):
         layout = layout_of([5, longest, 17], None, mask, "cuda")
         qkv = torch.stack(random_qkv(layout, 1, 64), 1).to("cuda", torch.bfloat16)
         assert torch.equal(attend_fused(qkv, layout), attend(*qkv.unbind(1), layout))

@@ -16,13 +16,13 @@ from bertree.model.layers.basic import NORMS
 from bertree.model.layers.feed_forward import GatedFeedForward
 from bertree.model.layers.positions import RotaryPositions, TokenPositions
 from bertree.model.layers.residual import Block, PreNorm
-from bertree.model.masks import Full, Window
+from bertree.model.masks import Full, SlidingWindow
 from bertree.model.stack import Stack
 
 WIDTH, HEADS, INNER, REACH = 48, 3, 40, 4
 LENGTHS = [5, 23, 1, 12, 30, 12]
 GLOBAL, LOCAL = 160_000.0, 10_000.0
-KINDS = {"full_attention": (GLOBAL, Full()), "sliding_attention": (LOCAL, Window(REACH, REACH))}
+KINDS = {"full_attention": (GLOBAL, Full()), "sliding_attention": (LOCAL, SlidingWindow(REACH, REACH))}
 
 
 def config(bias: bool = False) -> ModernBertConfig:
@@ -150,7 +150,7 @@ def test_local_and_global_layers_differ() -> None:
     peer, _ = layer("full_attention")
     batch, x = Batch.pack([[1] * n for n in LENGTHS]), torch.randn(sum(LENGTHS), WIDTH)
     states = {}
-    for base, mask in ((GLOBAL, Full()), (LOCAL, Full()), (GLOBAL, Window(REACH, REACH))):
+    for base, mask in ((GLOBAL, Full()), (LOCAL, Full()), (GLOBAL, SlidingWindow(REACH, REACH))):
         made = stack("full_attention", peer)
         made.attention[0].part.mask, made.attention[0].part.positions.base = mask, base
         states[base, mask] = next(made(x, batch))

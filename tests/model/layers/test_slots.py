@@ -14,7 +14,7 @@ from bertree.model.layers.basic import NORMS
 from bertree.model.layers.feed_forward import FEED_FORWARD
 from bertree.model.layers.positions import Positions, RotaryPositions
 from bertree.model.layers.residual import Block, PostNorm, PreNorm, Residual
-from bertree.model.masks import Full, Window
+from bertree.model.masks import Full, SlidingWindow
 from bertree.model.network import build
 from bertree.model.stack import Stack
 
@@ -43,7 +43,7 @@ class TwoStreams:
 
 def stack(residual: Residual, positions: Positions | None = None, layers: int = 3, ffn: str = "plain") -> Stack:
     torch.manual_seed(0)
-    masks = [Window(2, 2) if i else Full() for i in range(layers)]
+    masks = [SlidingWindow(2, 2) if i else Full() for i in range(layers)]
     attention = [
         Block(Attention(WIDTH, HEADS, 0.0, mask, positions), NORMS["layer"](WIDTH, 1e-5, True), 0) for mask in masks
     ]
@@ -91,7 +91,7 @@ def test_angles_are_computed_once_for_layers_with_the_same_positions(monkeypatch
     made = stack(PreNorm(), one, layers=4)
     for block in made.attention[::2]:
         block.part.positions = two
-    made = Stack(list(made.attention), list(made.ffn), made.plan, made.residual)
+    made = Stack(list(made.attention), list(made.ffn), made.sharing, made.residual)
     list(made(torch.randn(18, WIDTH), BATCH))
     assert asked == [two, one]
 

@@ -9,7 +9,7 @@ from rich.table import Table
 from bertree.errors import UserError, suggest
 from bertree.model.kernels.layout import Case, Kernel, Supports
 from bertree.model.kernels.table import KERNELS, choose, refusals
-from bertree.model.masks import NAMES, Causal, CausalButSelf, Full, FullButSelf, Window
+from bertree.model.masks import NAMES, Causal, CausalButSelf, Full, FullButSelf, SlidingWindow
 
 DEVICES = ("cpu", "cuda")
 NEEDS = ("dropout", "separate_keys", "relative", "ranked", "segments")
@@ -20,7 +20,7 @@ CALLS: tuple[tuple[torch.dtype, int, dict[str, Any]], ...] = (
     (_HALF, 128, {}),
     (_HALF, 512, {}),
     (_HALF, 512, {"mask": Causal}),
-    (_HALF, 512, {"mask": Window}),
+    (_HALF, 512, {"mask": SlidingWindow}),
     (_HALF, 512, {"mask": FullButSelf}),
     (_HALF, 512, {"mask": CausalButSelf}),
     (_HALF, 512, {"separate_keys": True}),
@@ -29,7 +29,7 @@ CALLS: tuple[tuple[torch.dtype, int, dict[str, Any]], ...] = (
     (_HALF, 512, {"dropout": True}),
     (_SINGLE, 512, {}),
     (_SINGLE, 512, {"mask": Causal}),
-    (_SINGLE, 512, {"mask": Window}),
+    (_SINGLE, 512, {"mask": SlidingWindow}),
     (_SINGLE, 512, {"mask": FullButSelf}),
     (_SINGLE, 512, {"mask": CausalButSelf}),
     (_SINGLE, 512, {"separate_keys": True}),

@@ -229,7 +229,7 @@ class Architecture(ABC):
 
     @property
     def longest_input(self) -> int:
-        """Most tokens that a sequence may have: more than `max_positions`, the usual limit, if positions are unlimited."""
+        """Longest sequence: `max_positions`, or more where positions are unlimited."""
         return self.max_positions
 
     @property

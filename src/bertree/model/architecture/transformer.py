@@ -37,7 +37,7 @@ def transformer_problems(a: TransformerAxes) -> list[str]:
         problems.append(f"groups: {a.groups} groups do not fit {a.layers} layers")
     if a.sharing == "none" and a.groups != 1:
         problems.append(f"groups: {a.groups} has no meaning when nothing is shared (sharing = none)")
-    kinds = () if problems else set(zip(a.plan("attention"), a.attention_kinds, strict=True))
+    kinds = () if problems else set(zip(a.sharing_indices("attention"), a.attention_kinds, strict=True))
     if len(kinds) > len({stored for stored, _ in kinds}):
         problems.append(f"sharing: layers with different attention ({a.attention}) cannot share it")
     return problems

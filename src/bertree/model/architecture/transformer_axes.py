@@ -203,9 +203,9 @@ class TransformerAxes(Architecture):
         """The first id of each cluster of the vocabulary, and the end of the last."""
         return (0, *(int(cut) for cut in self.cutoffs.split(",") if cut), self.vocab_size)
 
-    def plan(self, part: str) -> tuple[int, ...]:
-        """Return which stored copy of `part` ("attention" or "ffn") each layer uses: the sharing plan."""
-        if self.sharing in (part, "all"):
+    def sharing_indices(self, component: str) -> tuple[int, ...]:
+        """Return which stored copy of a component ("attention" or "ffn") each layer uses."""
+        if self.sharing in (component, "all"):
             return tuple(int(depth / (self.layers / self.groups)) for depth in range(self.layers))
         return tuple(range(self.layers))
 

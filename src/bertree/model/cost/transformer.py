@@ -119,7 +119,9 @@ class TransformerCosts:
             attention += a.width * inner + (0 if a.shared_position_bias else 2 * inner)
         if a.segment_encoding == "relative":
             attention += 3 * inner
-        kinds = dict(zip(a.plan("attention"), a.attention_kinds, strict=True)).values()  # of each stored copy
+        kinds = dict(
+            zip(a.sharing_indices("attention"), a.attention_kinds, strict=True)
+        ).values()  # of each stored copy
         projections = sum(linear(a.width, self._projected(kind) * inner, a.attention_bias) for kind in kinds)
         ffn = linear(a.width, UP[a.ffn] * a.ffn_width, a.ffn_bias) + linear(a.ffn_width, a.width, a.ffn_bias)
         ffn += norm * a.width
@@ -129,7 +131,7 @@ class TransformerCosts:
         last -= 0 if a.first_norm else norm * a.width
         return Parameters(
             embeddings=self._embeddings(norm),
-            encoder=attention * len(kinds) + projections + ffn * len(set(a.plan("ffn"))) + last,
+            encoder=attention * len(kinds) + projections + ffn * len(set(a.sharing_indices("ffn"))) + last,
             pooler=linear(a.output_width, a.width) if a.pooler else 0,
             mlm_head=self._mask_head(),
         )

@@ -17,7 +17,7 @@ from torch.library import register_autograd
 
 from bertree.model.kernels.layout import Kernel, Layout, RelativeScores, Supports
 from bertree.model.kernels.operators import fake_of, operator
-from bertree.model.masks import Causal, CausalButSelf, Full, FullButSelf, Window
+from bertree.model.masks import Causal, CausalButSelf, Full, FullButSelf, SlidingWindow
 from bertree.model.torch_internals import flash_attention_for_cpu, flash_attention_for_cpu_backward
 
 
@@ -109,7 +109,7 @@ def _mask(queries: int, keys: int, left: int, right: int, hides_self: bool, like
         return False, None
     if left < 0 and right == 0 and queries == keys and not hides_self:
         return True, None
-    window = Window(*(keys + queries if side < 0 else side for side in (left, right)))
+    window = SlidingWindow(*(keys + queries if side < 0 else side for side in (left, right)))
     seen = window.sees(torch.arange(keys - queries, keys), torch.arange(keys))
     mask = like.new_zeros(queries, keys).masked_fill_(~seen, float("-inf"))
     if hides_self:  # a score so low that it counts only where there is no other
@@ -196,6 +196,6 @@ register_autograd("bertree::grouped_attention", _back, setup_context=_keep)
 KERNEL = Kernel(
     "grouped",
     "sequences of equal lengths in one call each",
-    Supports("cpu", (Full, Causal, Window, FullButSelf, CausalButSelf), separate_keys=True),
+    Supports("cpu", (Full, Causal, SlidingWindow, FullButSelf, CausalButSelf), separate_keys=True),
     attend,
 )

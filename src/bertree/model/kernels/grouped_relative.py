@@ -25,7 +25,7 @@ from bertree.model.kernels.relative_groups import (
     backward,
     forward,
 )
-from bertree.model.masks import Causal, Full, Window
+from bertree.model.masks import Causal, Full, SlidingWindow
 
 
 def attend(
@@ -220,6 +220,8 @@ register_autograd("bertree::grouped_relative_attention", _back, setup_context=_k
 KERNEL = Kernel(
     "grouped_relative",
     "sequences of equal lengths together, a few queries at a time",
-    Supports("cpu", (Full, Causal, Window), separate_keys=True, relative=True, ranked=True, segments=True, plain=False),
+    Supports(
+        "cpu", (Full, Causal, SlidingWindow), separate_keys=True, relative=True, ranked=True, segments=True, plain=False
+    ),
     attend,
 )

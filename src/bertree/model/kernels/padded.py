@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from bertree.model.kernels.layout import Kernel, Layout, RelativeScores, SegmentScores, Supports
-from bertree.model.masks import Causal, CausalButSelf, Full, FullButSelf, Window
+from bertree.model.masks import Causal, CausalButSelf, Full, FullButSelf, SlidingWindow
 
 
 def attend(
@@ -87,7 +87,7 @@ KERNEL = Kernel(
     "pads inside the kernel; supports everything",
     Supports(
         None,
-        (Full, Causal, Window, FullButSelf, CausalButSelf),
+        (Full, Causal, SlidingWindow, FullButSelf, CausalButSelf),
         dropout=True,
         separate_keys=True,
         relative=True,

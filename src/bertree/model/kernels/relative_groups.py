@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bertree.model.kernels.relative_blocks import Block, DistanceRows, cut_blocks, cut_scattered, share_out
-from bertree.model.masks import Window
+from bertree.model.masks import SlidingWindow
 from bertree.model.torch_internals import flash_attention_for_cpu
 
 
@@ -67,7 +67,7 @@ class Group(NamedTuple):
         if self.positions_cq is not None:
             positions = self.positions_cq[:, block.queries].long()
         everything = len(keys) + int(positions.max()) + 1
-        window = Window(*(everything if side < 0 else side for side in self.band))
+        window = SlidingWindow(*(everything if side < 0 else side for side in self.band))
         beyond = ~window.sees(positions, keys)
         return beyond if hidden is None else hidden | beyond
 

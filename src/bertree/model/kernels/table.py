@@ -17,7 +17,7 @@ from bertree.model.kernels import (
     triton_short,
 )
 from bertree.model.kernels.layout import Case, Kernel, Layout, RelativeScores, Supports
-from bertree.model.masks import Causal, Full, Window
+from bertree.model.masks import Causal, Full, SlidingWindow
 
 
 def _attend_varlen(
@@ -35,7 +35,7 @@ def _attend_varlen(
 VARLEN = Kernel(
     "varlen",
     "PyTorch's flash attention",
-    Supports("cuda", (Full, Causal, Window), (torch.float16, torch.bfloat16), separate_keys=True),
+    Supports("cuda", (Full, Causal, SlidingWindow), (torch.float16, torch.bfloat16), separate_keys=True),
     _attend_varlen,
 )
 

@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 from bertree.model.kernels import triton_relative_jit as jit
 from bertree.model.kernels.layout import Kernel, Layout, RelativeScores, Supports
 from bertree.model.kernels.triton_short import LOG2_E, SUPPORTS
-from bertree.model.masks import Causal, Full, Window
+from bertree.model.masks import Causal, Full, SlidingWindow
 
 # Rows of a block of queries and of keys, warps, pipeline stages. Tuned on an H200.
 FORWARD, QUERIES, KEYS = (64, 64, 4, 3), (64, 64, 4, 2), (64, 64, 4, 2)
@@ -265,7 +265,7 @@ KERNEL = Kernel(
     "block by block; a block's distances are shifted in registers",
     Supports(
         "cuda",
-        (Full, Causal, Window),
+        (Full, Causal, SlidingWindow),
         (torch.float16, torch.bfloat16),
         widest_head=128,
         separate_keys=True,

@@ -8,7 +8,7 @@ from bertree.model.kernels.chunks.order import ChunkSettings
 from bertree.model.layers.attention import Attention
 from bertree.model.layers.lsh import ChunkedAttention, Hashing, LshAttention, SharedQueryKeyAttention
 from bertree.model.layers.positions import Positions, build_attention_positions
-from bertree.model.masks import Causal, CausalButSelf, Full, FullButSelf, Mask, Window
+from bertree.model.masks import Causal, CausalButSelf, Full, FullButSelf, Mask, SlidingWindow
 
 
 class Slot(NamedTuple):
@@ -35,11 +35,11 @@ def _full(a: Transformer, slot: Slot) -> Attention:
 def _causal(a: Transformer, slot: Slot) -> Attention:
     if a.shared_qk:
         return _shared(a, CausalButSelf(), slot)
-    return _plain(a, Window(a.memory - 1, 0) if a.same_length else Causal(), slot)
+    return _plain(a, SlidingWindow(a.memory - 1, 0) if a.same_length else Causal(), slot)
 
 
 def _local(a: Transformer, slot: Slot) -> Attention:
-    return _plain(a, Window(a.window, a.window if a.look_ahead else 0), slot)
+    return _plain(a, SlidingWindow(a.window, a.window if a.look_ahead else 0), slot)
 
 
 def _chunked(a: Transformer, slot: Slot) -> Attention:
@@ -77,6 +77,8 @@ KINDS: dict[str, Callable[[Transformer, Slot], Attention]] = {
 
 def build_attention(a: Transformer) -> list[Attention]:
     """Build the attention of the layers; what layers share is built once."""
-    kinds = list(dict(zip(a.plan("attention"), a.attention_kinds, strict=True)).values())  # of each stored copy
+    kinds = list(
+        dict(zip(a.sharing_indices("attention"), a.attention_kinds, strict=True)).values()
+    )  # of each stored copy
     positions = build_attention_positions(a, kinds)
     return [KINDS[kind](a, Slot(depth, positions[depth])) for depth, kind in enumerate(kinds)]

@@ -115,4 +115,4 @@ FEED_FORWARD: dict[str, Callable[[int, int, str, bool, int], FeedForward | Gated
 def build_feed_forward(a: Transformer) -> list[FeedForward | GatedFeedForward]:
     """Build the feed-forward layers; what encoder layers share is built once."""
     parts = (a.width, a.ffn_width, a.activation, a.ffn_bias, a.ffn_chunk)
-    return [FEED_FORWARD[a.ffn](*parts) for _ in set(a.plan("ffn"))]
+    return [FEED_FORWARD[a.ffn](*parts) for _ in set(a.sharing_indices("ffn"))]

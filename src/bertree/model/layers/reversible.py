@@ -99,7 +99,7 @@ def _run(
 
 
 class _ReversibleBlocks(torch.autograd.Function):
-    """Blocks from first to last: (a, b) -> (b, a + added(b)). After an even number each stream is in its place again."""
+    """Blocks from first to last: (a, b) -> (b, a + added(b)). After an even number each is in its place again."""
 
     @staticmethod
     def forward(
