@@ -69,9 +69,9 @@ def _copy_layers(student: Stack, teacher: Stack, layers: Sequence[int]) -> int:
     """Copy the given layers of a teacher; return the number of tensors."""
     copied = 0
     for kind in (0, 1):  # attention and feed-forward, each stored once however many layers use it
-        first_uses = {student.plan[depth][kind]: depth for depth in reversed(range(len(student.plan)))}
+        first_uses = {student.sharing[depth][kind]: depth for depth in reversed(range(len(student.sharing)))}
         for target, depth in first_uses.items():
-            source = teacher.plan[layers[depth] - 1][kind]
+            source = teacher.sharing[layers[depth] - 1][kind]
             stores = [(stack.attention, stack.ffn)[kind] for stack in (student, teacher)]
             copied += _copy(stores[0][target], stores[1][source])
     return copied
