@@ -13,8 +13,10 @@ if not {"ONEDNN_JIT_PROFILE", "DNNL_JIT_PROFILE"} & os.environ.keys():
     os.environ["ONEDNN_JIT_PROFILE"] = "0"
 
 if TYPE_CHECKING:
-    from bertree.comparison.run import compare
+    from bertree.comparison.compare import compare
+    from bertree.comparison.info import info, presets
     from bertree.data.prepare import prepare, train_tokenizer
+    from bertree.data.preview import show_batch
     from bertree.distillation.distill import distill
     from bertree.embeddings.embed import embed_file
     from bertree.embeddings.evaluate import evaluate_embeddings
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from bertree.embeddings.mine_files import cluster_texts, find_pairs, similar
     from bertree.embeddings.train import train_embeddings
     from bertree.errors import BertreeWarning, UserError
-    from bertree.finetuning.evaluate import evaluate
+    from bertree.finetuning.evaluate import evaluate, glue
     from bertree.finetuning.features import write_features
     from bertree.finetuning.finetune import finetune
     from bertree.inference.convert import convert
@@ -33,8 +35,10 @@ if TYPE_CHECKING:
     from bertree.objectives.embedding_losses import EmbeddingLoss, register_loss
     from bertree.pretraining.plan import plan
     from bertree.pretraining.pretrain import pretrain
+    from bertree.pretraining.recipe import recipe, recipes
     from bertree.search.index import Index
     from bertree.search.postgres.index import PostgresIndex
+    from bertree.serve.background import serve
     from bertree.tasks.registry import register_task
     from bertree.tasks.text import TextTask
     from bertree.text.tokenizer import Tokenizer
@@ -52,7 +56,7 @@ _HOMES = {
     "Tokenizer": "text.tokenizer",
     "UserError": "errors",
     "cluster_texts": "embeddings.mine_files",
-    "compare": "comparison.run",
+    "compare": "comparison.compare",
     "convert": "inference.convert",
     "distill": "distillation.distill",
     "embed_file": "embeddings.embed",
@@ -60,14 +64,21 @@ _HOMES = {
     "evaluate_embeddings": "embeddings.evaluate",
     "find_pairs": "embeddings.mine_files",
     "finetune": "finetuning.finetune",
+    "glue": "finetuning.evaluate",
+    "info": "comparison.info",
     "load": "inference.load",
     "map_index": "embeddings.index_map",
     "plan": "pretraining.plan",
     "prepare": "data.prepare",
+    "presets": "comparison.info",
     "pretrain": "pretraining.pretrain",
+    "recipe": "pretraining.recipe",
+    "recipes": "pretraining.recipe",
     "register_loss": "objectives.embedding_losses",
     "register_preset": "model.presets",
     "register_task": "tasks.registry",
+    "show_batch": "data.preview",
+    "serve": "serve.background",
     "similar": "embeddings.mine_files",
     "train_embeddings": "embeddings.train",
     "train_tokenizer": "data.prepare",
@@ -95,14 +106,21 @@ __all__ = [
     "evaluate_embeddings",
     "find_pairs",
     "finetune",
+    "glue",
+    "info",
     "load",
     "map_index",
     "plan",
     "prepare",
+    "presets",
     "pretrain",
+    "recipe",
+    "recipes",
     "register_loss",
     "register_preset",
     "register_task",
+    "serve",
+    "show_batch",
     "similar",
     "train_embeddings",
     "train_tokenizer",

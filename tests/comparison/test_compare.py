@@ -1,7 +1,7 @@
 """Models beside one another: exact counts and bytes, turns that are taken, ratios by hand, and what people see."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from bertree.comparison import timing
-from bertree.comparison.measure import compare, compare_all, counts, weight_bytes
-from bertree.comparison.samples import SENTENCES
-from bertree.comparison.timing import TimedModel
+from bertree.comparison.measure import compare_all, counts, weight_bytes
+from bertree.comparison.timing import SENTENCES, TimedModel
 from bertree.errors import UserError
 from bertree.finetuning.page import finetuning_page
 from bertree.inference.load import Model, load, make_model, random_model
@@ -28,6 +27,7 @@ from bertree.report.comparison_page import comparison_of_run, comparison_page, c
 from bertree.report.run_page import run_page
 from bertree.run_folder import COMPARISON
 from bertree.tasks.registry import make_task
+from bertree.tasks.task import Task
 from bertree.text.tokenizer import Tokenizer
 from tests.support import learnable
 from tests.support.command import Command
@@ -51,6 +51,25 @@ def words() -> Tokenizer:
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
     return Command(monkeypatch, capsys)
+
+
+def compare(
+    teacher: Model | TimedModel,
+    student: Model | TimedModel,
+    texts: Sequence[Any] = (),
+    *,
+    task: Task[Any] | None = None,
+    folders: tuple[Path | None, Path | None] = (None, None),
+    scores: Mapping[str, tuple[float, float]] | None = None,
+    seconds: float = 20.0,
+    devices: Sequence[str] | None = None,
+    measured_on: str = "",
+) -> Comparison:
+    subjects = [
+        model if isinstance(model, TimedModel) else TimedModel(name, model, folder, task)
+        for name, model, folder in (("teacher", teacher, folders[0]), ("student", student, folders[1]))
+    ]
+    return compare_all(subjects, texts, scores=scores, seconds=seconds, devices=devices, measured_on=measured_on)
 
 
 def point(words: Tokenizer, layers: int, **axes: object) -> Architecture:

@@ -1,15 +1,29 @@
-"""What every verb has in common: registration with `--quiet`, results as JSON, exit codes."""
+"""Make a verb of the command line from a Python function.
 
+`python_verb` reads the function's signature and gives the verb one option for each keyword: name, type and default come
+from the signature, help text and limits from the table in `options.py`. So an option is written once, and the same name
+means the same in Python and on the command line. The signature is read from the source: importing the function would
+import torch, and `bertree --help` must stay fast. `verb` registers a function that declares its options itself, for
+verbs that call methods of a model or an index.
+"""
+
+import ast
 import functools
 import inspect
+import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
-from bertree.cli.options import TASKS_HERE
+import bertree
+from bertree.cli.options import OPTIONS, TASKS_HERE, TRAINING_OPTIONS, JsonOption, Option, QuietOption
 from bertree.console import showing, spell_settings, spelled_as
 from bertree.errors import BertreeWarning, UserError
 from bertree.scale.launch import launched
@@ -17,13 +31,29 @@ from bertree.scale.launch import launched
 if TYPE_CHECKING:
     from bertree.inference.trained_run import Run
 
-QuietOption = Annotated[
-    bool, typer.Option("--quiet", "-q", help="Print results and errors only: no progress, no notes.")
-]
+LOOK, DATA, TRAIN, USE, SEARCH, SERVE, CHECK = PANELS = (
+    "Look at models",
+    "Prepare data",
+    "Train",
+    "Use a model",
+    "Search",
+    "Serve",
+    "Check",
+)
+NOT_OPTIONS = ("overrides", "progress")  # keywords of Python: settings are arguments, and --quiet turns progress off
+
+
+class PanelGroup(TyperGroup):
+    """The application: its verbs are listed by panel."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of the verbs in the order of the panels."""
+        panels = {name: getattr(command, "rich_help_panel", None) for name, command in self.commands.items()}
+        return sorted(self.commands, key=lambda name: PANELS.index(panels[name]) if panels[name] in PANELS else 0)
 
 
 class VerbCommand(TyperCommand):
-    """A command whose help names what is registered; the registries are imported only when help is shown."""
+    """A command whose help lists the registered tasks; the registry is imported only when help is shown."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help text."""
@@ -36,7 +66,7 @@ class VerbCommand(TyperCommand):
 
 
 class OneDeviceCommand(VerbCommand):
-    """A verb that refuses to be one of several processes, which would all do the same and write to the same place."""
+    """A verb that refuses to be one of several processes, which would all do the same and write to the same folder."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run the verb."""
@@ -48,8 +78,139 @@ class OneDeviceCommand(VerbCommand):
         return super().invoke(ctx)
 
 
+@dataclass(frozen=True)
+class Keyword:
+    """A parameter of a Python function, as its source declares it."""
+
+    name: str
+    annotation: str
+    default: Any = inspect.Parameter.empty
+
+    @property
+    def required(self) -> bool:
+        """Whether it has no default."""
+        return self.default is inspect.Parameter.empty
+
+    @property
+    def type(self) -> Any:
+        """The type on the command line; what may be a text or something else is a text."""
+        names = set(re.findall(r"\w+", self.annotation))
+        plain: Any = next((kind for kind in (bool, int, float) if kind.__name__ in names), str)
+        if plain is str and "Path" in names and not names & {"Model", "Task"} and self.default != "":
+            plain = Path
+        return list[plain] if self.repeated else plain
+
+    @property
+    def repeated(self) -> bool:
+        """Whether it takes several values."""
+        return "Sequence[" in self.annotation
+
+
+def read_keywords(function: str) -> tuple[list[Keyword], str]:
+    """Return the parameters of a function of bertree ("finetuning.finetune.finetune"), and the name of its ** parameter."""
+    module, _, name = function.rpartition(".")
+    source = Path(bertree.__path__[0], *module.split(".")).with_suffix(".py").read_text(encoding="utf-8")
+    match = re.search(rf"^def {name}\(.*?\) -> [^\n]*:\n", source, re.MULTILINE | re.DOTALL)
+    assert match is not None, f"{function}: has no signature"
+    definition = ast.parse(match[0] + "    ...").body[0]
+    assert isinstance(definition, ast.FunctionDef)
+    arguments = definition.args
+    without_default: list[ast.expr | None] = [None] * (len(arguments.args) - len(arguments.defaults))
+    positional = zip(arguments.args, [*without_default, *arguments.defaults], strict=True)
+    keywords = []
+    for argument, default in [*positional, *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)]:
+        assert argument.annotation is not None, f"{function}: {argument.arg} has no type"
+        value = inspect.Parameter.empty if default is None else ast.literal_eval(default)
+        keywords.append(Keyword(argument.arg, ast.unparse(argument.annotation), value))
+    return keywords, arguments.kwarg.arg if arguments.kwarg else ""
+
+
+Show = Callable[[Any, SimpleNamespace], None]
+
+
+def python_verb(
+    app: typer.Typer,
+    function: str,
+    arguments: Sequence[str],
+    *,
+    name: str | None = None,
+    panel: str | None = None,
+    own: dict[str, Option] | None = None,
+    help_text: str = "",
+    only_here: Sequence[Keyword] = (),
+    on_ranks: bool = False,
+    json: bool = True,
+) -> Callable[[Show], Show]:
+    """Make a verb of a Python function; the decorated function prints the result, and its docstring is the help.
+
+    `arguments` are the parameters that are written without an option, in their order; `settings` means `key=value`.
+    `own` describes options that mean something else here than in the table; `only_here` are options that change what is
+    printed and are not passed on. The decorated function gets the result and the values of all options, with `as_json`.
+    """
+    keywords, rest = read_keywords(function)
+    table = OPTIONS | (own or {})
+    declared = {keyword.name: keyword for keyword in keywords if keyword.name not in NOT_OPTIONS}
+    parameters = []
+    for argument in arguments:
+        keyword = declared.get(argument) or Keyword("settings", "Sequence[str]", ())
+        kind = list[str] if keyword.repeated else str
+        parameters.append(_parameter(keyword, table[argument].argument(keyword), kind))
+    parameters += [
+        _parameter(keyword, table[keyword.name].option(keyword), keyword.type)
+        for keyword in (*declared.values(), *only_here)
+        if keyword.name not in arguments
+    ]
+    trains = rest == "settings"
+    if trains:
+        parameters += [
+            _parameter(keyword := Keyword(option, "str", None), described.option(keyword), str)
+            for option, described in TRAINING_OPTIONS.items()
+        ]
+    if json:
+        parameters.append(_keyword_only("as_json", JsonOption))
+
+    def register(show: Show) -> Show:
+        def run(**given: Any) -> None:
+            for keyword in declared.values():
+                if keyword.repeated and given[keyword.name] is None:
+                    given[keyword.name] = ()
+            values = {key: given[key] for key in declared}
+            if "settings" in given:
+                values["overrides"] = list(given["settings"] or ())
+            if trains:
+                chosen = [(key, given[key]) for key in TRAINING_OPTIONS if given[key] is not None]
+                values["overrides"] += [f"run.{key}={value}" for key, value in chosen]
+            module, _, attribute = function.rpartition(".")
+            result = getattr(import_module(f"bertree.{module}"), attribute)(**values)
+            show(result, SimpleNamespace(**{"as_json": False, **given}))
+
+        run.__name__, run.__doc__ = show.__name__, inspect.getdoc(show)
+        ordered = sorted(parameters, key=lambda parameter: parameter.default is not inspect.Parameter.empty)
+        keyword_only = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in ordered]
+        vars(run)["__signature__"] = inspect.Signature(keyword_only)
+        verb(app, name, help_text, panel=panel, on_ranks=on_ranks)(run)
+        return show
+
+    return register
+
+
+def _parameter(keyword: Keyword, info: Any, kind: Any) -> inspect.Parameter:
+    optional = not keyword.required and (keyword.default is None or keyword.repeated)
+    default = inspect.Parameter.empty if keyword.required else None if optional else keyword.default
+    return _keyword_only(keyword.name, Annotated[(kind | None) if optional else kind, info], default)
+
+
+def _keyword_only(name: str, annotation: Any, default: Any = False) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
 def verb(
-    app: typer.Typer, name: str | None = None, help_text: str = "", *, on_ranks: bool = False
+    app: typer.Typer,
+    name: str | None = None,
+    help_text: str = "",
+    *,
+    panel: str | None = None,
+    on_ranks: bool = False,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Register a function as a verb: with `--quiet`, and without progress lines on standard output under `--json`.
 
@@ -57,6 +218,9 @@ def verb(
     processes that were started together share its work; any other verb refuses to be one of them."""
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
+        signature = inspect.signature(function)
+        spellings = {name: f"--{name.replace('_', '-')}" for name in signature.parameters}
+
         @functools.wraps(function)
         def run(*args: Any, quiet: bool = False, **options: Any) -> None:
             shown = not quiet and not options.get("as_json")
@@ -69,13 +233,11 @@ def verb(
                     error.args = (spell_settings(str(error)),)
                     raise
 
-        signature = inspect.signature(function)
-        spellings = {name: f"--{name.replace('_', '-')}" for name in signature.parameters}
-        extra = inspect.Parameter("quiet", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=QuietOption)
-        vars(run)["__signature__"] = signature.replace(parameters=[*signature.parameters.values(), extra])
-        run.__annotations__ = {**function.__annotations__, "quiet": QuietOption}
+        parameters = [*signature.parameters.values(), _keyword_only("quiet", QuietOption)]
+        vars(run)["__signature__"] = signature.replace(parameters=parameters)
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         run.__doc__ = _flow(help_text or inspect.getdoc(function) or "")
-        app.command(name, cls=VerbCommand if on_ranks else OneDeviceCommand)(run)
+        app.command(name, cls=VerbCommand if on_ranks else OneDeviceCommand, rich_help_panel=panel)(run)
         return function
 
     return register
@@ -96,11 +258,8 @@ def print_json(value: Any) -> None:
 
 def end_run(run: "Run", as_json: bool, show: "Callable[[Run], None]") -> None:
     """Print the result of a training run and exit with 0, with 128 and the signal that ended it, or with 1."""
-    from bertree.files.formats import json_text
-
     if as_json:
-        state = {"folder": str(run.folder), "complete": run.complete, "signal": run.signal, "metrics": run.metrics}
-        print(json_text(state, 2))
+        print_json({"folder": str(run.folder), "complete": run.complete, "signal": run.signal, "metrics": run.metrics})
     elif run.signal is None:
         show(run)
     if not run.complete:

@@ -1,75 +1,43 @@
 """The verbs `distill` and `compare`."""
 
-from pathlib import Path
-from typing import Annotated
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 import typer
 
-from bertree.cli.command import end_run, verb
-from bertree.cli.options import (
-    DataOption,
-    DevFileOption,
-    JsonOption,
-    LabelOption,
-    PairOption,
-    ResumeOption,
-    SeedsOption,
-    SettingsArgument,
-    StoreOption,
-    TextOption,
-    TokenizerOption,
-    TrainDeviceOption,
-    TrainFileOption,
-    TrainPrecisionOption,
-    training_settings,
-)
+from bertree.cli.command import CHECK, TRAIN, end_run, print_json, python_verb
+from bertree.cli.options import Option
+
+if TYPE_CHECKING:
+    from bertree.inference.trained_run import Run
+    from bertree.report.comparison import Comparison
 
 
 def register(app: typer.Typer) -> None:
     """Add the verbs to the application."""
-    verb(app, on_ranks=True)(distill)
-    verb(app)(compare)
-
-
-def distill(
-    teacher: Annotated[str, typer.Argument(metavar="TEACHER", help="Folder of the trained model to learn from.")],
-    settings: SettingsArgument = None,
-    student: Annotated[
-        str,
-        typer.Option(
-            "--student",
-            help="half (every other layer of the teacher), a preset (bert-mini, albert-base ...); on text also "
-            "a recipe, on a task a model folder or bilstm.",
+    own = {
+        "teacher": Option(metavar="TEACHER", help="Folder of the trained model to learn from."),
+        "task": Option(help="Task to learn instead, as in `bertree finetune`."),
+        "layers": Option(help="The teacher's layers the student begins with, from 1: 1,3,5; else evenly spread."),
+        "seconds": Option(min=0, max=86400, help="Time for timing teacher and student; 0: they are not."),
+    }
+    python_verb(app, "distillation.distill.distill", ("teacher", "settings"), panel=TRAIN, own=own, on_ranks=True)(
+        distill
+    )
+    own = {
+        "models": Option(
+            metavar="MODEL OTHER [MORE ...]", help="Folders or presets; the first is compared with the others."
         ),
-    ] = "half",
-    store: StoreOption = None,
-    task: Annotated[str | None, typer.Option("--task", help="Task to learn instead, as in `bertree finetune`.")] = None,
-    data: DataOption = None,
-    out: Annotated[Path, typer.Option("--out", help="Folder of the run.")] = Path("distilled"),
-    layers: Annotated[
-        str, typer.Option(help="The teacher's layers the student begins with, from 1: 1,3,5; else evenly spread.")
-    ] = "",
-    epochs: Annotated[
-        float, typer.Option(min=0, max=1e6, help="Passes over the data. 0: 3, or as the recipe says.")
-    ] = 0.0,
-    cache: Annotated[
-        str, typer.Option(help="With --store: folder to keep the teacher's likeliest tokens in, for other students.")
-    ] = "",
-    seconds: Annotated[
-        float, typer.Option("--seconds", min=0, max=86400, help="Time for timing teacher and student; 0: they are not.")
-    ] = 10.0,
-    seeds: SeedsOption = 1,
-    train: TrainFileOption = None,
-    dev: DevFileOption = None,
-    text: TextOption = None,
-    pair: PairOption = None,
-    label: LabelOption = None,
-    resume: ResumeOption = False,
-    tokenizer: TokenizerOption = None,
-    device: TrainDeviceOption = None,
-    precision: TrainPrecisionOption = None,
-    as_json: JsonOption = False,
-) -> None:
+        "task": Option(help="Score them too, on this task: sst-2, squad, ner ..."),
+        "data": Option(help="The task's files: its dev split is read."),
+        "device": Option(help="cpu, cuda, cuda:1 ...; auto: CPU and, where there is one, GPU."),
+        "seconds": Option(min=0.1, max=86400, help="Time for timing, all models together."),
+        "out": Option(help="Folder for comparison.json and report.html."),
+    }
+    python_verb(app, "comparison.compare.compare", ("models",), panel=CHECK, own=own)(compare)
+
+
+def distill(run: "Run", given: SimpleNamespace) -> None:
     """Train a smaller model with a larger one as its teacher: on text (--store) or on a task (--task).
 
     On text, the student learns the teacher's distribution at masked tokens, the tokens themselves and the direction of
@@ -92,69 +60,22 @@ def distill(
     bertree distill my-sst/model --task sst-2 --data glue/SST-2 --student bilstm --out tiny kind=mse alpha=0 copies=20
     bertree distill my-qa/model --task squad --data squad --student small/model --out small-qa[/dim]
     """
-    from bertree.cli.render.comparison import print_comparison
-    from bertree.cli.render.scores import print_finetuning
-    from bertree.distillation.distill import distill as run_distillation
-    from bertree.inference.trained_run import Run
+    from bertree.cli.render.scores import print_comparison, print_finetuning
     from bertree.report.comparison import read_comparison
     from bertree.run_folder import CHECKPOINTS, COMPARISON, METRICS, MODEL, REPORT
 
-    run = run_distillation(
-        teacher,
-        student=student,
-        store=store,
-        task=task,
-        data=data,
-        out=out,
-        layers=layers,
-        epochs=epochs,
-        cache=cache,
-        seeds=seeds,
-        train=train,
-        dev=dev,
-        text=text,
-        pair=pair,
-        label=label,
-        resume=resume,
-        tokenizer=tokenizer,
-        seconds=seconds,
-        overrides=training_settings(settings, device, precision),
-    )
-
-    def show(run: Run) -> None:
-        if task is not None:
+    def show(run: "Run") -> None:
+        if given.task is not None:
             print_finetuning(run)
             return
         print(f"{run.folder}: {MODEL}/, {REPORT}, {METRICS}, {CHECKPOINTS}/")
         if (run.folder / COMPARISON).is_file():
             print_comparison(read_comparison(run.folder / COMPARISON))
 
-    end_run(run, as_json, show)
+    end_run(run, given.as_json, show)
 
 
-def compare(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="The model the others are measured against: a folder, or a preset.")
-    ],
-    others: Annotated[list[str], typer.Argument(metavar="OTHER [MORE ...]", help="The models to measure against it.")],
-    task: Annotated[
-        str | None, typer.Option("--task", help="Score them too, on this task: sst-2, squad, ner ...")
-    ] = None,
-    data: Annotated[Path | None, typer.Option("--data", help="The task's files: its dev split is read.")] = None,
-    texts: Annotated[
-        Path | None, typer.Option("--texts", help="Texts to time them on: .txt (a text a line), .jsonl, .csv, .tsv.")
-    ] = None,
-    text: TextOption = None,
-    pair: PairOption = None,
-    label: LabelOption = None,
-    device: Annotated[
-        str, typer.Option(help="cpu, cuda, cuda:1 ...; auto: CPU and, where there is one, GPU.")
-    ] = "auto",
-    seconds: Annotated[float, typer.Option(min=0.1, max=86400, help="Time for timing, all models together.")] = 20.0,
-    out: Annotated[Path | None, typer.Option(help="Folder for comparison.json and report.html.")] = None,
-    tokenizer: TokenizerOption = None,
-    as_json: JsonOption = False,
-) -> None:
+def compare(comparison: "Comparison", given: SimpleNamespace) -> None:
     """Measure models against the first: parameters, bytes, latency, throughput and, with a task, score.
 
     Latency is that of one text at a time (median, 90th percentile; from ids, and with tokenization), throughput that of
@@ -166,27 +87,12 @@ def compare(
     bertree compare my-bert my-small-bert --texts mail.txt --device cpu --seconds 60
     bertree compare bert-base distilbert-base albert-base --tokenizer my-bert --json[/dim]
     """
-    from bertree.cli.render.comparison import print_comparison
-    from bertree.comparison.run import compare as compare_models
-    from bertree.files.formats import json_text
+    from bertree.cli.render.scores import print_comparison
     from bertree.run_folder import COMPARISON, REPORT
 
-    found = compare_models(
-        [model, *others],
-        task=task,
-        data=data,
-        texts=texts,
-        text=text,
-        pair=pair,
-        label=label,
-        seconds=seconds,
-        device=device,
-        out=out,
-        tokenizer=tokenizer,
-    )
-    if as_json:
-        print(json_text(found.as_json(), 2))
+    if given.as_json:
+        print_json(comparison.as_json())
         return
-    print_comparison(found)
-    if out is not None:
-        print(f"{out}: {COMPARISON}, {REPORT}")
+    print_comparison(comparison)
+    if given.out is not None:
+        print(f"{given.out}: {COMPARISON}, {REPORT}")

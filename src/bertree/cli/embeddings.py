@@ -1,41 +1,17 @@
 """The verbs of sentence vectors: `embeddings train`, `embeddings evaluate`."""
 
-from pathlib import Path
-from typing import Annotated
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 import typer
 
-from bertree.cli.command import end_run, verb
-from bertree.cli.options import (
-    BatchTokensOption,
-    DeviceOption,
-    JsonOption,
-    LabelOption,
-    LengthOption,
-    ModelArgument,
-    PairOption,
-    PrecisionOption,
-    PromptOption,
-    ResumeOption,
-    SeedsOption,
-    SettingsArgument,
-    TextOption,
-    TokenizerOption,
-    TrainDeviceOption,
-    TrainPrecisionOption,
-    training_settings,
-)
+from bertree.cli.command import TRAIN, end_run, print_json, python_verb
+from bertree.cli.options import Option
 from bertree.objectives.embedding_losses import loss_choices, loss_defaults_help, loss_help, loss_settings_help
 
-embedding_verbs = typer.Typer(
-    help="Train and evaluate sentence vectors.", no_args_is_help=True, rich_markup_mode="rich"
-)
-
-
-def register(app: typer.Typer) -> None:
-    """Add the verbs to the application."""
-    app.add_typer(embedding_verbs, name="embeddings")
-
+if TYPE_CHECKING:
+    from bertree.embeddings.evaluate import EmbeddingScores
+    from bertree.inference.trained_run import Run
 
 TRAIN_HELP = f"""Train an encoder to make vectors of sentences that lie near each other where their meanings do.
 
@@ -61,89 +37,36 @@ bertree embeddings train my-bert --data glue/STS-B --loss cross --out my-reranke
 """
 
 
-@verb(embedding_verbs, help_text=TRAIN_HELP, on_ranks=True)
-def train(
-    model: ModelArgument,
-    data: Annotated[
-        list[Path],
-        typer.Option("--data", help="A folder (train, dev) or a file to learn from; may be given several times."),
-    ],
-    settings: SettingsArgument = None,
-    loss: Annotated[
-        str | None,
-        typer.Option(
-            metavar=loss_choices(),
-            help=loss_help(),
-        ),
-    ] = None,
-    out: Annotated[Path, typer.Option("--out", help="Folder of the run.")] = Path("sentences"),
-    dev: Annotated[
-        Path | None, typer.Option(help="File to evaluate on: STS scores, labels, triplets or pairs.")
-    ] = None,
-    text: TextOption = None,
-    pair: PairOption = None,
-    negative: Annotated[
-        list[str] | None, typer.Option("--negative", help="Column with a negative; may be given several times.")
-    ] = None,
-    label: LabelOption = None,
-    seeds: SeedsOption = 1,
-    resume: ResumeOption = False,
-    tokenizer: TokenizerOption = None,
-    device: TrainDeviceOption = None,
-    precision: TrainPrecisionOption = None,
-    as_json: JsonOption = False,
-) -> None:
+def register(app: typer.Typer) -> None:
+    """Add the verbs to the application."""
+    verbs = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
+    own = {
+        "data": Option(help="A folder (train, dev) or a file to learn from; may be given several times."),
+        "dev": Option(help="File to evaluate on: STS scores, labels, triplets or pairs."),
+        "loss": Option(metavar=loss_choices(), help=loss_help()),
+    }
+    call = ("model", "settings")
+    learn = python_verb(
+        verbs, "embeddings.train.train_embeddings", call, name="train", own=own, help_text=TRAIN_HELP, on_ranks=True
+    )
+    learn(train)
+    own = {
+        "data": Option(help="A set of pairs with gold scores, or a folder of sets; may be repeated."),
+        "split": Option(help="test, dev, train or all, of sets that have splits."),
+        "out": Option(help="Folder for metrics.json, predictions.jsonl, report.html."),
+    }
+    python_verb(verbs, "embeddings.evaluate.evaluate_embeddings", ("models",), name="evaluate", own=own)(evaluate)
+    app.add_typer(verbs, name="embeddings", help="Train and evaluate sentence vectors.", rich_help_panel=TRAIN)
+
+
+def train(run: "Run", given: SimpleNamespace) -> None:
     """Train sentence vectors."""
     from bertree.cli.render.scores import print_finetuning
-    from bertree.embeddings.train import train_embeddings
 
-    run = train_embeddings(
-        model,
-        data=data,
-        loss=loss,
-        dev=dev,
-        out=out,
-        text=text,
-        pair=pair,
-        negative=negative or [],
-        label=label,
-        seeds=seeds,
-        resume=resume,
-        tokenizer=tokenizer,
-        overrides=training_settings(settings, device, precision),
-    )
-    end_run(run, as_json, print_finetuning)
+    end_run(run, given.as_json, print_finetuning)
 
 
-@verb(embedding_verbs)
-def evaluate(
-    data: Annotated[
-        list[Path],
-        typer.Option("--data", help="A set of pairs with gold scores, or a folder of sets; may be repeated."),
-    ],
-    models: Annotated[
-        list[str] | None, typer.Argument(metavar="[MODEL ...]", help="Model folders, or: default.")
-    ] = None,
-    pooling: Annotated[
-        list[str] | None,
-        typer.Option(help="cls, mean, max, last, sqrt, weighted in place of the model's own; may be repeated."),
-    ] = None,
-    glove: Annotated[
-        list[Path] | None, typer.Option(help="Word vectors as a baseline: one word and its numbers per line; also .xz.")
-    ] = None,
-    split: Annotated[str, typer.Option(help="test, dev, train or all, of sets that have splits.")] = "test",
-    text: TextOption = None,
-    pair: PairOption = None,
-    label: LabelOption = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for metrics.json, predictions.jsonl, report.html.")] = None,
-    prompt: PromptOption = None,
-    max_length: LengthOption = 0,
-    batch_tokens: BatchTokensOption = 0,
-    precision: PrecisionOption = "float32",
-    device: DeviceOption = "auto",
-    tokenizer: TokenizerOption = None,
-    as_json: JsonOption = False,
-) -> None:
+def evaluate(scores: "EmbeddingScores", given: SimpleNamespace) -> None:
     """Evaluate sentence vectors on pairs with gold scores: Spearman and Pearson correlation x 100.
 
     For cosine, dot product, euclidean and manhattan distance. DATA: STS12 to STS16 (folders with STS.input.*.txt and
@@ -156,30 +79,11 @@ def evaluate(
     bertree embeddings evaluate my-model --data pairs.csv --text first --pair second --label score --out scores[/dim]
     """
     from bertree.cli.render.embeddings import print_embedding_scores
-    from bertree.embeddings.evaluate import evaluate_embeddings
-    from bertree.files.formats import json_text
     from bertree.run_folder import PREDICTIONS, REPORT, SCORES
 
-    scores = evaluate_embeddings(
-        models or [],
-        data=data,
-        pooling=pooling or [],
-        glove=glove or [],
-        split=split,
-        text=text,
-        pair=pair,
-        label=label,
-        prompt=prompt,
-        max_length=max_length,
-        batch_tokens=batch_tokens,
-        precision=precision,
-        device=device,
-        tokenizer=tokenizer,
-        out=out,
-    )
-    if as_json:
-        print(json_text(scores.metrics, 2))
+    if given.as_json:
+        print_json(scores.metrics)
         return
     print_embedding_scores(scores)
-    if out is not None:
-        print(f"{out}: {SCORES}, {PREDICTIONS}, {REPORT}")
+    if given.out is not None:
+        print(f"{given.out}: {SCORES}, {PREDICTIONS}, {REPORT}")

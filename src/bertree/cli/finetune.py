@@ -1,76 +1,46 @@
-"""The verbs `finetune`, `evaluate`, `features`, `glue`."""
+"""The verbs `finetune`, `evaluate`, `predict`, `features`, `glue`."""
 
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
-from typing import Annotated
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bertree.cli.command import end_run, print_json, verb
-from bertree.cli.options import (
-    DataOption,
-    DevFileOption,
-    DeviceOption,
-    JsonOption,
-    LabelOption,
-    LengthOption,
-    ModelArgument,
-    PairOption,
-    ResumeOption,
-    SeedsOption,
-    SettingsArgument,
-    TaskOption,
-    TextOption,
-    TokenizerOption,
-    TrainDeviceOption,
-    TrainFileOption,
-    TrainPrecisionOption,
-    training_settings,
-)
+from bertree.cli.command import CHECK, TRAIN, USE, end_run, print_json, python_verb, verb
+from bertree.cli.options import DeviceOption, JsonOption, LengthOption, ModelArgument, Option, TokenizerOption
+from bertree.console import note
+from bertree.errors import UserError
+
+if TYPE_CHECKING:
+    from bertree.finetuning.evaluate import GlueSummary, Scores
+    from bertree.finetuning.features import FeatureFiles
+    from bertree.inference.trained_run import Run
+
+CHUNK = 1024  # lines read at once
+SCORE_FOLDER = Option(help="Folder for metrics.json, predictions.jsonl, report.html.")
 
 
 def register(app: typer.Typer) -> None:
     """Add the verbs to the application."""
-    verb(app, on_ranks=True)(finetune)
-    for function in (evaluate, features, glue):
-        verb(app)(function)
+    run = python_verb(app, "finetuning.finetune.finetune", ("model", "settings"), panel=TRAIN, on_ranks=True)
+    run(finetune)
+    score = python_verb(app, "finetuning.evaluate.evaluate", ("model",), panel=CHECK, own={"out": SCORE_FOLDER})
+    score(evaluate)
+    verb(app, panel=USE)(predict)
+    folder = {
+        "file": Option(metavar="FILE", help="A text file with one text per line, or .jsonl with text or words."),
+        "out": Option(help="Folder to write."),
+    }
+    python_verb(app, "finetuning.features.write_features", ("model", "file"), panel=USE, own=folder)(features)
+    runs = {"runs": Option(metavar="RUN ...", help="Folders of `finetune` or `evaluate --out`.")}
+    python_verb(app, "finetuning.evaluate.glue", ("runs",), panel=CHECK, own=runs)(glue)
 
 
-def finetune(
-    model: ModelArgument,
-    task: TaskOption,
-    settings: SettingsArgument = None,
-    data: DataOption = None,
-    out: Annotated[Path, typer.Option("--out", help="Folder of the run.")] = Path("finetuned"),
-    seeds: SeedsOption = 1,
-    frozen: Annotated[
-        str | None,
-        typer.Option(
-            "--frozen",
-            metavar="LAYERS",
-            help="Freeze the encoder and learn from its states: last, embeddings, second-to-last, sum-last-four, "
-            "concat-last-four, sum-all. With lstm=256 a BiLSTM reads them.",
-        ),
-    ] = None,
-    from_task: Annotated[
-        Path | None,
-        typer.Option(
-            "--from-task",
-            metavar="RUN",
-            help="A run on another task that began with MODEL: start from its encoder, with a new head.",
-        ),
-    ] = None,
-    train: TrainFileOption = None,
-    dev: DevFileOption = None,
-    text: TextOption = None,
-    pair: PairOption = None,
-    label: LabelOption = None,
-    resume: ResumeOption = False,
-    tokenizer: TokenizerOption = None,
-    device: TrainDeviceOption = None,
-    precision: TrainPrecisionOption = None,
-    as_json: JsonOption = False,
-) -> None:
+def finetune(run: "Run", given: SimpleNamespace) -> None:
     """Fine-tune a model on a task: classification, regression, tagging, spans, multiple choice.
 
     OUT receives model/, metrics.json, predictions.jsonl and, for each seed, a report. The best evaluation on the dev
@@ -93,45 +63,11 @@ def finetune(
     bertree finetune my-bert --task classification --data mail.csv --text body --label folder --out my-mail[/dim]
     """
     from bertree.cli.render.scores import print_finetuning
-    from bertree.finetuning.finetune import finetune as run_finetuning
 
-    run = run_finetuning(
-        model,
-        task=task,
-        data=data,
-        out=out,
-        train=train,
-        dev=dev,
-        text=text,
-        pair=pair,
-        label=label,
-        frozen=frozen,
-        from_task=from_task,
-        seeds=seeds,
-        resume=resume,
-        tokenizer=tokenizer,
-        overrides=training_settings(settings, device, precision),
-    )
-    end_run(run, as_json, print_finetuning)
+    end_run(run, given.as_json, print_finetuning)
 
 
-def evaluate(
-    model: ModelArgument,
-    task: TaskOption,
-    data: Annotated[Path, typer.Option("--data", help="Folder with the task's files, or one file.")],
-    split: Annotated[str | None, typer.Option(help="dev, test ... [default: dev]", show_default=False)] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for metrics.json, predictions.jsonl, report.html.")] = None,
-    submission: Annotated[
-        Path | None, typer.Option(help="Folder for the file that the task's server takes (GLUE, SQuAD).")
-    ] = None,
-    text: TextOption = None,
-    pair: PairOption = None,
-    label: LabelOption = None,
-    max_length: LengthOption = 0,
-    device: DeviceOption = "auto",
-    tokenizer: TokenizerOption = None,
-    as_json: JsonOption = False,
-) -> None:
+def evaluate(scores: "Scores", given: SimpleNamespace) -> None:
     """Score a fine-tuned model on a task's files, as the task's own script does.
 
     [dim]bertree evaluate my-sst/model --task sst-2 --data glue/SST-2
@@ -139,39 +75,11 @@ def evaluate(
     bertree evaluate my-qa/model --task squad --data dev-v1.1.json --json[/dim]
     """
     from bertree.cli.render.scores import print_scores
-    from bertree.files.formats import json_text
-    from bertree.finetuning.evaluate import evaluate as evaluate_model
 
-    scores = evaluate_model(
-        model,
-        task=task,
-        data=data,
-        split=split,
-        text=text,
-        pair=pair,
-        label=label,
-        out=out,
-        submission=submission,
-        max_length=max_length,
-        device=device,
-        tokenizer=tokenizer,
-    )
-    print(json_text(scores.metrics, 2)) if as_json else print_scores(scores)
+    print_json(scores.metrics) if given.as_json else print_scores(scores)
 
 
-def features(
-    model: ModelArgument,
-    file: Annotated[Path, typer.Argument(help="A text file with one text per line, or .jsonl with text or words.")],
-    out: Annotated[Path, typer.Option("--out", help="Folder to write.")],
-    layers: Annotated[
-        str,
-        typer.Option(help="last, embeddings, second-to-last, sum-last-four, concat-last-four, sum-all."),
-    ] = "concat-last-four",
-    max_length: LengthOption = 0,
-    device: DeviceOption = "auto",
-    tokenizer: TokenizerOption = None,
-    as_json: JsonOption = False,
-) -> None:
+def features(files: "FeatureFiles", given: SimpleNamespace) -> None:
     """Write an encoder's states for every word of a text: features for another program.
 
     OUT receives features.npy (words x width, float32; the state of a word is that of its first sub-word, or of its last
@@ -180,25 +88,78 @@ def features(
 
     [dim]bertree features my-bert news.txt --layers sum-last-four --out my-features[/dim]
     """
-    from bertree.finetuning.features import FEATURES, WORDS, write_features
+    from bertree.finetuning.features import FEATURES, WORDS
 
-    found = write_features(model, file, out, layers=layers, max_length=max_length, device=device, tokenizer=tokenizer)
-    if as_json:
-        print_json(asdict(found) | {"folder": str(found.folder)})
+    if given.as_json:
+        print_json(asdict(files) | {"folder": str(files.folder)})
     else:
-        print(f"{out}: {FEATURES} ({found.words:,} words x {found.width}), {WORDS} ({found.texts:,} texts)")
+        print(f"{files.folder}: {FEATURES} ({files.words:,} words x {files.width}), {WORDS} ({files.texts:,} texts)")
 
 
-def glue(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN ...", help="Folders of `finetune` or `evaluate --out`.")],
-    as_json: JsonOption = False,
-) -> None:
+def glue(summary: "GlueSummary", given: SimpleNamespace) -> None:
     """Collect the scores of several GLUE tasks, with the averages that are called the GLUE score, each by its name.
 
     [dim]bertree glue runs/cola runs/sst-2 runs/mrpc ...[/dim]
     """
     from bertree.cli.render.scores import print_glue
-    from bertree.finetuning.evaluate import summarize_glue
 
-    found = summarize_glue(runs)
-    print_json(asdict(found)) if as_json else print_glue(found)
+    print_json(asdict(summary)) if given.as_json else print_glue(summary)
+
+
+def predict(
+    model: ModelArgument,
+    texts: Annotated[
+        list[str] | None, typer.Argument(metavar="[TEXT ...]", help="Texts; - or none: standard input.")
+    ] = None,
+    file: Annotated[
+        Path | None, typer.Option(help="A file instead: .txt (one text per line), .jsonl, .csv, .tsv, .parquet.")
+    ] = None,
+    question: Annotated[str | None, typer.Option(help="A question about every TEXT (question answering).")] = None,
+    max_length: LengthOption = 0,
+    device: DeviceOption = "auto",
+    tokenizer: TokenizerOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Predict with a fine-tuned model: label with probability, entities, answer, or chosen option.
+
+    A line is a text; where the model reads pairs, a tab separates the two. A line that is a JSON object gives
+    the parts by name: text, pair; words; question, context; context, question, options. With --json, one object is
+    printed per line.
+
+    [dim]bertree predict my-sst/model "What a film." "Not again."
+    bertree predict my-ner/model --file news.txt --json
+    bertree predict my-qa/model --question "Who wrote it?" "Moby Dick was written by Herman Melville."
+    cat questions.jsonl | bertree predict my-race/model[/dim]
+    """
+    from bertree.files.formats import json_text
+    from bertree.inference.load import choose_device, load
+
+    if file is not None and texts:
+        raise UserError("give texts or --file, not both")
+    loaded = load(model, device=choose_device(device), tokenizer=tokenizer)
+    try:
+        task = loaded.find_task()
+    except UserError as error:
+        raise UserError(f"{model}: {error}") from None
+    rest, done = _examples(task, texts or [], file, question), 0
+    while some := list(islice(rest, CHUNK)):
+        for line in loaded.predict_examples(task, some, max_length):
+            print(json_text(line) if as_json else task.prediction_text(line))
+        done += len(some)
+    if not done:
+        raise UserError(f"{file or 'standard input'}: nothing to predict: the input is empty")
+
+
+def _examples(task: Any, texts: Sequence[str], file: Path | None, question: str | None) -> Iterator[Any]:
+    """Yield what is to be predicted: the examples of a file, of texts of the command line, or of standard input."""
+    from bertree.tasks.files import parse_inputs, parse_line, read_inputs
+
+    if file is not None:
+        return read_inputs(task, file, question)
+    if texts and list(texts) != ["-"]:
+        places = ((f"text {number}", text) for number, text in enumerate(texts, 1))
+        return parse_inputs(task, ((where, parse_line(text, where)) for where, text in places), "input", question)
+    if sys.stdin.isatty():
+        note("reading standard input, one text per line; end with Ctrl-D")
+    places = ((f"standard input: line {number}", line.rstrip("\r\n")) for number, line in enumerate(sys.stdin, 1))
+    return parse_inputs(task, ((where, parse_line(text, where)) for where, text in places), "standard input", question)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bertree.cli.command import print_json, verb
+from bertree.cli.command import USE, print_json, verb
 from bertree.cli.options import (
     DeviceOption,
     FormatOption,
@@ -34,7 +34,7 @@ PromptsOption = Annotated[
 def register(app: typer.Typer) -> None:
     """Add the verbs to the application."""
     for function in (generate, perplexity, attribute):
-        verb(app)(function)
+        verb(app, panel=USE)(function)
 
 
 def generate(
@@ -210,7 +210,7 @@ def attribute(
         print_attributions(found, k)
 
 
-def _load(model: str, device: str, precision: str, tokenizer: Path | None) -> "Model":
+def _load(model: str, device: str, precision: str, tokenizer: str | None) -> "Model":
     from bertree.console import note
     from bertree.inference.load import choose_device, load
 

@@ -12,30 +12,28 @@ import typer
 
 from bertree.cli import (
     data,
-    deploy,
     distill,
     embeddings,
     finetune,
+    index,
     left_to_right,
-    mcp,
     model,
-    plan,
-    predict,
     pretrain,
     serve,
     similar,
 )
-from bertree.cli.search import verbs as search
+from bertree.cli.command import PanelGroup
 from bertree.console import showing, spell_settings
 from bertree.errors import BertreeWarning, UserError
 from bertree.scale.launch import launched
 from bertree.train.signals import interrupt_once
 from bertree.version import __version__
 
-LAST_WORDS = 60.0  # seconds that other ranks give rank 0 to say why the run has failed
+ERROR_WAIT = 60.0  # seconds that other ranks wait for rank 0 to print why the run has failed
 
 app = typer.Typer(
     name="bertree",
+    cls=PanelGroup,
     help="The BERT family as one design space: from a folder of text to an encoder of your own.",
     epilog="Start with: bertree info",
     no_args_is_help=True,
@@ -53,32 +51,17 @@ def _root(
         raise typer.Exit
 
 
-for room in (
-    model,
-    plan,
-    data,
-    pretrain,
-    left_to_right,
-    distill,
-    finetune,
-    predict,
-    search,
-    serve,
-    deploy,
-    mcp,
-    embeddings,
-    similar,
-):
-    room.register(app)
+for module in (model, pretrain, data, distill, finetune, embeddings, left_to_right, similar, index, serve):
+    module.register(app)
 
 
 def main() -> None:
     """Run a verb. A mistake of the user becomes one line on standard error and exit code 2.
 
-    Of several processes that were started together only the first prints; another one prints what it alone knows."""
+    Of several processes that were started together only the first prints, except for errors of a single rank."""
     if launched().rank:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
-    warnings.showwarning = _say_warning  # type: ignore[assignment]
+    warnings.showwarning = _print_warning  # type: ignore[assignment]
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that cannot show a character shows another
@@ -110,9 +93,9 @@ def _fail(line: str, of_one_rank: bool = False) -> NoReturn:
     launch = launched()
     if of_one_rank or not launch.rank:
         print(f"bertree: {_one_line(line)}", file=sys.stderr, flush=True)
-    elif launch.job:  # torchrun or srun ends all processes when one has failed: rank 0 must have said why
+    elif launch.job:  # torchrun or srun ends all processes when one has failed: rank 0 prints the reason first
         signal.signal(signal.SIGTERM, lambda number, frame: os._exit(2))
-        time.sleep(LAST_WORDS)
+        time.sleep(ERROR_WAIT)
     sys.exit(2)
 
 
@@ -121,6 +104,6 @@ def _one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def _say_warning(message: Warning | str, category: type[Warning], *_: object) -> None:
+def _print_warning(message: Warning | str, category: type[Warning], *_: object) -> None:
     if issubclass(category, BertreeWarning):
         print(f"bertree: note: {_one_line(spell_settings(str(message)))}", file=sys.stderr)

@@ -1,18 +1,30 @@
 """The verbs about one model: `info`, `fill`, `convert`, `verify`."""
 
-from pathlib import Path
-from typing import Annotated
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bertree.cli.command import print_json, verb
-from bertree.cli.options import DeviceOption, JsonOption, ModelArgument, TokenizerOption
+from bertree.cli.command import CHECK, LOOK, USE, print_json, python_verb, verb
+from bertree.cli.options import DeviceOption, JsonOption, ModelArgument, Option, TokenizerOption
+
+if TYPE_CHECKING:
+    from bertree.model.architecture import Architecture
+    from bertree.verification.verify import Verification
 
 
 def register(app: typer.Typer) -> None:
     """Add the verbs to the application."""
-    for function in (info, fill, convert, verify):
-        verb(app)(function)
+    verb(app, panel=LOOK)(info)
+    verb(app, panel=USE)(fill)
+    folders = {
+        "source": Option(metavar="SRC", help="Model folder to read, of either kind, or: default."),
+        "target": Option(metavar="DST", help="Folder to write."),
+        "precision": Option(help="Of the written weights: float32, bfloat16, float16; int8 (not for huggingface)."),
+    }
+    python_verb(app, "inference.convert.convert", ("source", "target"), panel=USE, own=folders)(convert)
+    path = {"path": Option(metavar="PATH", help="A model folder, a token store, an index, a run, or: default.")}
+    python_verb(app, "verification.verify.verify", ("path",), panel=CHECK, own=path)(verify)
 
 
 def info(
@@ -43,25 +55,28 @@ def info(
     """
     from rich.console import Console
 
-    from bertree.cli.render import family
+    from bertree.errors import UserError
 
     if kernels:
         from bertree.cli.render.kernels import as_json as kernels_json
         from bertree.cli.render.kernels import print_kernels
-        from bertree.errors import UserError
 
         if name is not None:
             raise UserError(f"--kernels: shows the kernels of a device, not of a model ({name})")
         print_json(kernels_json(device)) if as_json else print_kernels(Console(), device)
         return
+    from bertree.cli.render.family import print_point, print_tree
+    from bertree.comparison.info import describe, find_point
+    from bertree.model.presets import PRESETS
+
     if name is None:
-        print_json(family.tree_json()) if as_json else family.print_tree(Console())
+        print_json([describe(point) for point in PRESETS.values()]) if as_json else print_tree(Console())
         return
-    point = family.find(name, axes or [])
+    point = find_point(name, axes or [])
     if as_json:
-        print_json(family.as_json(point))
+        print_json(describe(point))
     else:
-        family.print_point(Console(), point, batch, length or min(128, point.architecture.max_positions), card)
+        print_point(Console(), point, batch, length or min(128, point.architecture.max_positions), card)
 
 
 def fill(
@@ -77,35 +92,23 @@ def fill(
     [dim]bertree fill default "The capital of France is \\[MASK]."
     bertree fill my-model "He went to \\[MASK]." -k 10[/dim]
     """
-    from bertree.cli.render.predictions import print_candidates
+    from bertree.cli.render.language import print_candidates
     from bertree.console import note
     from bertree.inference.load import choose_device, load
     from bertree.inference.mask_filling import Candidate
 
     loaded = load(model, device=choose_device(device), tokenizer=tokenizer)
-    found = loaded.fill_mask(text, k)
+    filled = loaded.fill_mask(text, k)
     if not loaded.trained:
         note("a preset has random weights: its candidates mean nothing")
-    masks: list[list[Candidate]] = [found] if isinstance(found[0], Candidate) else found
+    masks: list[list[Candidate]] = [filled] if isinstance(filled[0], Candidate) else filled
     if as_json:
         print_json([[candidate._asdict() for candidate in mask] for mask in masks])
     else:
         print_candidates(masks)
 
 
-def convert(
-    source: Annotated[Path, typer.Argument(metavar="SRC", help="Model folder to read, of either kind, or: default.")],
-    target: Annotated[Path, typer.Argument(metavar="DST", help="Folder to write.")],
-    to: Annotated[str, typer.Option("--to", metavar="bertree|huggingface|onnx", help="Kind of folder to write.")],
-    precision: Annotated[
-        str,
-        typer.Option(
-            "--precision", help="Of the written weights: float32, bfloat16, float16; int8 (not for huggingface)."
-        ),
-    ] = "float32",
-    force: Annotated[bool, typer.Option("--force", help="Replace DST if it holds a model already.")] = False,
-    as_json: JsonOption = False,
-) -> None:
+def convert(architecture: "Architecture", given: SimpleNamespace) -> None:
     """Convert a model folder to bertree's or to Hugging Face's form, or to ONNX, with its tokenizer.
 
     A bertree folder is a Hugging Face folder plus bertree.toml wherever Hugging Face knows the architecture. An ONNX
@@ -116,22 +119,15 @@ def convert(
     bertree convert my-bert a-quarter-of-it --to bertree --precision int8
     bertree convert my-sentence-model for-onnx --to onnx[/dim]
     """
-    from bertree.inference.convert import convert as convert_folder
     from bertree.model.cost import describe_architecture
 
-    architecture = convert_folder(source, target, to, precision, force)
-    if as_json:
-        print_json({"folder": str(target), "kind": to, "precision": precision})
+    if given.as_json:
+        print_json({"folder": given.target, "kind": given.to, "precision": given.precision})
     else:
-        print(f"{target}: {to} folder, {describe_architecture(architecture)}")
+        print(f"{given.target}: {given.to} folder, {describe_architecture(architecture)}")
 
 
-def verify(
-    folder: Annotated[
-        str, typer.Argument(metavar="PATH", help="A model folder, a token store, an index, a run, or: default.")
-    ],
-    as_json: JsonOption = False,
-) -> None:
+def verify(verification: "Verification", given: SimpleNamespace) -> None:
     """Read every byte and compare it with its checksums; the first damaged file is named, with exit code 2.
 
     Of a model, names, shapes and values of all weights are checked too, and that the tokenizer fits. What others have
@@ -140,15 +136,13 @@ def verify(
     [dim]bertree verify my-model
     bertree verify my-run --json[/dim]
     """
-    from bertree.verification.verify import verify as verify_folder
-
-    found = verify_folder(folder)
-    if as_json:
-        lists = {"checked": list(found.checked), "unchecked": list(found.unchecked)}
-        print_json({"folder": str(found.folder), "kind": found.kind} | lists)
+    checked, unchecked = list(verification.checked), list(verification.unchecked)
+    if given.as_json:
+        kind = {"folder": str(verification.folder), "kind": verification.kind}
+        print_json(kind | {"checked": checked, "unchecked": unchecked})
         return
-    print(f"{found.folder}: {found.kind}, undamaged")
-    for line in found.checked:
+    print(f"{verification.folder}: {verification.kind}, undamaged")
+    for line in checked:
         print(f"  checked: {line}")
-    for line in found.unchecked:
+    for line in unchecked:
         print(f"  not checked: {line}")

@@ -1,44 +1,53 @@
-"""The verbs `pretrain` and `recipe`."""
+"""The verbs `pretrain`, `recipe list`, `recipe show` and `plan`."""
 
 import sys
-from pathlib import Path
-from typing import Annotated
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from bertree.cli.command import end_run, print_json, verb
-from bertree.cli.options import (
-    JsonOption,
-    ResumeOption,
-    SettingsArgument,
-    StoreOption,
-    TrainDeviceOption,
-    TrainPrecisionOption,
-    training_settings,
-)
+from bertree.cli.command import LOOK, TRAIN, end_run, print_json, python_verb
+from bertree.cli.options import Option
 
-RecipeArgument = Annotated[
-    str, typer.Argument(metavar="RECIPE", help="A built-in recipe, or the path of a .toml file.", show_default=False)
-]
-recipe_verbs = typer.Typer(no_args_is_help=True, help="List the recipes, or show every value of one.")
+if TYPE_CHECKING:
+    from bertree.inference.trained_run import Run
+    from bertree.scale.plan.plan import Plan
+
+RECIPE = {"name": Option(metavar="RECIPE", help="A built-in recipe, or the path of a .toml file.")}
+PLAN_OWN = {
+    "model": Option(metavar="MODEL", help="A preset, a model folder, or a recipe."),
+    "settings": Option(metavar="[key=value ...]", help="Axes to change: layers=96 width=8192 ...; or recipe settings."),
+    "devices": Option(min=1, max=2**20, help="Devices that train together."),
+    "card": Option(min=0.1, max=1e6, help="Memory of a device in GiB."),
+    "tokens": Option(help="Tokens of the whole training (300e9), for its time."),
+    "batch_tokens": Option(min=1, help="Tokens of a step on all devices; 524288 or the recipe's."),
+    "length": Option(min=1, help="Tokens of a sequence; up to 1024, or the recipe's."),
+    "zero": Option(min=0, max=3, help="Show this ZeRO stage alone."),
+    "tensor": Option(min=1, help="Show this number of ranks that share each layer."),
+    "recompute": Option(help="Layers again in the backward pass; else where needed."),
+    "sequence_parallel": Option(help="Split norms and dropout by tokens."),
+    "peak": Option(min=0.001, max=1e6, help="TFLOP/s of a device in bf16."),
+    "efficiency": Option(min=0.01, max=1, help="Share of the peak that computing reaches."),
+    "link": Option(min=0.001, max=1e6, help="GB/s of a device within its machine."),
+    "network": Option(min=0.001, max=1e6, help="GB/s of a device to other machines."),
+    "node": Option(min=1, max=2**20, help="Devices of a machine; limits the tensor size."),
+    "plot": Option(help="File for the chart (.svg)."),
+}
 
 
 def register(app: typer.Typer) -> None:
     """Add the verbs to the application."""
-    verb(app, on_ranks=True)(pretrain)
-    app.add_typer(recipe_verbs, name="recipe")
+    python_verb(app, "pretraining.pretrain.pretrain", ("recipe", "settings"), panel=TRAIN, on_ranks=True)(pretrain)
+    python_verb(app, "pretraining.plan.plan", ("model", "settings"), panel=LOOK, own=PLAN_OWN)(plan)
+    verbs = typer.Typer(no_args_is_help=True)
+    python_verb(verbs, "pretraining.recipe.recipes", (), name="list")(list_recipes)
+    python_verb(verbs, "pretraining.recipe.recipe", ("name", "settings"), name="show", json=False, own=RECIPE)(
+        show_recipe
+    )
+    app.add_typer(verbs, name="recipe", help="List the recipes, or show every value of one.", rich_help_panel=LOOK)
 
 
-def pretrain(
-    recipe: RecipeArgument,
-    settings: SettingsArgument = None,
-    store: StoreOption = None,
-    out: Annotated[Path, typer.Option("--out", help="Folder of the run.")] = Path("run"),
-    resume: ResumeOption = False,
-    device: TrainDeviceOption = None,
-    precision: TrainPrecisionOption = None,
-    as_json: JsonOption = False,
-) -> None:
+def pretrain(run: "Run", given: SimpleNamespace) -> None:
     """Pretrain a model from a recipe: masked or next tokens, and next sentence or sentence order where it says so.
 
     OUT receives model/, checkpoints/, metrics.jsonl and report.html. Ctrl-C saves and stops; --resume goes on, and
@@ -50,16 +59,12 @@ def pretrain(
     bertree pretrain bert-base-tiny --store new-text --out adapted model.start=my-run/model
     bertree pretrain transformer-xl-tiny --store my-store --out my-xl[/dim]
     """
-    from bertree.pretraining.pretrain import pretrain as run_pretraining
     from bertree.run_folder import CHECKPOINTS, METRICS, MODEL, REPORT
 
-    overrides = training_settings(settings, device, precision)
-    run = run_pretraining(recipe, store=store, out=out, resume=resume, overrides=overrides)
-    end_run(run, as_json, lambda run: print(f"{run.folder}: {MODEL}/, {REPORT}, {METRICS}, {CHECKPOINTS}/"))
+    end_run(run, given.as_json, lambda run: print(f"{run.folder}: {MODEL}/, {REPORT}, {METRICS}, {CHECKPOINTS}/"))
 
 
-@verb(recipe_verbs, "list")
-def list_recipes(as_json: JsonOption = False) -> None:
+def list_recipes(notes: dict[str, str], given: SimpleNamespace) -> None:
     """List the built-in recipes.
 
     [dim]bertree recipe list[/dim]
@@ -67,10 +72,7 @@ def list_recipes(as_json: JsonOption = False) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from bertree.pretraining import recipe as recipes
-
-    notes = {name: recipes.load(name).note for name in recipes.bundled_recipes()}
-    if as_json:
+    if given.as_json:
         print_json(notes)
         return
     table = Table("recipe", "", box=None, pad_edge=False)
@@ -79,14 +81,36 @@ def list_recipes(as_json: JsonOption = False) -> None:
     Console().print(table)
 
 
-@verb(recipe_verbs, "show")
-def show_recipe(recipe: RecipeArgument, settings: SettingsArgument = None) -> None:
+def show_recipe(recipe: Any, given: SimpleNamespace) -> None:
     """Print a recipe with every value it will be run with, as TOML.
 
     [dim]bertree recipe show bert-base lr=2e-4[/dim]
     """
     from bertree.config.settings import as_toml
-    from bertree.pretraining import recipe as recipes
 
-    found = recipes.load(recipe, settings or [])
-    sys.stdout.write(as_toml(found))
+    sys.stdout.write(as_toml(recipe))
+
+
+def plan(memory_plan: "Plan", given: SimpleNamespace) -> None:
+    """Plan a training on many devices: what fits, what is sent, how long it takes; and the mesh to take.
+
+    Nothing is trained and no device is needed. ZeRO shards what a device keeps over those that read other data: from
+    stage 1 on the optimizer, from 2 on the gradients, from 3 on the weights. Tensor parallelism splits each layer among
+    devices of one machine. Memory is that of the moment when a device needs most; each mesh is shown with the fastest
+    micro-batches that fit.
+
+    [dim]bertree plan megatron-gpt-8.3b --devices 64 --card 80 --tokens 300e9
+    bertree plan t-nlg-17b --devices 256 --card 32 --peak 125 --link 150 --network 12.5
+    bertree plan bert-large layers=48 --devices 4 --card 24 --zero 3
+    bertree plan megatron-bert-3.9b --devices 8 --plot plan.svg[/dim]
+    """
+    from rich.console import Console
+
+    from bertree.cli.render.plan import print_plan
+
+    if given.as_json:
+        print_json(memory_plan.as_dict())
+        return
+    print_plan(Console(), memory_plan)
+    if given.plot is not None:
+        print(f"\n{given.plot}: the chart")

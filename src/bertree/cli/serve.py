@@ -1,18 +1,28 @@
-"""The verb `serve`."""
+"""The verbs `serve`, `deploy ray` and `mcp`."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from bertree.cli.command import verb
-from bertree.cli.options import DeviceOption, PrecisionOption
-from bertree.cli.search.options import DatabaseTableOption, SchemaOption
+from bertree.cli.command import SEARCH, SERVE, verb
+from bertree.cli.index import ModelOption, load_encoder
+from bertree.cli.options import AddressOption, DeviceOption, PrecisionOption, SchemaOption, TableOption
 
 
 def register(app: typer.Typer) -> None:
-    """Add the verb to the application."""
-    verb(app)(serve)
+    """Add the verbs to the application."""
+    verb(app, panel=SERVE)(serve)
+    verbs = typer.Typer(no_args_is_help=True)
+
+    @verbs.callback()
+    def group() -> None:
+        """Keep the name of the only verb in the command."""
+
+    verb(verbs)(ray)
+    description = "Serve models and indexes on more than one machine."
+    app.add_typer(verbs, name="deploy", help=description, rich_help_panel=SERVE)
+    verb(app, panel=SEARCH)(mcp)
 
 
 def serve(
@@ -57,7 +67,7 @@ def serve(
         float, typer.Option(min=0, max=3600, help="Seconds between looks for changed models; 0: only at SIGHUP.")
     ] = 5,
     schema: SchemaOption = "public",
-    table: DatabaseTableOption = "bertree",
+    table: TableOption = "bertree",
     log: Annotated[str, typer.Option(help="requests: a line for each; errors: only what went wrong.")] = "requests",
 ) -> None:
     """Serve models and indexes over HTTP: OpenAI's, Cohere's and TEI's routes, and a playground in the browser.
@@ -96,3 +106,85 @@ def serve(
     )
     if code := run_server(settings):
         raise typer.Exit(code)
+
+
+def ray(
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="MODEL_OR_INDEX ...",
+            help="What to serve, as for bertree serve; paths must be the same on all machines.",
+            show_default=False,
+        ),
+    ],
+    replicas: Annotated[int, typer.Option(min=1, max=10_000, help="Copies of the server in the cluster.")] = 1,
+    threads: Annotated[int, typer.Option(min=1, max=1024, help="Compute threads, and CPUs, of each.")] = 1,
+    name: Annotated[
+        list[str] | None, typer.Option("--name", help="Name to serve it by; one for each, in their order.")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on; other than this machine's own it needs a key.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8080,
+    api_key: Annotated[
+        str | None, typer.Option("--api-key", help="Key that clients must send.", show_default="BERTREE_API_KEY")
+    ] = None,
+    api_key_file: Annotated[Path | None, typer.Option("--api-key-file", help="File with keys, one a line.")] = None,
+    no_auth: Annotated[bool, typer.Option("--no-auth", help="Serve other machines without a key.")] = False,
+    address: AddressOption = None,
+    device: DeviceOption = "cpu",
+    precision: PrecisionOption = "float32",
+    schema: SchemaOption = "public",
+    table: TableOption = "bertree",
+) -> None:
+    """Serve models and indexes with Ray Serve, until a signal comes: the routes of `bertree serve` on a Ray cluster.
+
+    Needs pip install 'bertree\\[serve]' 'ray\\[serve]' on every machine.
+
+    [dim]bertree deploy ray my-model --replicas 8 --address auto
+    BERTREE_API_KEY=secret bertree deploy ray my-model my-index --replicas 4 --threads 4 --host 0.0.0.0[/dim]
+    """
+    from bertree.console import say
+    from bertree.serve.ray_serve import serve_on_ray
+    from bertree.serve.settings import ServerSettings, read_keys
+
+    settings = ServerSettings(
+        sources=tuple(sources),
+        names=tuple(name or ()),
+        host=host,
+        port=port,
+        threads=threads,
+        device=device,
+        precision=precision,
+        keys=read_keys(api_key, api_key_file),
+        no_auth=no_auth,
+        schema=schema,
+        table=table,
+    )
+    copies = "1 replica serves" if replicas == 1 else f"{replicas:,} replicas serve"
+    serve_on_ray(settings, replicas, address, lambda: say(f"bertree: {copies} at http://{host}:{port}/"))
+
+
+def mcp(
+    indexes: Annotated[
+        list[str],
+        typer.Argument(metavar="INDEX ...", help="Folders of indexes, or a postgresql:// address.", show_default=False),
+    ],
+    model: ModelOption = None,
+    schema: SchemaOption = "public",
+    table: TableOption = "bertree",
+    precision: PrecisionOption = "float32",
+    device: DeviceOption = "auto",
+) -> None:
+    """Offer search in indexes to an assistant: a server of the Model Context Protocol on standard input and output.
+
+    Tools: search (a question -> passages) and read (a document, or the text around a passage). An assistant starts it
+    itself, from its settings: the command is bertree, the arguments are mcp and the folder of the index.
+
+    [dim]bertree mcp my-index
+    bertree mcp my-index other-index
+    bertree mcp postgresql://user@host/database[/dim]
+    """
+    from bertree.serve.mcp_tools import serve_indexes
+
+    serve_indexes(indexes, lambda path: load_encoder(path, device, precision), model, schema=schema, table=table)

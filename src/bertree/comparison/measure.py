@@ -1,4 +1,4 @@
-"""Measure the cost of models beside each other: parameters, bytes, latency, throughput, share of the score.
+"""Measure and compare the cost of models: parameters, bytes, latency, throughput, share of the score.
 
 Models are run as everywhere else: `Model.hidden` for an encoder alone, `tasks.logits.logits` for a task, in float32 on
 a CPU and in half precision on a GPU. Only the parameters that a prediction needs are counted: heads that are not run do
@@ -8,48 +8,20 @@ not change a model's size.
 import random
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from bertree.comparison.samples import SENTENCES
-from bertree.comparison.timing import Clock, Runner, TimedModel, measure_speeds
-from bertree.inference.load import Model
+from bertree.comparison.timing import SENTENCES, Clock, Runner, TimedModel, measure_speeds
 from bertree.interop import weights
 from bertree.model.heads import ClassHead
 from bertree.model.network import Network
 from bertree.report.comparison import Comparison, ModelCosts, Speed
-from bertree.tasks.task import Task
 
 MOST_TEXTS = 1000  # drawn from those given
 SHARE = {"cpu": 3, "cuda": 1}  # of the time; a GPU is quick to measure
-
-
-def compare(
-    teacher: Model | TimedModel,
-    student: Model | TimedModel,
-    texts: Sequence[Any] = (),
-    *,
-    task: Task[Any] | None = None,
-    folders: tuple[Path | None, Path | None] = (None, None),
-    scores: Mapping[str, tuple[float, float]] | None = None,
-    seconds: float = 20.0,
-    devices: Sequence[str] | None = None,
-    measured_on: str = "",
-) -> Comparison:
-    """Compare a student with its teacher; `texts` are texts, pairs, or with a task its examples.
-
-    `folders` hold their weights files; `scores` are the teacher's and the student's by name; `devices` are all there
-    are unless given.
-    """
-    subjects = [
-        given if isinstance(given, TimedModel) else TimedModel(name, given, folder, task)
-        for name, given, folder in (("teacher", teacher, folders[0]), ("student", student, folders[1]))
-    ]
-    return compare_all(subjects, texts, scores=scores, seconds=seconds, devices=devices, measured_on=measured_on)
 
 
 def compare_all(
@@ -67,12 +39,12 @@ def compare_all(
     assert texts or all(subject.task is None for subject in subjects), "a task reads its own examples"
     measured_on = measured_on or (f"{len(texts):,} texts" if texts else f"{len(SENTENCES)} built-in sentences")
     models = measure(subjects, texts or SENTENCES, seconds, devices or available_devices(), clock)
-    known = {
+    finite = {
         name: tuple(None if value is None or not np.isfinite(value) else float(value) for value in values)
         for name, values in (scores or {}).items()
     }
-    assert all(len(values) == len(subjects) for values in known.values()), "a score for each model"
-    return Comparison(tuple(models), known, measured_on)
+    assert all(len(values) == len(subjects) for values in finite.values()), "a score for each model"
+    return Comparison(tuple(models), finite, measured_on)
 
 
 def available_devices() -> tuple[str, ...]:
@@ -84,17 +56,17 @@ def measure(
     subjects: Sequence[TimedModel], texts: Sequence[Any], seconds: float, devices: Sequence[str], clock: Clock
 ) -> list[ModelCosts]:
     """Measure each model, all of them timed in turns on the same texts."""
-    some = random.Random(0).sample(list(texts), min(len(texts), MOST_TEXTS))
+    sample = random.Random(0).sample(list(texts), min(len(texts), MOST_TEXTS))
     kinds = [torch.device(device).type for device in devices]
     speeds: list[list[Speed]] = [[] for _ in subjects]
     tokens = [0.0 for _ in subjects]
     training = [subject.model.network.training for subject in subjects]
     try:
         for device, kind in zip(devices, kinds, strict=True):
-            runners = [Runner(subject, some, torch.device(device), clock) for subject in subjects]
+            runners = [Runner(subject, sample, torch.device(device), clock) for subject in subjects]
             budget = seconds * SHARE[kind] / sum(SHARE[kind] for kind in kinds)
-            for place, speed in enumerate(measure_speeds(runners, budget, clock)):
-                speeds[place].append(speed)
+            for index, speed in enumerate(measure_speeds(runners, budget, clock)):
+                speeds[index].append(speed)
             tokens = [float(np.mean(runner.lengths)) for runner in runners]
             del runners  # their copies on the device
     finally:
@@ -131,11 +103,11 @@ def counts(network: Network, head: str | None = None) -> tuple[int, int, int, in
     encoder = network.encoder
     tables = _size(getattr(encoder, "embeddings", None))
     pooler = _size(getattr(encoder, "pooler", None))
-    asked = network.heads[head] if head is not None else None
+    module = network.heads[head] if head is not None else None
     above = 0
-    if asked is not None:
-        pooled = isinstance(asked, ClassHead) and asked.reads == "pooled"
-        above = sum(map(_size, (asked, network.features, network.crf))) + (pooler if pooled else 0)
+    if module is not None:
+        pooled = isinstance(module, ClassHead) and module.reads == "pooled"
+        above = sum(map(_size, (module, network.features, network.crf))) + (pooler if pooled else 0)
     layers = _size(encoder) - tables - pooler
     return tables + layers + above, tables, layers, above
 
@@ -149,7 +121,7 @@ def weight_bytes(subject: TimedModel) -> tuple[int, bool]:
     if subject.folder is not None and subject.folder.is_dir():
         single = subject.folder / weights.SINGLE
         files = [single] if single.is_file() else sorted(subject.folder.glob("*.safetensors"))
-        if found := sum(file.stat().st_size for file in files):
-            return found, True
+        if size := sum(file.stat().st_size for file in files):
+            return size, True
     tensors = {tensor.data_ptr(): tensor for tensor in subject.model.network.state_dict().values()}
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()), False

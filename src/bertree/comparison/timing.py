@@ -32,6 +32,47 @@ PASSES, LEAST_PASSES = 15, 5  # over many texts
 PROBE = {"cpu": 512, "cuda": 16384}  # tokens timed first, to find how many fit into the time
 MOST_TOKENS = {"cpu": 16384, "cuda": 524288}  # of a pass
 
+# Timed where no texts are given; of ragged lengths, as real texts are.
+SENTENCES = (
+    "Not again.",
+    "The ferry leaves at nine.",
+    "She wrote the last chapter on a train between two cities and never read it again.",
+    "Rain.",
+    "A bakery on our street sells rye bread that keeps for a week, if nobody finds it first.",
+    "When the river rose above the second mark on the bridge, the council asked everyone who lived below the mill "
+    "to carry what they could to the school, and to leave the rest; by midnight the lower road was gone, the "
+    "telephone was silent, and the only light in the valley came from a lantern that someone had hung in the bell "
+    "tower.",
+    "Who left the gate open?",
+    "Turn the valve a quarter to the left, wait until the needle has settled, and write the pressure into the table.",
+    "Our quarterly revenue grew by four per cent, chiefly because the new warehouse shortened deliveries in the "
+    "north; costs grew by six, which the board puts down to fuel and to a settlement with a former supplier.",
+    "It is a small film with a large heart and, regrettably, no ending at all.",
+    "Clocks disagree.",
+    "The committee met, as it had met every Thursday for eleven years, in a room without windows, and decided nothing.",
+    "In this note we show that the estimate holds for every bounded domain with a smooth boundary. The proof goes "
+    "by induction on the dimension. For the line there is nothing to prove; for the plane it is a theorem that has "
+    "been known for a century, and we only have to follow the constants. The step upwards takes a slice of the "
+    "domain, applies the estimate to it, and integrates over all slices, where the one difficulty is that a slice "
+    "need not be connected; we get around it by counting its parts, of which there are finitely many for almost "
+    "every slice.",
+    "Two eggs, a cup of flour, a pinch of salt, and patience.",
+    "He had been told that the mountain could be crossed in a day by anyone who started early and did not stop to "
+    "look.",
+    "No refunds after thirty days.",
+    "The patient reports a dull pain below the left shoulder that grows worse in the cold and has not answered to "
+    "rest.",
+    "Please find attached the minutes of our last meeting; if I have forgotten anything, tell me before Friday.",
+    "My grandmother kept bees behind the chapel, and on summer evenings she would sit among the hives with a book "
+    "in her lap, turning the pages so slowly that the bees walked over them as though they were petals, and when I "
+    "asked her whether she was afraid of being stung she said that she had been stung by everything else already.",
+    "Good value, bad sound.",
+    "The satellite lost contact over the southern ocean and found it again eleven minutes later, with a fresher clock.",
+    "Why does bread taste better when somebody else has cut it?",
+    "Goods are checked on arrival, sorted by weight, and sent on within the hour.",
+    "After the second goal the visitors stopped running, and the rest of the match was a long walk in the rain.",
+)
+
 
 @dataclass(frozen=True)
 class TimedModel:
@@ -52,7 +93,7 @@ class Runner:
         model, task = subject.model, subject.task
         self.name, self._task, self._texts, self._clock = subject.name, task, texts, clock
         self.device, self.precision = device, _precision(device)
-        network = _place(model.network, device, self.precision)
+        network = _on_device(model.network, device, self.precision)
         self._model = make_model(Contents(model.architecture, network, model.tokenizer, max_length=model.limit))
         self._tokenizer = model.required_tokenizer
         most = model.architecture.longest_input
@@ -71,10 +112,10 @@ class Runner:
         """Group units by text: a task may split one text into several units."""
         if self._task is None:
             return [[unit] for unit in units]
-        found: list[list[Any]] = [[] for _ in range(count)]
+        by_text: list[list[Any]] = [[] for _ in range(count)]
         for unit in units:
-            found[unit.example].append(unit)
-        return found
+            by_text[unit.example].append(unit)
+        return by_text
 
     def _run(self, units: Sequence[Any]) -> None:
         if self._task is not None:
@@ -111,7 +152,7 @@ def _precision(device: torch.device) -> torch.dtype:
     return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
 
 
-def _place(network: Network, device: torch.device, dtype: torch.dtype) -> Network:
+def _on_device(network: Network, device: torch.device, dtype: torch.dtype) -> Network:
     """Return the network itself if device and precision are right, else a copy."""
     first = next(network.parameters())
     right = first.device.type == device.type and first.dtype == dtype and device.index in (None, first.device.index)
@@ -122,11 +163,11 @@ def measure_speeds(runners: Sequence[Runner], seconds: float, clock: Clock = tim
     """Measure the speed of each model: half of the time goes to single texts, half to many."""
     waits, rates = _latencies(runners, seconds / 2, clock), _rates(runners, seconds / 2)
     device = runners[0].device
-    found = []
+    speeds = []
     for runner, taken, (texts, tokens, passes) in zip(runners, waits, rates, strict=True):
         milliseconds = 1000 * np.array(taken)  # answers x (from ids, from text)
         middle, late = np.median(milliseconds, 0).tolist(), np.percentile(milliseconds, 90, 0).tolist()
-        found.append(
+        speeds.append(
             Speed(
                 device=device.type,
                 processor=processor(device),
@@ -142,7 +183,7 @@ def measure_speeds(runners: Sequence[Runner], seconds: float, clock: Clock = tim
                 passes=passes,
             )
         )
-    return found
+    return speeds
 
 
 def _latencies(runners: Sequence[Runner], seconds: float, clock: Clock) -> list[list[tuple[float, float]]]:
@@ -156,9 +197,9 @@ def _latencies(runners: Sequence[Runner], seconds: float, clock: Clock) -> list[
     taken: list[list[tuple[float, float]]] = [[] for _ in runners]
     for number in range(1, ANSWERS // turn + 1):
         start = (number - 1) * turn
-        for runner, found in zip(runners, taken, strict=True):
+        for runner, seconds_taken in zip(runners, taken, strict=True):
             runner.run_one(shortest)  # brings its weights back into the caches; not counted
-            found += [runner.run_one(row % count) for row in range(start, start + turn)]
+            seconds_taken += [runner.run_one(row % count) for row in range(start, start + turn)]
         if number >= LEAST_ROUNDS and (clock() - began) * (number + 1) / number > seconds:
             break
     return taken
@@ -177,15 +218,15 @@ def _rates(runners: Sequence[Runner], seconds: float) -> list[tuple[float, float
             runner.run_many(rows)  # allocates its memory once
     taken: list[list[float]] = [[] for _ in runners]
     for _ in range(PASSES):
-        for runner, found in zip(runners, taken, strict=True):
-            found.append(runner.run_many(rows))
+        for runner, seconds_taken in zip(runners, taken, strict=True):
+            seconds_taken.append(runner.run_many(rows))
         passes = len(taken[0])
         if passes >= LEAST_PASSES and sum(map(sum, taken)) * (passes + 1) / passes > seconds:
             break
     rates = []
-    for runner, found in zip(runners, taken, strict=True):
-        second = float(np.median(found))
-        rates.append((len(rows) / second, sum(runner.lengths[row] for row in rows) / second, len(found)))
+    for runner, seconds_taken in zip(runners, taken, strict=True):
+        second = float(np.median(seconds_taken))
+        rates.append((len(rows) / second, sum(runner.lengths[row] for row in rows) / second, len(seconds_taken)))
     return rates
 
 

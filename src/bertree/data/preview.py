@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from bertree.batch import IGNORED, Batch, Permutation, PretrainingLabels
 from bertree.data.formats import Format
@@ -72,6 +73,32 @@ def preview_masking(masking: str | None, objective: str | None, partial: int, sp
         raise UserError(f"`objective={objective}`: unknown, {suggest(objective, OBJECTIVES)}")
     parsed = Masking.parse(OBJECTIVES[objective] if objective is not None else masking or "token")
     return None if parsed is None else replace(parsed, partial=partial, spans=spans)
+
+
+def show_batch(
+    store: str | Path,
+    *,
+    at: int = 0,
+    format: str | None = None,
+    masking: str | None = None,
+    objective: str | None = None,
+    partial: int = 6,
+    spans: int = 5,
+    max_length: int = 512,
+    seed: int = 0,
+    epoch: int = 0,
+) -> ExamplePreview:
+    """Return one example of a token store as the model reads it: tokens, segments, what is predicted, the label.
+
+    `at` counts examples in the order of the corpus. `masking` or `objective` says what is predicted; `partial` and
+    `spans` are for permutations.
+
+    >>> [token.text for token in bertree.show_batch("my-store", max_length=32).tokens]
+    """
+    chosen = preview_masking(masking, objective, partial, spans)
+    opened = Store.open(Path(store))
+    format = format or ("doc-sentences" if opened.controls else "full-sentences")
+    return preview_example(opened, at, format=format, masking=chosen, max_length=max_length, seed=seed, epoch=epoch)
 
 
 def preview_example(

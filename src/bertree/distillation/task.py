@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from bertree.comparison.run import compare_to_teacher
+from bertree.comparison.compare import compare_to_teacher
 from bertree.config.overrides import Override
 from bertree.console import bar, note
 from bertree.distillation.student import build_task_student, reorder_classes

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from bertree.comparison.run import compare_to_teacher
+from bertree.comparison.compare import compare_to_teacher
 from bertree.config.default_model import resolve_model_path
 from bertree.config.overrides import Override
 from bertree.config.sections import Phase

@@ -164,10 +164,13 @@ class GlueSummary:
     averages: dict[str, Json]  # name -> value or None, missing tasks, source
 
 
-def summarize_glue(runs: Sequence[Path]) -> GlueSummary:
-    """Collect the scores of several runs of `finetune` or `evaluate --out`."""
+def glue(runs: Sequence[str | Path]) -> GlueSummary:
+    """Collect the scores of several GLUE tasks: folders that `finetune`, or `evaluate` with `out`, has written.
+
+    >>> bertree.glue(["my-sst"]).tasks["sst-2"]["accuracy"]
+    """
     by_task: dict[str, Json] = {}
-    for run in runs:
+    for run in map(Path, runs):
         file = run / SCORES if run.is_dir() else run
         if not file.is_file():
             raise UserError(f"{file}: no such file; give folders that finetune or evaluate has written")

@@ -10,14 +10,14 @@ Overrides (`optim.lr=1e-4`) change the tree before it is checked; nothing change
 the program is given its own section and never sees the rest.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 from bertree.config import settings
 from bertree.config.bounds import Above, AtLeast, Keys, OneOf, Share
-from bertree.config.overrides import Override, apply_overrides, parse
+from bertree.config.overrides import Override, apply_overrides, overrides_of, parse
 from bertree.config.sections import OptimSettings, Phase, RunSettings, ScaleSettings, ScheduleSettings
 from bertree.errors import UserError, suggest
 from bertree.files.formats import Json, read_toml
@@ -134,6 +134,22 @@ class DistillRecipe(Recipe):
 def bundled_recipes() -> list[str]:
     """Return the names of the recipes that come with the package."""
     return sorted(path.stem for path in BUNDLED.glob("*.toml"))
+
+
+def recipes() -> dict[str, str]:
+    """Return the built-in recipes: their names, each with a note on what it is.
+
+    >>> bertree.recipes()["bert-base-tiny"]
+    """
+    return {name: load(name).note for name in bundled_recipes()}
+
+
+def recipe(name: str | Path, *, overrides: Sequence[str] = (), **changes: Any) -> Recipe:
+    """Return a recipe with every value: a built-in one, or a .toml file; `changes` are other settings (`lr=1e-4`).
+
+    >>> bertree.recipe("bert-base-tiny", lr=1e-4).optim.lr
+    """
+    return load(str(name), [*overrides, *overrides_of(changes)])
 
 
 def load(name: str, overrides: Iterable[str | Override] = ()) -> Recipe:

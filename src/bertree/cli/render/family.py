@@ -1,5 +1,6 @@
 """`bertree info`: draw the family tree, or one point of the design space with its cost."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,61 +9,11 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from bertree.cli.render.long_texts import long_costs, long_json
 from bertree.config import default_model
 from bertree.errors import UserError
 from bertree.model import cost
-from bertree.model.architecture import MEANING, Architecture, later_axes, parse_override
-from bertree.model.presets import DEFAULT, PRESETS, Preset, preset
-
-
-def find(name: str, overrides: list[str]) -> Preset:
-    """A preset, or the architecture of a model folder, with axes turned."""
-    if name not in PRESETS and (path := default_model.resolve_model_path(name)).is_dir():
-        from bertree.interop.folder import read_architecture
-
-        own = path == Path(name)
-        note = "a model folder" if own else "the bundled model"
-        found = Preset(name, None, read_architecture(path), note, folder=str(path))
-    else:
-        found = preset(name)
-    if not overrides:
-        return found
-    changed = found.architecture.with_values(dict(map(parse_override, overrides)))
-    axes = "1 axis" if len(overrides) == 1 else f"{len(overrides)} axes"
-    return Preset(
-        f"{found.name} {' '.join(overrides)}",
-        found.name if found.name in PRESETS else None,
-        changed,
-        f"{found.name} with {axes} changed",
-    )
-
-
-def as_json(point: Preset) -> dict[str, Any]:
-    """One point for machines."""
-    a = point.architecture
-    counts = cost.parameters(a)
-    everything = counts.total + counts.mlm_head
-    long = long_json(a)
-    lengths = (*cost.LENGTHS, *(cost.long_lengths(a) if long else ()))
-    return {
-        "name": point.name,
-        "parent": point.parent,
-        "note": point.note,
-        "published": point.published or None,
-        "folder": point.folder or None,
-        "architecture": a.written_axes(),
-        "parameters": counts.as_dict(),
-        "weight_bytes": {"float32": 4 * everything, "bfloat16": 2 * everything},
-        "flops_per_token": {
-            str(n): {"forward": cost.forward_flops(a, n), "training": cost.training_flops(a, n)} for n in lengths
-        },
-    } | ({"training_bytes_of_one_sequence": long} if long else {})
-
-
-def tree_json() -> list[dict[str, Any]]:
-    """Every preset for machines."""
-    return [as_json(point) for point in PRESETS.values()]
+from bertree.model.architecture import MEANING, Architecture, later_axes
+from bertree.model.presets import DEFAULT, PRESETS, Preset
 
 
 def print_tree(console: Console) -> None:
@@ -126,7 +77,7 @@ def print_point(console: Console, point: Preset, batch: int, length: int, card: 
     if point.folder:
         _print_folder(console, Path(point.folder))
     console.print(Group(_axes(point), Text(), _parameters(point), Text(), _costs(point, batch, length, card)))
-    if long := long_costs(a, card):
+    if long := _long_costs(a, card):
         console.print(Group(Text(), long))
     if attention_dropout := a.axes()["attention_dropout"]:
         console.print(f"\n[dim]attention_dropout {attention_dropout}: {_dropout_note(a)}[/dim]")
@@ -218,3 +169,26 @@ def _costs(point: Preset, batch: int, length: int, card: float) -> Group:
         Text(f"training memory for a batch of {batch} x {length}: {memory:.2f} GiB", style="bold"),
         Text(cost.costs(a).assumptions, style="dim"),
     )
+
+
+def _long_costs(a: Architecture, card: float) -> Group | None:
+    """Return a table of memory, batches and operations; None if the architecture has no option for long sequences."""
+    variants, lengths = cost.option_variants(a), cost.long_lengths(a)
+    if not variants or not lengths:
+        return None
+    table = Table("training on long sequences", *(f"{length:,}" for length in lengths), box=None, pad_edge=False)
+    for column in table.columns[1:]:
+        column.justify = "right"
+
+    def add(title: str, names: list[str], cell: Callable[[Architecture, int], str]) -> None:
+        table.add_row(f"[bold]{title}[/]")
+        for name in names:
+            table.add_row(f"  {name}", *(cell(variants[name], length) for length in lengths))
+
+    add("GiB for one sequence", list(variants), lambda v, n: f"{cost.training_bytes(v, 1, n) / cost.GIB:.1f}")
+    add(f"largest batch, {card:g} GB card", list(variants), lambda v, n: f"{cost.largest_batch(v, n, card):,}")
+    add("forward GFLOP a token", list(variants)[:2], lambda v, n: f"{cost.forward_flops(v, n) / 1e9:.2f}")
+    meaning = (
+        "one option alone, none or all; without chunks, attention is computed by a flash kernel, see docs/memory.md"
+    )
+    return Group(table, Text(meaning, style="dim"))

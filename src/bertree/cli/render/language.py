@@ -1,4 +1,4 @@
-"""Results of left-to-right models: perplexity, last words, attribution."""
+"""Results of language-model heads: candidates for masks, perplexity, last words, attribution."""
 
 from collections.abc import Sequence
 
@@ -8,6 +8,7 @@ from rich.text import Text
 
 from bertree.inference.causal.attribution import Attribution
 from bertree.inference.causal.perplexity import LastWords, Perplexity
+from bertree.inference.mask_filling import Candidate
 
 SHOWN = 100  # characters of a text
 
@@ -59,4 +60,17 @@ def print_attributions(found: Sequence[Attribution], k: int) -> None:
         for score in one.codes[:k]:
             bar = "█" * round(score.probability * 30)
             table.add_row(Text(score.code, "bold"), f"{score.probability:.4f}", f"{score.loss:.4f}", Text(bar, "green"))
+        console.print(table)
+
+
+def print_candidates(masks: Sequence[Sequence[Candidate]]) -> None:
+    """Print the candidates of each mask."""
+    console = Console()
+    for number, candidates in enumerate(masks, 1):
+        table = Table("token", "probability", "", box=None, pad_edge=False)
+        for candidate in candidates:
+            bar = "█" * round(candidate.probability * 30)
+            table.add_row(Text(candidate.token, "bold"), f"{candidate.probability:.4f}", Text(bar, "green"))
+        if len(masks) > 1:
+            console.print(f"mask {number} of {len(masks)}")
         console.print(table)

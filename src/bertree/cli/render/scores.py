@@ -1,15 +1,16 @@
-"""The scores of fine-tuning, evaluation and GLUE."""
+"""Scores of fine-tuning, evaluation and GLUE, and comparisons of models, as tables on the terminal."""
 
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
-from bertree.cli.render.comparison import print_comparison
 from bertree.finetuning.evaluate import GlueSummary, Scores, teacher_line
 from bertree.inference.trained_run import Run
-from bertree.report.comparison import read_comparison
+from bertree.report.comparison import Comparison, read_comparison, verdict
+from bertree.report.comparison_page import comparison_rows, method
 from bertree.run_folder import COMPARISON, MODEL, PREDICTIONS, REPORT, SCORES
 
 
@@ -65,3 +66,25 @@ def print_glue(found: GlueSummary) -> None:
         table.add_row(name, f"{100 * value:.1f}" if value is not None else f"needs {', '.join(average['missing'])}")
         table.add_row("", f"[dim]{average['source']}[/dim]")
     Console().print(table)
+
+
+def print_comparison(comparison: Comparison) -> None:
+    """Print the table of a comparison, and one line that sums up each model."""
+    console = Console()
+    table = Table(box=None, pad_edge=False)
+    table.add_column("")
+    for index, model in enumerate(comparison.models):
+        table.add_column(Text(model.name), justify="right", overflow="fold")
+        if index:
+            table.add_column("", overflow="fold")
+    for row in comparison_rows(comparison):
+        cells = [Text(row.name), Text(row.values[0])]
+        for value, against in zip(row.values[1:], row.against, strict=True):
+            worse = against.endswith(("larger", "slower", "fewer"))
+            cells += [Text(value), Text(against, "red" if worse else "green")]
+        table.add_row(*cells)
+    console.print(table)
+    console.print(Text(method(comparison), "dim"))
+    console.print()
+    for index in range(1, len(comparison.models)):
+        console.print(Text(f"{comparison.models[index].name}: {verdict(comparison, index)}", "bold"))

@@ -28,7 +28,7 @@ from bertree.tasks.task import Task
 from bertree.text.tokenizer import Tokenizer
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ComparisonInputs:
     """What every model is scored and timed on: a task's files, texts of one's own, or neither."""
 
@@ -72,7 +72,9 @@ def compare(
     >>> table.models[1].parameters
     """
     paths = [None if path is None else Path(path) for path in (data, texts, out, tokenizer)]
-    inputs = ComparisonInputs(task, paths[0], {"text": text, "pair": pair, "label": label}, paths[1])
+    inputs = ComparisonInputs(
+        task=task, data=paths[0], columns={"text": text, "pair": pair, "label": label}, texts=paths[1]
+    )
     folder = paths[2]
     with showing(progress):
         inputs.check()
@@ -83,18 +85,18 @@ def compare(
         _check_folder(folder)
         devices = _devices(device)
         timed = [
-            _timed_model(name, given, inputs, device, paths[3])
-            for name, given in zip(_short_names([_name(model) for model in models]), models, strict=True)
+            _timed_model(name, model, inputs, device, paths[3])
+            for name, model in zip(_short_names([_name(model) for model in models]), models, strict=True)
         ]
         samples, measured_on, scores = _inputs(timed, inputs)
         with status(f"timing {len(timed)} models for about {seconds:g} s"):
-            found = compare_all(
+            comparison = compare_all(
                 timed, samples, scores=scores, seconds=seconds, devices=devices, measured_on=measured_on
             )
         if folder is not None:
-            write_into_folder(folder / COMPARISON, json_text(found.as_json(), 2) + "\n")
-            write_into_folder(folder / REPORT, comparison_page(found))
-        return found
+            write_into_folder(folder / COMPARISON, json_text(comparison.as_json(), 2) + "\n")
+            write_into_folder(folder / REPORT, comparison_page(comparison))
+        return comparison
 
 
 def _check_folder(out: Path | None) -> None:
@@ -120,18 +122,18 @@ def compare_to_teacher(
     """
     student = str(out / MODEL)
     models = [
-        TimedModel(name, load(given), resolve_model_path(given), task)
-        for name, given in (("teacher", teacher), ("student", student))
+        TimedModel(name, load(path), resolve_model_path(path), task)
+        for name, path in (("teacher", teacher), ("student", student))
     ]
     devices = available_devices() if device is None or device.type == "cuda" else ("cpu",)
     try:
         with status(f"timing teacher and student for about {seconds:g} s"):
-            found = compare_all(models, texts, scores=scores, seconds=seconds, devices=devices)
+            comparison = compare_all(models, texts, scores=scores, seconds=seconds, devices=devices)
     except torch.OutOfMemoryError:
         note("the GPU's memory is too small to time both; compare them on the CPU: bertree compare ... --device cpu")
         return
-    found.write(out)
-    first, second = found.models
+    comparison.write(out)
+    first, second = comparison.models
     if second.parameters < first.parameters and second.weight_bytes > first.weight_bytes:
         again = f"bertree convert {student} SMALL --to bertree --precision int8"
         note(f"the teacher's weights are stored as int8, the student's are not; {again}")
@@ -152,41 +154,39 @@ def _devices(name: str) -> tuple[str, ...]:
 def _timed_model(
     name: str, model: str | Path | Model, inputs: ComparisonInputs, device: str, tokenizer: Path | None
 ) -> TimedModel:
-    given = _name(model)
+    path = _name(model)
     model, _ = load_or_take(model, device=choose_device(device))
     if not model.trained:
-        note(f"{given}: a preset has random weights: its speed is real, its scores are not")
+        note(f"{path}: a preset has random weights: its speed is real, its scores are not")
     if model.tokenizer is None:
-        _set_tokenizer(given, model, tokenizer)
+        _set_tokenizer(path, model, tokenizer)
     if inputs.task is None:
-        return TimedModel(name, model, resolve_model_path(given))
+        return TimedModel(name, model, resolve_model_path(path))
     try:
-        return TimedModel(
-            name, model, resolve_model_path(given), model.find_task(inputs.task, **(inputs.columns or {}))
-        )
+        return TimedModel(name, model, resolve_model_path(path), model.find_task(inputs.task, **(inputs.columns or {})))
     except UserError as error:
-        raise UserError(f"{given}: {error}") from None
+        raise UserError(f"{path}: {error}") from None
 
 
-def _set_tokenizer(given: str, model: Model, path: Path | None) -> None:
+def _set_tokenizer(name: str, model: Model, path: Path | None) -> None:
     """Give a model without a tokenizer one to be timed with; its vocabulary size stays as it is."""
     if path is None:
-        raise UserError(f"{given}: has no tokenizer to read texts with; give `tokenizer=FOLDER`")
-    found = Tokenizer.load(path) if path.is_dir() else None
-    if found is None:
+        raise UserError(f"{name}: has no tokenizer to read texts with; give `tokenizer=FOLDER`")
+    tokenizer = Tokenizer.load(path) if path.is_dir() else None
+    if tokenizer is None:
         raise UserError(f"{path}: holds no tokenizer")
-    if found.size > model.architecture.vocab_size:
-        raise UserError(f"{path}: has {found.size} tokens, but {given} knows {model.architecture.vocab_size}")
-    model.tokenizer = found
+    if tokenizer.size > model.architecture.vocab_size:
+        raise UserError(f"{path}: has {tokenizer.size} tokens, but {name} knows {model.architecture.vocab_size}")
+    model.tokenizer = tokenizer
 
 
-def _short_names(given: Sequence[str]) -> list[str]:
+def _short_names(models: Sequence[str]) -> list[str]:
     """Return short names: the folder's, or the run's for RUN/model; the given ones if two would be equal."""
-    paths, given = [Path(model) for model in given], [printable(model) for model in given]
+    paths, names = [Path(model) for model in models], [printable(model) for model in models]
     short = [printable(path.parent.name if path.name in (MODEL, BEST_MODEL) else path.name) for path in paths]
     if len(set(short)) == len(short) and all(short):
         return short
-    return given if len(set(given)) == len(given) else [f"{name} ({n})" for n, name in enumerate(given, 1)]
+    return names if len(set(names)) == len(names) else [f"{name} ({n})" for n, name in enumerate(names, 1)]
 
 
 def _inputs(
@@ -199,11 +199,11 @@ def _inputs(
         note_all_rows_scored(inputs.data)
         every = [_score(timed, inputs.data) for timed in models]
         examples = every[0][0]
-        names = dict.fromkeys(name for _, found in every for name in found if not name.endswith("threshold"))
+        names = dict.fromkeys(name for _, values in every for name in values if not name.endswith("threshold"))
         task = models[0].task
         assert task is not None
         ordered = sorted(names, key=lambda name: name != task.metric)
-        scores = {name: [found.get(name) for _, found in every] for name in ordered}
+        scores = {name: [values.get(name) for _, values in every] for name in ordered}
     if inputs.texts is not None:
         texts = _texts(inputs.texts, models[0].task)
         return texts, f"{len(texts):,} texts of {inputs.texts.name}", scores
@@ -220,7 +220,7 @@ def _score(timed: TimedModel, data: Path) -> tuple[list[Any], dict[str, float]]:
         raise UserError(f"{data}: has no split 'dev'; there are: {', '.join(splits)}")
     longest = effective_max_length(0, model.task.get("max_length") or task.max_length, model.architecture.longest_input)
     every: list[Any] = []
-    found: dict[str, float] = {}
+    all_scores: dict[str, float] = {}
     for name in wanted:
         examples = task.read(splits[name])
         part, cut = encode_split(task, examples, model, longest)
@@ -233,24 +233,24 @@ def _score(timed: TimedModel, data: Path) -> tuple[list[Any], dict[str, float]]:
         if not scores:
             raise UserError(f"{splits[name][0]}: has no gold answers to score")
         prefix = f"{rest}_" if (rest := name.partition("-")[2]) else ""
-        found |= {f"{prefix}{key}": value for key, value in scores.items()}
+        all_scores |= {f"{prefix}{key}": value for key, value in scores.items()}
         every += examples
-    return every, found
+    return every, all_scores
 
 
 def _texts(path: Path, task: Task[Any] | None) -> list[Any]:
     """Return a file's texts and pairs; with a task, its examples."""
-    found: list[Any] = list(read_inputs(task, path)) if task is not None else []
+    texts: list[Any] = list(read_inputs(task, path)) if task is not None else []
     for where, record in read_records(path) if task is None else ():
         if isinstance(record, str) and not record.strip():
             continue
-        given = [record] if isinstance(record, str) else [record[key] for key in ("text", "pair") if key in record]
-        if not given or not all(isinstance(text, str) for text in given):
+        parts = [record] if isinstance(record, str) else [record[key] for key in ("text", "pair") if key in record]
+        if not parts or not all(isinstance(text, str) for text in parts):
             raise UserError(f"{where}: has no 'text'; give a text a line, or objects with text and pair")
-        found.append(given[0] if len(given) == 1 else tuple(given))
-    if not found:
+        texts.append(parts[0] if len(parts) == 1 else tuple(parts))
+    if not texts:
         raise UserError(f"{path}: holds no text")
-    return found
+    return texts
 
 
 def _name(model: str | Path | Model) -> str:

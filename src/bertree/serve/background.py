@@ -1,0 +1,132 @@
+"""A server in a background process, for tests and notebooks: `bertree.serve`."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from bertree.errors import UserError
+
+LAST_LINES = 20  # of the log, for the message of a server that does not start
+PATIENCE = 10.0  # seconds beyond the drain time until a server that does not stop is killed
+
+
+class Server:
+    """A running server. It stops at the end of a `with` block, or with `stop()`."""
+
+    def __init__(self, command: Sequence[str], environment: dict[str, str], drain: float) -> None:
+        self._drain = drain
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        self._log: deque[str] = deque(maxlen=LAST_LINES)
+        self.url = self._wait_until_ready()
+        self._reader = threading.Thread(target=self._read_log, daemon=True)
+        self._reader.start()
+
+    def _wait_until_ready(self) -> str:
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            self._log.append(line.strip())
+            if line.startswith("{") and (event := json.loads(line)).get("event") == "ready":
+                return str(event["address"])
+        self._process.wait()
+        reason = self._log[-1].removeprefix("bertree: ") if self._log else "it ended without a message"
+        raise UserError(reason)
+
+    def _read_log(self) -> None:
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            self._log.append(line.strip())
+
+    @property
+    def log(self) -> list[str]:
+        """The last lines of its log."""
+        return list(self._log)
+
+    def stop(self) -> None:
+        """Let it answer what it has accepted, and end it."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+            try:
+                self._process.wait(self._drain + PATIENCE)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        self._reader.join()
+        assert self._process.stderr is not None
+        self._process.stderr.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def serve(
+    sources: str | Path | Sequence[str | Path],
+    *,
+    name: Sequence[str] = (),
+    host: str = "127.0.0.1",
+    port: int = 0,
+    workers: int = 1,
+    threads: int = 0,
+    api_key: str | None = None,
+    no_auth: bool = False,
+    device: str = "auto",
+    precision: str = "float32",
+    cors: Sequence[str] = (),
+    max_body: int = 8,
+    timeout: float = 60.0,
+    queue: float = 10.0,
+    drain: float = 30.0,
+    watch: float = 5.0,
+    schema: str = "public",
+    table: str = "bertree",
+    log: str = "requests",
+) -> Server:
+    """Serve models and indexes in a background process, on a free port unless `port` is given; wait until it listens.
+
+    `sources` are model folders, `"default"`, or indexes; the other keywords are the options of `bertree serve`.
+
+    >>> with bertree.serve("default") as server:
+    ...     print(server.url)  # http://127.0.0.1:PORT/, with the routes /v1/embeddings, /docs ...
+    """
+    paths = [sources] if isinstance(sources, str | Path) else sources
+    flags: dict[str, object] = {
+        "host": host,
+        "port": port,
+        "workers": workers,
+        "threads": threads,
+        "device": device,
+        "precision": precision,
+        "max-body": max_body,
+        "timeout": timeout,
+        "queue": queue,
+        "drain": drain,
+        "watch": watch,
+        "schema": schema,
+        "table": table,
+        "log": log,
+    }
+    options = [f"--{flag}={value}" for flag, value in flags.items()]
+    options += [f"--name={one}" for one in name] + [f"--cors={origin}" for origin in cors]
+    options += ["--no-auth"] if no_auth else []
+    environment = dict(os.environ) | ({"BERTREE_API_KEY": api_key} if api_key is not None else {})
+    command = [sys.executable, "-m", "bertree", "serve", *options, "--", *map(str, paths)]
+    return Server(command, environment, drain)
