@@ -153,7 +153,7 @@ def test_more_lines_than_are_taken_at_once(trained: Trained, command: Command, m
     rows = learnable.feelings(50, 7)
     model = trained("classification") / "model"
     whole = command.well("predict", model, *(row["text"] for row in rows), "--json").out
-    monkeypatch.setattr("bertree.cli.main.predict.CHUNK", 7)
+    monkeypatch.setattr("bertree.cli.finetune.CHUNK", 7)
     cut = command.well("predict", model, *(row["text"] for row in rows), "--json").out
     assert [line["predicted"] for line in map(json.loads, cut.splitlines())] == [row["label"] for row in rows]
     assert [json.loads(x)["predicted"] for x in whole.splitlines()] == [row["label"] for row in rows]

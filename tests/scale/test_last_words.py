@@ -21,5 +21,5 @@ def test_ranks_that_torchrun_started_wait_for_the_line_of_rank_0(
     with pytest.raises(SystemExit) as stopped:
         main._fail("a mistake")
     assert stopped.value.code == 2
-    assert (slept, list(handlers)) == (([main.LAST_WORDS], [signal.SIGTERM]) if waits else ([], []))
+    assert (slept, list(handlers)) == (([main.ERROR_WAIT], [signal.SIGTERM]) if waits else ([], []))
     assert capsys.readouterr().err == ("bertree: a mistake\n" if rank == "0" else "")

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-import bertree
 from bertree.cli.options import OPTIONS, TASKS_HERE, TRAINING_OPTIONS, JsonOption, Option, QuietOption
 from bertree.console import showing, spell_settings, spelled_as
 from bertree.errors import BertreeWarning, UserError
@@ -40,6 +39,7 @@ LOOK, DATA, TRAIN, USE, SEARCH, SERVE, CHECK = PANELS = (
     "Serve",
     "Check",
 )
+PACKAGE = Path(__file__).parents[1]
 NOT_OPTIONS = ("overrides", "progress")  # keywords of Python: settings are arguments, and --quiet turns progress off
 
 
@@ -109,7 +109,7 @@ class Keyword:
 def read_keywords(function: str) -> tuple[list[Keyword], str]:
     """Return the parameters of a function of bertree ("finetuning.finetune.finetune"), and the name of its ** parameter."""
     module, _, name = function.rpartition(".")
-    source = Path(bertree.__path__[0], *module.split(".")).with_suffix(".py").read_text(encoding="utf-8")
+    source = Path(PACKAGE, *module.split(".")).with_suffix(".py").read_text(encoding="utf-8")
     match = re.search(rf"^def {name}\(.*?\) -> [^\n]*:\n", source, re.MULTILINE | re.DOTALL)
     assert match is not None, f"{function}: has no signature"
     definition = ast.parse(match[0] + "    ...").body[0]
