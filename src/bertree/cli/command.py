@@ -107,7 +107,7 @@ class Keyword:
 
 
 def read_keywords(function: str) -> tuple[list[Keyword], str]:
-    """Return the parameters of a function of bertree ("finetuning.finetune.finetune"), and the name of its ** parameter."""
+    """Return the parameters of a function ("finetuning.finetune.finetune"), and the name of its ** parameter."""
     module, _, name = function.rpartition(".")
     source = Path(PACKAGE, *module.split(".")).with_suffix(".py").read_text(encoding="utf-8")
     match = re.search(rf"^def {name}\(.*?\) -> [^\n]*:\n", source, re.MULTILINE | re.DOTALL)

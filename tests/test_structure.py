@@ -1,7 +1,7 @@
-"""The structure of the package: rooms (top-level folders and modules), floors, and which imports are allowed.
+"""The structure of bertree: packages (top-level folders and modules), layers, and which imports are allowed.
 
-The floors are not written down: they follow from the imports. A room stands one floor above the highest room it
-imports, which is possible only if no imports run in a circle.
+The layers are not written down: they follow from the imports. A package is one layer above the highest package it
+imports, which is possible only if there is no circle of imports.
 """
 
 import ast
@@ -13,8 +13,8 @@ from pathlib import Path
 
 SOURCE = Path(__file__).parent.parent / "src" / "bertree"
 ARCHITECTURE = SOURCE.parents[1] / "docs" / "architecture.md"
-MOST_ROOMS, MOST_FLOORS, MOST_ROOT_MODULES, MOST_FILES = 30, 11, 8, 17
-# Stricter than the floors: what a room may import beside the standard library.
+MOST_PACKAGES, MOST_LAYERS, MOST_ROOT_MODULES, MOST_FILES = 30, 11, 8, 17
+# Stricter than the layers: what a package may import beside the standard library.
 ONLY = {
     "model": {"torch", "triton", "bertree.batch", "bertree.errors", "bertree.keyed_random", "bertree.model"},
     "text": {
@@ -22,8 +22,8 @@ ONLY = {
         *("bertree.console", "bertree.errors", "bertree.files", "bertree.text"),
     },
 }
-# Rooms that nothing below may import.
-TOP = {"cli", "serve", "studies", "__main__"}
+# Packages that nothing below may import.
+TOP = {"cli", "serve", "__main__"}
 
 
 @cache
@@ -45,61 +45,63 @@ def imports(path: Path) -> set[str]:
     return found
 
 
-def room_of(path: Path) -> str:
+def package_of(path: Path) -> str:
     return path.relative_to(SOURCE).parts[0].removesuffix(".py")
 
 
 @cache
-def room_graph() -> dict[str, dict[str, str]]:
-    """Room -> rooms it imports -> one of the files that does."""
+def package_graph() -> dict[str, dict[str, str]]:
+    """Package -> packages it imports -> one of the files that does."""
     files = list(SOURCE.rglob("*.py"))
     graph: dict[str, dict[str, str]] = defaultdict(dict)
     for path in files:
-        graph[room_of(path)]
+        graph[package_of(path)]
         for module in imports(path):
             parts = module.split(".")
-            if parts[0] != "bertree" or room_of(path) == "__init__":
+            if parts[0] != "bertree" or package_of(path) == "__init__":
                 continue
             other = parts[1] if len(parts) > 1 else "__init__"
             if not ((SOURCE / other).is_dir() or (SOURCE / f"{other}.py").is_file()):
                 other = "__init__"
-            if other != room_of(path):
-                graph[room_of(path)][other] = str(path.relative_to(SOURCE))
+            if other != package_of(path):
+                graph[package_of(path)][other] = str(path.relative_to(SOURCE))
     return graph
 
 
-def floors() -> dict[str, int]:
-    """The floor of each room."""
-    graph = room_graph()
+def layers() -> dict[str, int]:
+    """The layer of each package."""
+    graph = package_graph()
     found: dict[str, int] = {}
 
-    def floor(room: str, above: tuple[str, ...] = ()) -> int:
-        assert room not in above, f"imports run in a circle: {' -> '.join((*above, room))} ({graph[above[-1]]})"
-        if room not in found:
-            found[room] = 1 + max((floor(other, (*above, room)) for other in graph[room]), default=0)
-        return found[room]
+    def layer(package: str, above: tuple[str, ...] = ()) -> int:
+        assert package not in above, f"imports run in a circle: {' -> '.join((*above, package))} ({graph[above[-1]]})"
+        if package not in found:
+            found[package] = 1 + max((layer(other, (*above, package)) for other in graph[package]), default=0)
+        return found[package]
 
-    return {room: floor(room) for room in graph}
+    return {package: layer(package) for package in graph}
 
 
 def test_imports_only_point_down() -> None:
-    graph, found = room_graph(), floors()
-    assert max(found.values()) <= MOST_FLOORS
-    assert len(graph) <= MOST_ROOMS
-    for room, others in graph.items():
-        for other in TOP & set(others) - {room}:
-            assert room in TOP, f"{others[other]} imports {other}, which nothing below may import"
+    graph, found = package_graph(), layers()
+    assert max(found.values()) <= MOST_LAYERS
+    assert len(graph) <= MOST_PACKAGES
+    for package, others in graph.items():
+        for other in TOP & set(others) - {package}:
+            assert package in TOP, f"{others[other]} imports {other}, which nothing below may import"
 
 
-def test_the_plan_in_the_documentation_is_that_of_the_imports() -> None:
-    found = {room: floor for room, floor in floors().items() if room != "__init__"}
-    rows = {floor: sorted(room for room in found if found[room] == floor) for floor in set(found.values())}
-    lines = [f"{floor:2}  {''.join(f'{room:14}' for room in rows[floor])}".rstrip() for floor in sorted(rows)[::-1]]
+def test_the_layers_in_the_documentation_are_those_of_the_imports() -> None:
+    found = {package: layer for package, layer in layers().items() if package != "__init__"}
+    rows = {layer: sorted(package for package in found if found[package] == layer) for layer in set(found.values())}
+    lines = [
+        f"{layer:2}  {''.join(f'{package:14}' for package in rows[layer])}".rstrip() for layer in sorted(rows)[::-1]
+    ]
     plan = "\n".join(lines)
     page = ARCHITECTURE.read_text()
     assert f"```text\n{plan}\n```" in page, f"docs/architecture.md: the plan is now\n{plan}"
-    for room in found:
-        assert f"\n| `{room}` |" in page, f"docs/architecture.md does not say what {room} is for"
+    for package in found:
+        assert f"\n| `{package}` |" in page, f"docs/architecture.md does not say what {package} is for"
 
 
 def test_the_documentation_names_files_that_exist() -> None:
@@ -137,13 +139,13 @@ def test_no_module_imports_itself_in_a_circle() -> None:
 
 def test_no_folder_is_crowded() -> None:
     root = list(SOURCE.glob("*.py"))
-    assert len(root) <= MOST_ROOT_MODULES, "a new module belongs into a room"
+    assert len(root) <= MOST_ROOT_MODULES, "a new module belongs into a package"
     for folder in {path.parent for path in SOURCE.rglob("*.py")} - {SOURCE}:
         files = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
-        assert len(files) <= MOST_FILES, f"{folder.name}: {len(files)} files; which of them make a room of their own?"
+        assert len(files) <= MOST_FILES, f"{folder.name}: {len(files)} files; which of them belong together?"
 
 
-def test_some_rooms_are_stricter() -> None:
+def test_some_packages_import_little() -> None:
     for name, allowed in ONLY.items():
         for path in (SOURCE / name).rglob("*.py"):
             for module in imports(path):
