@@ -13,7 +13,6 @@ import inspect
 import re
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from bertree.cli.options import OPTIONS, TASKS_HERE, TRAINING_OPTIONS, JsonOption, Option, QuietOption
+from bertree.cli.options import OPTIONS, TASKS_HERE, TRAINING_OPTIONS, JsonOption, Keyword, Option, QuietOption
 from bertree.console import showing, spell_settings, spelled_as
 from bertree.errors import BertreeWarning, UserError
 from bertree.scale.launch import launched
@@ -76,34 +75,6 @@ class OneDeviceCommand(VerbCommand):
                 "or srun"
             )
         return super().invoke(ctx)
-
-
-@dataclass(frozen=True)
-class Keyword:
-    """A parameter of a Python function, as its source declares it."""
-
-    name: str
-    annotation: str
-    default: Any = inspect.Parameter.empty
-
-    @property
-    def required(self) -> bool:
-        """Whether it has no default."""
-        return self.default is inspect.Parameter.empty
-
-    @property
-    def type(self) -> Any:
-        """The type on the command line; what may be a text or something else is a text."""
-        names = set(re.findall(r"\w+", self.annotation))
-        plain: Any = next((kind for kind in (bool, int, float) if kind.__name__ in names), str)
-        if plain is str and "Path" in names and not names & {"Model", "Task"} and self.default != "":
-            plain = Path
-        return list[plain] if self.repeated else plain
-
-    @property
-    def repeated(self) -> bool:
-        """Whether it takes several values."""
-        return "Sequence[" in self.annotation
 
 
 def read_keywords(function: str) -> tuple[list[Keyword], str]:

@@ -5,18 +5,45 @@ The same name means the same thing everywhere: `data` are labelled files, `store
 Types and defaults are not here: they come from the signatures of the Python functions (see `command.py`).
 """
 
+import inspect
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
-if TYPE_CHECKING:
-    from bertree.cli.command import Keyword
-
 TASKS_HERE = "{tasks}"  # replaced by the names of all tasks when help is shown
 LAYERS = "last, embeddings, second-to-last, sum-last-four, concat-last-four, sum-all"
+
+
+@dataclass(frozen=True)
+class Keyword:
+    """A parameter of a Python function, as its source declares it."""
+
+    name: str
+    annotation: str
+    default: Any = inspect.Parameter.empty
+
+    @property
+    def required(self) -> bool:
+        """Whether it has no default."""
+        return self.default is inspect.Parameter.empty
+
+    @property
+    def type(self) -> Any:
+        """The type on the command line; what may be a text or something else is a text."""
+        names = set(re.findall(r"\w+", self.annotation))
+        plain: Any = next((kind for kind in (bool, int, float) if kind.__name__ in names), str)
+        if plain is str and "Path" in names and not names & {"Model", "Task"} and self.default != "":
+            plain = Path
+        return list[plain] if self.repeated else plain
+
+    @property
+    def repeated(self) -> bool:
+        """Whether it takes several values."""
+        return "Sequence[" in self.annotation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +58,7 @@ class Option:
     max: float | None = None
     parser: Callable[[str], Any] | None = None
 
-    def option(self, keyword: "Keyword | None" = None) -> Any:
+    def option(self, keyword: Keyword | None = None) -> Any:
         """Return the description of an option for typer."""
         flags = self.flags
         if not flags and keyword is not None:
@@ -39,11 +66,11 @@ class Option:
             flags = (f"{flag}/--no-{flag[2:]}",) if keyword.type is bool and keyword.default is not False else (flag,)
         return typer.Option(*flags, **self._shared(keyword))
 
-    def argument(self, keyword: "Keyword | None" = None) -> Any:
+    def argument(self, keyword: Keyword | None = None) -> Any:
         """Return the description of an argument for typer."""
         return typer.Argument(**self._shared(keyword) | ({} if self.default is not True else {"show_default": False}))
 
-    def _shared(self, keyword: "Keyword | None") -> dict[str, Any]:
+    def _shared(self, keyword: Keyword | None) -> dict[str, Any]:
         hidden = (
             self.default is True and keyword is not None and (keyword.required or keyword.default in (None, "", ()))
         )

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from bertree.cli.command import USE, Keyword, print_json, python_verb
-from bertree.cli.options import Option
+from bertree.cli.command import USE, print_json, python_verb
+from bertree.cli.options import Keyword, Option
 from bertree.console import note
 
 if TYPE_CHECKING:
