@@ -110,7 +110,7 @@ def test_sentence_vectors_are_trained(made: Path, command: Command, tmp_path: Pa
 
 def test_what_cannot_work_is_refused_in_one_line(made: Path, command: Command, tmp_path: Path) -> None:
     both, ltr, store = made / "both", made / "ltr", tmp_path / "store"
-    command.well("prepare", made / "documents.txt", "--tokenizer", both, "--out", store, "-q")
+    command.well("prepare", made / "documents.txt", "--tokenizer", both, "--out", store, "--workers", 1, "-q")
     pretrain = ("pretrain", "reformer-tiny", "--store", store, "--out", tmp_path / "out", "data.held_out_share=0.3")
     task = ("finetune", both, "--task", "classification", "--data", made / "data", "--out", tmp_path / "out")
     refused = {

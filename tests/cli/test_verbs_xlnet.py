@@ -143,7 +143,9 @@ def test_distillation_on_text(made: Path, command: Command, tmp_path: Path) -> N
     """The student's query stream learns what the teacher's predicts."""
     rows = [" ".join(str(row["text"]) for row in learnable.feelings(40, seed)) for seed in range(20)]
     (tmp_path / "text.txt").write_text("\n\n".join(rows))
-    command.well("prepare", tmp_path / "text.txt", "--tokenizer", made / "xlnet", "--out", tmp_path / "store")
+    command.well(
+        "prepare", tmp_path / "text.txt", "--tokenizer", made / "xlnet", "--out", tmp_path / "store", "--workers", 1
+    )
     given = (
         "distill",
         made / "xlnet",

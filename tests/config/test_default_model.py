@@ -134,7 +134,7 @@ def test_every_verb_knows_it(
     ):
         assert verb(monkeypatch, *arguments) == 2
         assert said in capsys.readouterr().err
-    assert verb(monkeypatch, "prepare", "text.txt", "--tokenizer", "default", "--out", "store") == 0
+    assert verb(monkeypatch, "prepare", "text.txt", "--tokenizer", "default", "--out", "store", "--workers", "1") == 0
     going_on = ("model.start=default", "phases.0.steps=2", "schedule.warmup=1", "run.device=cpu")
     what = ("phases.0.batch_tokens=256", "data.held_out_share=0.5", "data.format=doc-sentences", "objective.nsp=0")
     code = verb(monkeypatch, "pretrain", "bert-base-tiny", "--store", "store", "--out", "run", *going_on, *what)

@@ -27,7 +27,9 @@ def test_text_that_was_replaced_is_noticed(token_store: Path, tmp_path: Path, co
     words = [f"word{number}" for number in range(60)]
     (tmp_path / "other.txt").write_text("\n\n".join(" ".join(words[i:] + words[:i]) + "." for i in range(60)))
     shutil.rmtree(store)
-    command.well("prepare", tmp_path / "other.txt", "--out", store, "--tokenizer", token_store / "tokenizer")
+    command.well(
+        "prepare", tmp_path / "other.txt", "--out", store, "--tokenizer", token_store / "tokenizer", "--workers", 1
+    )
     assert runs.finish(*given, "--resume", said=said) == 2
     assert "was started with another text in data.store" in said.read_text()
 

