@@ -216,7 +216,8 @@ def _without_classifier(job: EncodedJob, network: Network) -> Contents:
     initial = job.job.initial
     heads = {name: head for name, head in initial.network.heads.items() if name == "mask" and network.readout.frozen}
     readout = replace(network.readout, frozen=False)  # it was a choice of the run, not of the model
-    bare = Network(network.encoder, heads, readout, network.features, None, network.vector, network.width)
+    features, vector = network.features, network.vector
+    bare = Network(network.encoder, heads, readout=readout, features=features, vector=vector, width=network.width)
     return Contents(job.tuner.architecture, bare, initial.tokenizer, max_length=job.tuner.config.train.max_length)
 
 

@@ -197,8 +197,15 @@ def _saved_contents(job: EncodedJob, task: Task[Any], network: Network) -> Conte
     about = {"name": task.name, "max_length": job.tuner.config.train.max_length} | settings
     heads = {name: head for name, head in network.heads.items() if name != "mask"}
     if len(heads) < len(network.heads):
-        components = (network.readout, network.features, network.crf, network.vector, network.width)
-        network = Network(network.encoder, heads, *components)
+        network = Network(
+            network.encoder,
+            heads,
+            readout=network.readout,
+            features=network.features,
+            crf=network.crf,
+            vector=network.vector,
+            width=network.width,
+        )
     initial = job.job.initial
     return Contents(job.tuner.architecture, network, initial.tokenizer, list(task.labels), initial.limit, task=about)
 

@@ -20,7 +20,7 @@ from bertree.model.layers.feed_forward import ACTIVATION
 ROUND = 64
 NEVER = -30000.0  # a logit whose probability is 0; half precision can represent it
 NO_PROBABILITY = -1e9  # the same in fp32
-STARTS = 5  # first tokens of answers that a `BeamSpanHead` looks for the last tokens of
+STARTS = 5  # candidates for an answer's first token, for each of which a `BeamSpanHead` scores the last tokens
 
 
 class MaskHead(nn.Module):
@@ -95,10 +95,10 @@ class MaskHead(nn.Module):
 
 
 class ClassHead(nn.Module):
-    """A logit per class for each state it is given: a token's or a sequence's.
+    """A logit per class for each input state: a token's or a sequence's.
 
     With `dense` the head first transforms the state (RoBERTa, DistilBERT), with `norm` it also norms it (ModernBERT).
-    `reads` says which states it is given: each token's ("tokens"), the pooler's output ("pooled"), or one state per
+    `reads`: the input states: each token's ("tokens"), the pooler's output ("pooled"), or one state per
     sequence ("sequence").
     """
 
@@ -107,6 +107,7 @@ class ClassHead(nn.Module):
         out: nn.Linear,
         reads: str,
         dropout: float,
+        *,
         dense: nn.Linear | None = None,
         activation: str = "tanh",
         input_dropout: float = 0.0,
@@ -238,7 +239,7 @@ def parse_concat(text: str) -> tuple[str, ...]:
 class PairClassifier(nn.Module):
     """A linear classifier on features of two sentence vectors, in fp32 like the vectors.
 
-    Sentence-BERT is trained with it on sentence pairs; afterwards it is thrown away.
+    Sentence-BERT is trained with it on sentence pairs; afterwards it is discarded.
     """
 
     def __init__(self, width: int, classes: int, features: Sequence[str], std: float = 0.02) -> None:

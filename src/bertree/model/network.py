@@ -28,7 +28,7 @@ from bertree.model.pooling import PoolingConfig, SentencePooling
 from bertree.model.readout import Crf, LayerFeatures, Readout, build_crf, build_features
 from bertree.model.transformer import build_transformer, vocabulary_clusters
 
-# mask: the vocabulary, not a count of its own; beam-span: three parts of one output
+# 0: the head has no classes of its own: mask has the vocabulary, beam-span three outputs
 FIXED_CLASSES = {"mask": 0, "pair": 2, "span": 2, "beam-span": 0, "choice": 1}
 HEADS = ("mask", "pair", "sequence", "token", "span", "beam-span", "choice")
 TOKEN_HEADS = ("token", "span")
@@ -44,6 +44,7 @@ class Network(nn.Module):
         self,
         encoder: Encoder,
         heads: Mapping[str, nn.Module],
+        *,
         readout: Readout | None = None,
         features: LayerFeatures | None = None,
         crf: Crf | None = None,
@@ -161,7 +162,8 @@ def build(
     pooling = SentencePooling(width, vector, a.ends_in_summary) if vector is not None else None
     if pooling is not None:
         initialize(pooling, a.init_std)
-    return Network(encoder, built, readout, features, build_crf(readout, heads), pooling, width)
+    crf = build_crf(readout, heads)
+    return Network(encoder, built, readout=readout, features=features, crf=crf, vector=pooling, width=width)
 
 
 def build_encoder(a: Architecture) -> Encoder:
@@ -233,7 +235,7 @@ def _normed_head(a: Transformer, out: nn.Linear, reads: str) -> ClassHead:
     """Build ModernBERT's head: a dense layer, an activation and a norm come first."""
     dense = nn.Linear(a.output_width, a.width, bias=a.head_bias)
     norm = nn.LayerNorm(a.width, eps=a.norm_eps, bias=a.head_bias)
-    return ClassHead(out, reads, a.classifier_dropout, dense, a.mask_activation, norm=norm)
+    return ClassHead(out, reads, a.classifier_dropout, dense=dense, activation=a.mask_activation, norm=norm)
 
 
 def _transformer_head(a: Transformer, name: str, classes: int) -> ClassHead:
@@ -264,7 +266,8 @@ def _transformer_head(a: Transformer, name: str, classes: int) -> ClassHead:
 def _bilstm_head(a: BiLstm, name: str, classes: int) -> ClassHead:
     """Build the classifier of a BiLSTM, with an inner layer."""
     dense = nn.Linear(a.sequence_width, a.ffn_width)
-    return ClassHead(nn.Linear(a.ffn_width, classes), "sequence", a.classifier_dropout, dense, "relu")
+    out = nn.Linear(a.ffn_width, classes)
+    return ClassHead(out, "sequence", a.classifier_dropout, dense=dense, activation="relu")
 
 
 class Builders(NamedTuple):

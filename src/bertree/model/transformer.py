@@ -49,6 +49,7 @@ class TransformerEncoder(Encoder):
         self,
         embeddings: Embeddings,
         stack: Stack,
+        *,
         width: int,
         norm: nn.Module | None,
         pooler: nn.Linear | None,
@@ -198,13 +199,13 @@ def build_transformer(a: Transformer) -> TransformerEncoder:
             list(zip(a.sharing_indices("attention"), a.sharing_indices("ffn"), strict=True)),
             residual,
         ),
-        a.output_width,
-        build_norm(a, a.output_width) if residual.norms_last and a.final_norm else None,
-        nn.Linear(a.output_width, a.width) if a.pooler else None,
-        not any(component.mask.looks_ahead for component in attention),
-        MemorySettings(a.memory, a.same_length, a.memory_start == "zeros") if a.memory else None,
-        a.query_stream,
-        "last" if a.summarizes_last else a.summary,
+        width=a.output_width,
+        norm=build_norm(a, a.output_width) if residual.norms_last and a.final_norm else None,
+        pooler=nn.Linear(a.output_width, a.width) if a.pooler else None,
+        causal=not any(component.mask.looks_ahead for component in attention),
+        memory=MemorySettings(a.memory, a.same_length, a.memory_start == "zeros") if a.memory else None,
+        query_stream=a.query_stream,
+        summary="last" if a.summarizes_last else a.summary,
     )
     initialize(encoder, a.init_std)
     if a.residual_init == "scaled":  # so that the sum over all layers starts as large as one term

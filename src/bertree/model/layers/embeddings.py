@@ -172,6 +172,7 @@ class Embeddings(nn.Module):
 
     def __init__(
         self,
+        *,
         tokens: TokenEmbeddings | AdaptiveEmbeddings,
         positions: EmbeddedPositions | None,
         segments: nn.Embedding | None,

@@ -7,7 +7,7 @@ from bertree.errors import UserError, suggest
 from bertree.model.architecture import Architecture, Transformer, check_type
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Preset:
     """A named architecture and its parent in the tree."""
 
@@ -27,7 +27,10 @@ DEFAULT = "default"  # the bundled model: not a preset, but a name that may be m
 def add(name: str, parent: str | None, note: str, published: str = "", study: bool = False, **changes: Any) -> None:
     """Add a published model to the tree."""
     base = PRESETS[parent].architecture if parent else Transformer()
-    PRESETS[name] = Preset(name, parent, base.with_values(changes), note, published, study)
+    architecture = base.with_values(changes)
+    PRESETS[name] = Preset(
+        name=name, parent=parent, architecture=architecture, note=note, published=published, study=study
+    )
 
 
 def preset(name: str) -> Preset:
@@ -50,5 +53,6 @@ def register_preset(name: str, parent: str = "bert-base", note: str = "", **axes
         raise UserError(f"{name}: there is such a preset; give yours another name")
     base = preset(parent).architecture
     values = {axis: check_type(axis, value, name) for axis, value in axes.items()}
-    PRESETS[name] = Preset(name, parent, base.with_values(values), note or f"{parent} with other axes")
+    note = note or f"{parent} with other axes"
+    PRESETS[name] = Preset(name=name, parent=parent, architecture=base.with_values(values), note=note)
     return PRESETS[name]
