@@ -36,7 +36,7 @@ def find_point(name: str, overrides: Sequence[str] = ()) -> Preset:
     """Return a preset, or a model folder as one, with other values on some axes."""
     if name not in PRESETS and (path := default_model.resolve_model_path(name)).is_dir():
         note = "a model folder" if path == Path(name) else "the bundled model"
-        point = Preset(name, None, read_architecture(path), note, folder=str(path))
+        point = Preset(name=name, parent=None, architecture=read_architecture(path), note=note, folder=str(path))
     else:
         point = preset(name)
     if not overrides:
@@ -44,10 +44,10 @@ def find_point(name: str, overrides: Sequence[str] = ()) -> Preset:
     changed = point.architecture.with_values(dict(map(parse_override, overrides)))
     axes = "1 axis" if len(overrides) == 1 else f"{len(overrides)} axes"
     return Preset(
-        f"{point.name} {' '.join(overrides)}",
-        point.name if point.name in PRESETS else None,
-        changed,
-        f"{point.name} with {axes} changed",
+        name=f"{point.name} {' '.join(overrides)}",
+        parent=point.name if point.name in PRESETS else None,
+        architecture=changed,
+        note=f"{point.name} with {axes} changed",
     )
 
 
