@@ -55,12 +55,7 @@ class History:
 def read_history(path: Path) -> History:
     """Read a file of metrics."""
     history = History()
-    lists = {
-        "train": history.train,
-        "eval": history.evaluations,
-        "sample": history.samples,
-        "event": history.events,
-    }
+    lists = {"train": history.train, "eval": history.evaluations, "sample": history.samples, "event": history.events}
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
             for line in file:

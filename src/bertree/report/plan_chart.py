@@ -52,10 +52,7 @@ def _bar(row: Row, best: bool, y: int, scale: float, most: float) -> list[Markup
     words = [name(row.mesh) + (" *" if best else ""), f"{row.batch.count} x {row.batch.tokens:,} tokens"]
     words += ["recomputed"] if row.batch.recompute else []
     value = f"{row.gib:.1f} GiB" + ("" if row.fits else ", too much")
-    parts = [
-        text(MARGIN, y + 13, ", ".join(words), "key"),
-        text(WIDTH - MARGIN, y + 13, value, "key value", "end"),
-    ]
+    parts = [text(MARGIN, y + 13, ", ".join(words), "key"), text(WIDTH - MARGIN, y + 13, value, "key value", "end")]
     at = float(MARGIN)
     end = MARGIN + most * scale
     for part, size in zip(Bytes._fields, row.peak.bytes, strict=True):

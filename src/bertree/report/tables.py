@@ -16,9 +16,9 @@ from bertree.report.formats import digits, percent
 from bertree.report.history import Floats
 from bertree.report.scales import Axis
 
-NAME = 40  # characters of a name
-MISTAKES, CLOSE = 20, 5  # at most shown
-ROOM = 320  # characters of a text
+NAME = 40  # characters of a name, before it is shortened
+MISTAKES, CLOSE = 20, 5  # rows of the tables of mistakes and of the least confident right answers
+ROOM = 320  # characters of a text, before it is shortened
 
 
 class Piece(NamedTuple):
@@ -223,7 +223,7 @@ def text_and_pair(line: Json) -> Lines:
 
 
 def around(text: str, marks: Sequence[tuple[int, int, str]], room: int = ROOM) -> Lines:
-    """Return a text with stretches of it marked (start, end, kind), cut to the surroundings of the first of them."""
+    """Return a text with marked ranges (start, end, kind), shortened to the surroundings of the first of them."""
     marks = sorted((max(0, start), min(end, len(text)), kind) for start, end, kind in marks)
     if not marks:
         return start_of(text, room)

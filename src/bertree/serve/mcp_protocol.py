@@ -32,12 +32,7 @@ class Tool:
     def json(self) -> Json:
         """Return how the protocol describes a tool."""
         hints = {"readOnlyHint": True, "openWorldHint": False}
-        return {
-            "name": self.name,
-            "description": self.description,
-            "inputSchema": self.schema,
-            "annotations": hints,
-        }
+        return {"name": self.name, "description": self.description, "inputSchema": self.schema, "annotations": hints}
 
 
 class _Refused(Exception):

@@ -39,10 +39,7 @@ def openapi_document(routes: Sequence[RouteSpec]) -> dict[str, Any]:
             "description": "Vectors, ranking, classes and search by the models that this server was started with.",
         },
         "paths": paths,
-        "components": {
-            "schemas": components,
-            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
-        },
+        "components": {"schemas": components, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
     }
 
 
