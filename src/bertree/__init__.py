@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from bertree.finetuning.evaluate import evaluate, glue
     from bertree.finetuning.features import write_features
     from bertree.finetuning.finetune import finetune
-    from bertree.inference.convert import convert
-    from bertree.inference.load import load
+    from bertree.inference.load import convert, load
     from bertree.inference.model import Model
     from bertree.inference.trained_run import Run
     from bertree.model.presets import register_preset
@@ -57,7 +56,7 @@ _HOMES = {
     "UserError": "errors",
     "cluster_texts": "embeddings.mine_files",
     "compare": "comparison.compare",
-    "convert": "inference.convert",
+    "convert": "inference.load",
     "distill": "distillation.distill",
     "embed_file": "embeddings.embed",
     "evaluate": "finetuning.evaluate",

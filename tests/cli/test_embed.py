@@ -14,7 +14,7 @@ import bertree
 from bertree.embeddings import embed, npy_file
 from bertree.embeddings.npy_file import VectorFile
 from bertree.errors import UserError
-from bertree.inference.embedding import FIRST_WINDOW, WINDOW, window_end
+from bertree.inference.embedding import BLOCK, FIRST_BLOCK, block_end
 from tests.support import runs
 from tests.support.command import Command
 
@@ -160,9 +160,9 @@ def test_only_one_run_writes(tmp_path: Path) -> None:
 
 def test_other_texts_under_the_same_name(command: Command, tiny: Path, tmp_path: Path) -> None:
     file, out = tmp_path / "a.txt", tmp_path / "v.npy"
-    whole = window_end(FIRST_WINDOW)
+    whole = block_end(FIRST_BLOCK)
     good = lines(whole)
-    # The last window holds a broken record: those before it are kept, and the run ends with one line.
+    # The last block holds a broken record: those before it are kept, and the run ends with one line.
     rows = [json.dumps({"text": text}) for text in good]
     (tmp_path / "a.jsonl").write_text("\n".join([*rows, "broken"]))
     said = command("embed", tiny, tmp_path / "a.jsonl", "--out", out)
@@ -180,22 +180,22 @@ def test_other_texts_under_the_same_name(command: Command, tiny: Path, tmp_path:
 
 
 def test_rows_are_saved_from_the_beginning_on(command: Command, tiny: Path, tmp_path: Path) -> None:
-    rows = [json.dumps({"text": text}) for text in lines(2 * FIRST_WINDOW)]
+    rows = [json.dumps({"text": text}) for text in lines(2 * FIRST_BLOCK)]
     (tmp_path / "a.jsonl").write_text("\n".join([*rows, "broken"]))
     assert command("embed", tiny, tmp_path / "a.jsonl", "--out", tmp_path / "v.npy").code == 2
-    assert _rows(tmp_path / "v.npy") == FIRST_WINDOW
+    assert _rows(tmp_path / "v.npy") == FIRST_BLOCK
 
 
-def test_windows_grow_and_depend_on_the_row_alone() -> None:
+def test_blocks_grow_and_depend_on_the_row_alone() -> None:
     ends, row = [], 0
-    while row < 6 * WINDOW:
-        row = window_end(row)
+    while row < 6 * BLOCK:
+        row = block_end(row)
         ends.append(row)
     sizes = np.diff([0, *ends]).tolist()
-    assert sizes[:2] == [FIRST_WINDOW, 2 * FIRST_WINDOW]
-    assert sizes[4:] == [WINDOW] * len(sizes[4:]) != []
+    assert sizes[:2] == [FIRST_BLOCK, 2 * FIRST_BLOCK]
+    assert sizes[4:] == [BLOCK] * len(sizes[4:]) != []
     for begin, end in zip([0, *ends], ends, strict=False):
-        assert {window_end(row) for row in (begin, (begin + end) // 2, end - 1)} == {end}
+        assert {block_end(row) for row in (begin, (begin + end) // 2, end - 1)} == {end}
 
 
 def test_mistakes_are_one_line(command: Command, tiny: Path, tmp_path: Path) -> None:
@@ -274,8 +274,8 @@ def test_nothing_is_left_of_a_run_that_made_nothing(command: Command, tiny: Path
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
 
 
-def test_the_bar_moves_within_a_window(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "a.txt").write_text("\n".join(lines(WINDOW + 100)) + "\n")
+def test_the_bar_moves_within_a_block(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.txt").write_text("\n".join(lines(BLOCK + 100)) + "\n")
     said: list[tuple[int, int]] = []
 
     class Bar:
@@ -290,8 +290,8 @@ def test_the_bar_moves_within_a_window(tiny: Path, tmp_path: Path, monkeypatch: 
     embed.embed_file(tiny, tmp_path / "a.txt", tmp_path / "v.npy")
     assert said == sorted(said)
     assert said[0] == (0, 0)
-    assert said[-1] == ((tmp_path / "a.txt").stat().st_size, WINDOW + 100)
-    assert len([count for _, count in said if 0 < count < WINDOW]) > 3
+    assert said[-1] == ((tmp_path / "a.txt").stat().st_size, BLOCK + 100)
+    assert len([count for _, count in said if 0 < count < BLOCK]) > 3
 
 
 def test_temporary_files_of_a_killed_run_are_removed(tiny: Path, tmp_path: Path) -> None:

@@ -109,8 +109,8 @@ def test_prepare_gives_the_same_bytes_though_a_worker_is_killed(
 def test_embed_gives_the_same_vectors_though_a_worker_is_killed(
     texts: Path, tmp_path: Path, small_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(embedding, "FIRST_WINDOW", 8)
-    monkeypatch.setattr(embedding, "WINDOW", 32)
+    monkeypatch.setattr(embedding, "FIRST_BLOCK", 8)
+    monkeypatch.setattr(embedding, "BLOCK", 32)
     options: dict[str, Any] = {"prompt": "query: ", "max_length": 24, "normalize": True}
     with pytest.warns(bertree.BertreeWarning, match="texts cut to 24 tokens") as here:
         bertree.embed_file(small_folder, texts, tmp_path / "here.npy", **options)

@@ -65,8 +65,8 @@ def test_a_vector_does_not_depend_on_its_neighbours(minilm: Path, dtype: str) ->
     assert cosine(alone, bertree.load(minilm).embed(given)).min() >= EXACT[dtype]
 
 
-def test_any_number_of_texts_comes_window_by_window(minilm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedding, "WINDOW", 16)
+def test_any_number_of_texts_comes_block_by_block(minilm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedding, "BLOCK", 16)
     model, given = bertree.load(minilm), texts(50, 2)
     taken = 0
 
@@ -76,7 +76,7 @@ def test_any_number_of_texts_comes_window_by_window(minilm: Path, monkeypatch: p
             taken += 1
             yield text
 
-    coming = model.embed_windows(source())
+    coming = embedding.embed_blocks(model, source())
     first = next(coming)
     assert taken <= 3 * 16
     rest = list(coming)

@@ -12,7 +12,7 @@ import torch
 
 import bertree
 from bertree.errors import BertreeWarning, UserError
-from bertree.inference.batching import BATCH_TOKENS
+from bertree.inference.inputs import BATCH_TOKENS
 from tests.support.parity import peer
 
 WORDS = "the of capital river Paris naïve ÇA quantum 3.14 don't e-mail © → x² Straße İstanbul 北京 東京 한국어"

@@ -10,6 +10,7 @@ import torch
 import bertree
 from bertree.batch import Batch
 from bertree.errors import UserError
+from bertree.inference.embedding import embed_blocks
 from bertree.inference.load import load, random_model
 from bertree.model.pooling import POOLINGS, Dense, PoolingConfig, SentencePooling
 from bertree.model.presets import preset
@@ -159,9 +160,9 @@ def test_any_number_of_texts(words: Tokenizer, monkeypatch: pytest.MonkeyPatch) 
     assert model.embed([]).shape == (0, 32)
     assert model.embed("one").shape == (1, 32)
     whole = model.embed(TEXTS[:5] * 7)
-    monkeypatch.setattr("bertree.inference.embedding.WINDOW", 4)
+    monkeypatch.setattr("bertree.inference.embedding.BLOCK", 4)
     done: list[int] = []
-    windows = list(model.embed_windows((text for text in TEXTS[:5] * 7), advance=done.append))
+    windows = list(embed_blocks(model, (text for text in TEXTS[:5] * 7), advance=done.append))
     assert (sum(done), len(windows)) == (35, 9)
     assert np.array_equal(np.concatenate(windows), model.embed((text for text in TEXTS[:5] * 7), progress=True))
     assert np.abs(np.concatenate(windows) - whole).max() < 1e-6

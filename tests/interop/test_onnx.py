@@ -14,9 +14,8 @@ import torch
 
 import bertree
 from bertree.errors import BertreeWarning, UserError
-from bertree.inference.convert import convert
 from bertree.inference.inputs import pack_inputs
-from bertree.inference.load import Model, random_model
+from bertree.inference.load import Model, convert, random_model
 from bertree.interop import folder, onnx
 from bertree.interop.contents import Contents
 from bertree.model.architecture import Architecture

@@ -131,7 +131,7 @@ def small_pieces() -> None:
     store_builder.CHUNK_CHARACTERS = 2000
     store_builder.build_store.__kwdefaults__["shard_tokens"] = 3000
     teacher_cache.CHUNK = 2
-    embedding.FIRST_WINDOW = 32
+    embedding.FIRST_BLOCK = 32
     writer.COMMIT_ROWS, writer.EMBED_BATCH, writer.MERGE = 12, 6, 3
     keep.PAUSE = keep.REPORT_PAUSE = 0.0
 

@@ -49,7 +49,7 @@ def plant(faults: str) -> None:
             from bertree.inference import embedding
 
             for module in (embed, embedding):
-                vars(module).update(WINDOW=int(numbers[0]), FIRST_WINDOW=int(numbers[0]))
+                vars(module).update(BLOCK=int(numbers[0]), FIRST_BLOCK=int(numbers[0]))
         elif name == "room":
             resource.setrlimit(resource.RLIMIT_FSIZE, (int(numbers[0]), int(numbers[0])))
         elif name == "no tensorboard":

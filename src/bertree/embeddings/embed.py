@@ -20,7 +20,7 @@ from bertree.embeddings.text_rows import RowCounts, TextRows
 from bertree.engines.engine import HERE, Engine, Workers
 from bertree.engines.local import choose_engine
 from bertree.errors import TextsCut, UserError
-from bertree.inference.embedding import FIRST_WINDOW, WINDOW, Vectors, window_end
+from bertree.inference.embedding import BLOCK, FIRST_BLOCK, Vectors, block_end, embed_blocks
 from bertree.inference.embedding_workers import EmbeddedBlock, TextBlock, embed_in_order, start_embedding
 from bertree.inference.load import choose_device, load_or_take
 from bertree.inference.model import Model
@@ -97,16 +97,16 @@ class Embedder:
         self.kind = "" if literal else options.prompt
         self.model.vector.prompt_text(self.kind, self.model.name)  # raises before the work, not after it
 
-    def windows(
+    def blocks(
         self, texts: Iterable[str], advance: Callable[[int], None], first: int | None = None
     ) -> Iterator[Vectors]:
         """Yield vectors, some thousand rows at a time; `advance` is called more often, with the number of new rows.
 
-        `first`: the texts go on from this row, and the first windows are small.
+        `first`: number of the first text, for a file that is continued; then the first blocks are small.
         """
         given = (self.before + text for text in texts) if self.before else texts
         done = first or 0
-        for vectors in self._windows(given, advance, first):
+        for vectors in self._blocks(given, advance, first):
             good = np.isfinite(vectors).all(1)
             if not good.all():
                 row = done + int(good.argmin()) + 1
@@ -116,10 +116,10 @@ class Embedder:
             done += len(vectors)
             yield vectors
 
-    def _windows(self, texts: Iterable[str], advance: Callable[[int], None], first: int | None) -> Iterator[Vectors]:
+    def _blocks(self, texts: Iterable[str], advance: Callable[[int], None], first: int | None) -> Iterator[Vectors]:
         if self.workers is not None:
             return embed_in_order(self.workers, texts, first or 0, advance)
-        return self.model.embed_windows(texts, advance=advance, first=first, **self._how)
+        return embed_blocks(self.model, texts, advance=advance, first=first, **self._how)
 
     @property
     def _how(self) -> dict[str, Any]:
@@ -141,7 +141,7 @@ class Embedder:
         """Return all vectors as one array."""
         found = np.empty((len(texts), self.model.dimension), np.float32)
         done = 0
-        for vectors in self.windows(texts, advance):
+        for vectors in self.blocks(texts, advance):
             found[done : done + len(vectors)] = vectors
             done += len(vectors)
         return found
@@ -240,7 +240,7 @@ def embed_file(
             "device": computing.partition(":")[0],
             "dtype": dtype,
             "precision": how.precision,
-            "window": f"{FIRST_WINDOW} to {WINDOW}",
+            "block": f"{FIRST_BLOCK} to {BLOCK}",
         }
         target = VectorFile(out, job, embedder.model.dimension, dtype)
         if target.finished():
@@ -279,7 +279,7 @@ def _fill_file(
 
 
 def _write(embedder: Embedder, rows: TextRows, target: VectorFile, advance: Callable[[int, int], None]) -> None:
-    """Write what is missing, window after window. `advance` gets how far the input is read, and the number of rows."""
+    """Write what is missing, block after block. `advance` gets how far the input is read, and the number of rows."""
     source, hashed = iter(rows), Fingerprint()
     for number in range(target.rows):
         text = next(source, None)
@@ -294,29 +294,29 @@ def _write(embedder: Embedder, rows: TextRows, target: VectorFile, advance: Call
             f"{rows.name}: its first {target.rows:,} rows are not those that were embedded before; remove "
             f"{target.part} and {target.journal} to begin again"
         )
-    at, inside = rows.done, 0  # where the window begins that is computed, and how many of its rows are done
+    at, inside = rows.done, 0  # start of the block that is computed, and how many of its rows are done
     advance(at, target.rows)
-    # The model reads ahead of what it gives back, so the states of hash and file wait for their window.
+    # The model reads ahead of what it gives back, so the states of hash and file wait for their block.
     states: deque[tuple[str, int]] = deque()
     first = target.rows
 
     def watched() -> Iterator[str]:
-        end = window_end(first)
+        end = block_end(first)
         for count, text in enumerate(source, first + 1):
             hashed.add(text)
             if count == end:
                 states.append((str(hashed), rows.done))
-                end = window_end(count)
+                end = block_end(count)
             yield text
         states.append((str(hashed), rows.done))
 
     def some(count: int) -> None:
         nonlocal inside
         inside += count
-        end, size = states[0][1] if states else rows.done, window_end(target.rows) - target.rows
+        end, size = states[0][1] if states else rows.done, block_end(target.rows) - target.rows
         advance(at + (end - at) * min(inside, size) // size, target.rows + inside)
 
-    for vectors in embedder.windows(watched(), some, first):
+    for vectors in embedder.blocks(watched(), some, first):
         known, at = states.popleft()
         target.add(vectors, known)
         inside = 0

@@ -1,28 +1,33 @@
-"""Embed any number of texts: tokenized ahead, batched by length, returned in the order given.
+"""Sentence vectors of any number of texts, in the order given.
 
-Texts are taken in windows. Within a window they are sorted by length, so that a batch holds similar ones. While one
-window is computed the next is tokenized, and on a GPU the one before is copied to the host. So memory is that of three
-windows, however long the input is.
+    texts -> blocks of 1,024 -> tokenized -> batches of similar length -> `BatchEmbedder` -> rows of a block
+
+While one block is computed, the next is tokenized, and on a GPU the one before is copied to the host. So memory is that
+of three blocks, however many texts there are. The server forms batches from requests instead and calls `BatchEmbedder`
+directly: every vector is computed and scaled there.
+
+Shape letters: s sequences, d width of a vector.
 """
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
+from torch import Tensor
 
-from bertree.batch import Batch
 from bertree.errors import UserError
-from bertree.inference.batching import batch_by_length, map_jobs
+from bertree.inference.inputs import batch_by_length, check_inputs, map_jobs
+from bertree.inference.loaded import LoadedModel
 from bertree.text.tokenizer import Encoded
 
-WINDOW = 1024  # texts: with larger ones a GPU waits for the first to be tokenized
-FIRST_WINDOW = 256  # where windows grow
+BLOCK = 1024  # texts: with larger blocks a GPU waits longer until the first is tokenized
+FIRST_BLOCK = 256  # texts, where blocks grow
 Vectors = NDArray[np.float32]
 
 
@@ -41,85 +46,126 @@ class TextEncoder(Protocol):
         """Return one row per text."""
 
 
-def finish_vectors(vectors: Vectors, dimensions: int | None, normalize: bool) -> Vectors:
-    """Keep the first so many numbers of each vector, and scale it to length 1 if that is wanted."""
-    vectors = vectors[:, :dimensions]
-    if normalize:
-        squares = np.matmul(vectors[:, None, :], vectors[:, :, None])[:, 0]  # faster than np.linalg.norm for a few rows
-        vectors = vectors / np.maximum(np.sqrt(squares), 1e-12)
-    return np.ascontiguousarray(vectors)
+class BatchEmbedder:
+    """Computes the vectors of tokenized texts as one batch.
 
-
-@dataclass(frozen=True)
-class WindowSteps:
-    """The steps of a window, and their settings."""
-
-    tokenize: Callable[[Sequence[str]], Sequence[Encoded]]
-    pack: Callable[[Sequence[Encoded]], Batch]
-    vectors: Callable[[Batch], torch.Tensor]  # one row per sequence
-    device: torch.device
-    width: int
-    tokens: int = 0  # per batch; 0: what suits the device
-    advance: Callable[[int], None] = lambda count: None  # called with the number of texts that are done
-
-
-def window_end(row: int) -> int:
-    """Return where the window of a row ends, if windows grow: from a small one, each twice as large, up to WINDOW.
-
-    So the first results come soon, and the windows depend on nothing but the row.
+    Several threads may call it at once. It holds the weights as they are when it is made: later changes are not seen.
     """
-    end = size = min(FIRST_WINDOW, WINDOW)
-    while end <= row and size < WINDOW:
-        size = min(2 * size, WINDOW)
-        end += size
-    return end if row < end else end + ((row - end) // WINDOW + 1) * WINDOW
+
+    def __init__(self, model: LoadedModel, dimensions: int | None = None) -> None:
+        self.device, self.dimensions = model.device, dimensions
+        self._pack, self._encode, self._pooling = model.pack, model.inference_encoder(), model.pooling
+        self.width = dimensions or self._pooling.width
+
+    def __call__(self, encoded: Sequence[Encoded], normalize: bool | None = None) -> Vectors:
+        """Return one row per text, in the order given. `normalize`: scale to length 1; None: as the model does."""
+        order = sorted(range(len(encoded)), key=lambda row: len(encoded[row].ids))
+        vectors = np.empty((len(encoded), self.width), np.float32)
+        vectors[order] = self.compute([encoded[row] for row in order], normalize).cpu().numpy()
+        return vectors
+
+    @torch.no_grad()
+    def compute(self, encoded: Sequence[Encoded], normalize: bool | None = None) -> Tensor:
+        """As a call, on the model's device. Texts in ascending order of length are computed fastest."""
+        batch = self._pack(encoded).to(self.device)
+        vectors_sd = self._pooling.unscaled(self._encode(batch), batch)
+        scale = self._pooling.config.normalize if normalize is None else normalize
+        if scale:
+            vectors_sd = F.normalize(vectors_sd, dim=-1)
+        return vectors_sd if self.dimensions is None else shorten(vectors_sd, self.dimensions, scale)
 
 
-def embed_windows(steps: WindowSteps, texts: Iterable[str], first: int | None = None) -> Iterator[Vectors]:
-    """Yield the vectors of each window of texts, in their order; `first`: windows grow, and this is the first row."""
-    source, row = iter(texts), first
+def shorten(vectors_sd: Tensor, dimensions: int | None, normalize: bool) -> Tensor:
+    """Keep the first numbers of each vector (Matryoshka) and scale it to length 1 if that is wanted."""
+    shortened_sd = vectors_sd[:, :dimensions]
+    return F.normalize(shortened_sd, dim=-1) if normalize else shortened_sd
 
-    def ahead() -> Sequence[Encoded]:
+
+def embed_blocks(
+    model: LoadedModel,
+    texts: Iterable[str] | str,
+    *,
+    prompt: str | None = None,
+    max_length: int | None = None,
+    batch_tokens: int = 0,
+    dimensions: int | None = None,
+    advance: Callable[[int], None] = lambda count: None,
+    first: int | None = None,
+) -> Iterator[Vectors]:
+    """Yield the vectors of each block of texts; see `Model.embed`.
+
+    `advance` is called with the number of texts that are done. `first`: number of the first text, for a stream that is
+    continued; then the first blocks are small, and each ends where `block_end` says.
+    """
+    prefix = model.vector.prompt_text(prompt, model.name)
+    source = iter([texts] if isinstance(texts, str) else check_inputs(texts))
+    if dimensions is not None and (type(dimensions) is not int or not 1 <= dimensions <= model.dimension):
+        raise UserError(
+            f"dimensions: must be a whole number from 1 to {model.dimension}, the width of this model's vectors, "
+            f"not {dimensions!r}"
+        )
+    embedder = BatchEmbedder(model, dimensions)
+    row = first
+
+    def tokenize_next() -> Sequence[Encoded]:
         nonlocal row
-        size = WINDOW if row is None else window_end(row) - row
+        size = BLOCK if row is None else block_end(row) - row
         row = None if row is None else row + size
-        some = list(islice(source, size))
-        return steps.tokenize(some) if some else []
+        block = [_with_prompt(text, prefix) for text in islice(source, size)]
+        return model.tokenize(block, max_length) if block else []
 
-    with ThreadPoolExecutor(1) as reader:
-        coming = reader.submit(ahead)
-        waiting: deque[Callable[[], Vectors]] = deque()
-        ahead_by = 1 if steps.device.type == "cuda" else 0
+    with model.evaluating(), ThreadPoolExecutor(1) as reader:
+        coming = reader.submit(tokenize_next)
+        started: deque[tuple[int, Iterator[tuple[list[int], Tensor]]]] = deque()
+        most_started = 1 if embedder.device.type == "cuda" else 0
         try:
             while encoded := coming.result():
-                coming = reader.submit(ahead)
-                waiting.append(_start_window(steps, encoded))
-                if len(waiting) > ahead_by:
-                    yield waiting.popleft()()
-        except UserError:  # in a later text: what came before it is complete
-            yield from (fetch() for fetch in waiting)
+                coming = reader.submit(tokenize_next)
+                started.append((len(encoded), _start_block(embedder, encoded, batch_tokens)))
+                if len(started) > most_started:
+                    yield _collect_block(embedder.width, *started.popleft(), advance)
+        except UserError:  # in a later text: the blocks before it are complete
+            yield from (_collect_block(embedder.width, *block, advance) for block in started)
             raise
-        yield from (fetch() for fetch in waiting)
+        yield from (_collect_block(embedder.width, *block, advance) for block in started)
 
 
-def _start_window(steps: WindowSteps, encoded: Sequence[Encoded]) -> Callable[[], Vectors]:
-    """Start a window and return the function that fetches its vectors.
+def _with_prompt(text: object, prompt: str) -> str:
+    if not isinstance(text, str):
+        raise UserError(f"a text to embed must be a string, not {str(text)[:60]!r}")
+    return prompt + text
 
-    A GPU gets all of it at once, and its results are fetched after the next window was started.
+
+def _start_block(
+    embedder: BatchEmbedder, encoded: Sequence[Encoded], batch_tokens: int
+) -> Iterator[tuple[list[int], Tensor]]:
+    """Return the rows and vectors of each batch. A GPU gets all batches now and computes while the caller goes on."""
+
+    def compute(rows: list[int]) -> tuple[list[int], Tensor]:
+        return rows, embedder.compute([encoded[row] for row in rows])
+
+    batches = batch_by_length([len(e.ids) for e in encoded], embedder.device, batch_tokens)
+    computed = map_jobs(compute, batches, embedder.device)
+    return iter(list(computed)) if embedder.device.type == "cuda" else computed
+
+
+def _collect_block(
+    width: int, count: int, computed: Iterator[tuple[list[int], Tensor]], advance: Callable[[int], None]
+) -> Vectors:
+    vectors = np.empty((count, width), np.float32)
+    for rows, vectors_sd in computed:
+        vectors[rows] = vectors_sd.cpu().numpy()
+        advance(len(rows))
+    return vectors
+
+
+def block_end(row: int) -> int:
+    """Return the row after the block of a row, if blocks grow: from a small one, each twice as large, up to BLOCK.
+
+    So the first results come soon, and the blocks depend on nothing but the row.
     """
-
-    def work(rows: list[int]) -> tuple[list[int], torch.Tensor]:
-        return rows, steps.vectors(steps.pack([encoded[row] for row in rows]))
-
-    given = map_jobs(work, batch_by_length([len(e.ids) for e in encoded], steps.device, steps.tokens), steps.device)
-    if steps.device.type == "cuda":
-        given = iter(list(given))
-
-    def fetch() -> Vectors:
-        found = np.empty((len(encoded), steps.width), np.float32)
-        for rows, vectors in given:
-            found[rows] = vectors.float().cpu().numpy()
-            steps.advance(len(rows))
-        return found
-
-    return fetch
+    end = size = min(FIRST_BLOCK, BLOCK)
+    while end <= row and size < BLOCK:
+        size = min(2 * size, BLOCK)
+        end += size
+    return end if row < end else end + ((row - end) // BLOCK + 1) * BLOCK

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from bertree.engines.engine import Engine, Workers, map_in_order
 from bertree.errors import TextsCut, UserError
-from bertree.inference.embedding import Vectors, window_end
+from bertree.inference.embedding import Vectors, block_end, embed_blocks
 from bertree.inference.load import make_model
 from bertree.inference.loaded import weights_dtype
 from bertree.inference.model import Model
@@ -28,7 +28,7 @@ class TextBlock(NamedTuple):
     """Texts to embed."""
 
     texts: list[str]
-    first: int | None = None  # see `Model.embed_windows`
+    first: int | None = None  # see `embed_blocks`
 
 
 class EmbeddedBlock(NamedTuple):
@@ -39,7 +39,7 @@ class EmbeddedBlock(NamedTuple):
 
 
 class EmbeddingSetup(NamedTuple):
-    """Everything a worker needs to embed as the model at hand does."""
+    """What a worker needs to compute the same vectors as this process."""
 
     files: dict[str, NDArray[np.uint8]]  # of the model's folder
     name: str  # of the model, for messages
@@ -56,11 +56,11 @@ class EmbeddingWorker:
     def __init__(self, setup: EmbeddingSetup) -> None:
         self.setup = setup
         with tempfile.TemporaryDirectory(prefix="bertree-") as name:
-            place = Path(name)
+            path = Path(name)
             for file, content in setup.files.items():
-                (place / file).parent.mkdir(parents=True, exist_ok=True)
-                (place / file).write_bytes(content.data)
-            contents = folder.read(place, weights_dtype(setup.precision, setup.device), None)
+                (path / file).parent.mkdir(parents=True, exist_ok=True)
+                (path / file).write_bytes(content.data)
+            contents = folder.read(path, weights_dtype(setup.precision, setup.device), None)
         self.model = make_model(contents, source=Path(setup.name)).to(setup.device, setup.precision)
         if self.model.precision != setup.precision:
             raise UserError(
@@ -69,12 +69,13 @@ class EmbeddingWorker:
             )
 
     def __call__(self, block: TextBlock) -> EmbeddedBlock:
-        """Embed a block as `Model.embed_windows` does."""
+        """Embed a block as `embed_blocks` does."""
         setup = self.setup
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", TextsCut)
             vectors = [
-                *self.model.embed_windows(
+                *embed_blocks(
+                    self.model,
                     block.texts,
                     prompt=setup.prompt,
                     max_length=setup.max_length,
@@ -99,10 +100,12 @@ def start_embedding(
 ) -> Iterator[Workers[TextBlock, EmbeddedBlock]]:
     """Start workers that embed with this model, each on a device of this kind and in this precision."""
     with tempfile.TemporaryDirectory(prefix="bertree-") as name:
-        place = Path(name) / "model"
-        model.save(place)
+        model_folder = Path(name) / "model"
+        model.save(model_folder)
         files = {
-            str(path.relative_to(place)): np.fromfile(path, np.uint8) for path in place.rglob("*") if path.is_file()
+            str(path.relative_to(model_folder)): np.fromfile(path, np.uint8)
+            for path in model_folder.rglob("*")
+            if path.is_file()
         }
     setup = EmbeddingSetup(files, model.name, device, precision, prompt, max_length, batch_tokens)
     with engine.start(EmbeddingWorker, setup, device) as workers:
@@ -112,22 +115,22 @@ def start_embedding(
 def embed_in_order(
     workers: Workers[TextBlock, EmbeddedBlock], texts: Iterable[str], first: int, advance: Callable[[int], None]
 ) -> Iterator[Vectors]:
-    """Yield the vectors of each window of texts, as `Model.embed_windows` does."""
+    """Yield the vectors of each block of texts, as `embed_blocks` does."""
     source = iter(texts)
 
     def blocks() -> Iterator[TextBlock]:
         row = first
-        while some := list(islice(source, window_end(row) - row)):
-            yield TextBlock(some, row)
-            row += len(some)
+        while block := list(islice(source, block_end(row) - row)):
+            yield TextBlock(block, row)
+            row += len(block)
 
-    for _, found in map_in_order(workers, blocks(), lambda block: block):
-        warn_of_cuts(found)
-        advance(len(found.vectors))
-        yield found.vectors
+    for _, embedded in map_in_order(workers, blocks(), lambda block: block):
+        warn_of_cuts(embedded)
+        advance(len(embedded.vectors))
+        yield embedded.vectors
 
 
-def warn_of_cuts(found: EmbeddedBlock) -> None:
-    """Warn here of the texts that a worker has cut."""
-    for cut in found.cuts:
+def warn_of_cuts(embedded: EmbeddedBlock) -> None:
+    """Warn in this process of the texts that a worker has cut."""
+    for cut in embedded.cuts:
         warnings.warn(TextsCut(*cut), stacklevel=2)

@@ -1,13 +1,16 @@
-"""A network with its tokenizer and everything its folder says: where it is, how it is moved, saved and trained."""
+"""A network with its tokenizer and the settings of its folder: moved, saved, trained, and its inputs prepared.
 
-from collections.abc import Iterator, Mapping, Sequence
+The functions of this package take a `LoadedModel`; `Model` adds them to it as methods.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from bertree.batch import Batch
 from bertree.config.hub_cache import cached_name
@@ -28,6 +31,9 @@ from bertree.model.pooling import PoolingConfig, SentencePooling
 from bertree.text.identity import tokenizer_hash
 from bertree.text.tokenizer import Encoded, Tokenizer
 
+if TYPE_CHECKING:
+    from bertree.tasks.task import Task
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "int8": torch.int8}
 
 
@@ -40,7 +46,7 @@ class LoadedModel:
         self._source = source
         self.trained = trained
         self._runtime = CpuRuntime()
-        self._decoders = DecoderChoice()
+        self.decoders = DecoderChoice()
         self._digest: tuple[object, str] = (None, "")  # with the versions it was computed from
         self.network.eval()
 
@@ -252,6 +258,12 @@ class LoadedModel:
         dtype = DTYPES[parse_precision(precision)] if precision is not None else None
         folder.write(self._contents, Path(path), dtype=dtype)
 
+    def find_task(self, name: str | None = None, **columns: str | None) -> "Task[Any]":
+        """Return the task the model answers: the one of that name, or the one it was fine-tuned for."""
+        from bertree.tasks import registry
+
+        return registry.task_of_model(self.classes, self.labels, self.task, self.network.crf is not None, name, columns)
+
     def tokenize(self, inputs: Sequence[Input], max_length: int | None = None) -> list[Encoded]:
         """Return ids and segments of each input, checked; texts that are too long are cut, with a warning."""
         limit = self.max_length if max_length is None else max_length
@@ -259,9 +271,14 @@ class LoadedModel:
 
     def tokens(self, text: Input, max_length: int | None = None) -> list[str]:
         """Return the tokens of one text or pair as the tokenizer writes them: [CLS], un, ##believ, ..."""
-        tokenizer = self.required_tokenizer
+        self.required_tokenizer  # noqa: B018  # raises before ids are taken for tokens
         (encoded,) = self.tokenize([text], max_length)
-        return [tokenizer.backend.id_to_token(token) or f"<{token}>" for token in encoded.ids]
+        return self.token_names(encoded)
+
+    def token_names(self, encoded: Encoded) -> list[str]:
+        """Return the tokens of a tokenized text as the tokenizer writes them."""
+        backend = self.required_tokenizer.backend
+        return [backend.id_to_token(token) or f"<{token}>" for token in encoded.ids]
 
     def batch(self, texts: "Sequence[Input] | str", max_length: int | None = None) -> Batch:
         """Pack texts, pairs of texts or lists of token ids into one batch on the model's device.
@@ -269,13 +286,21 @@ class LoadedModel:
         `model.network(batch)` gives the hidden states of all tokens, end to end (tokens x width);
         `batch.split(states)` cuts them by text, `model.network.sequence_states(states, batch)` has one row per text.
         """
-        return self._pack(self.tokenize(list_inputs(texts), max_length)).to(self.device)
+        return self.pack(self.tokenize(list_inputs(texts), max_length)).to(self.device)
 
-    def _pack(self, encoded: Sequence[Encoded]) -> Batch:
+    def pack(self, encoded: Sequence[Encoded]) -> Batch:
+        """Pack tokenized inputs into one batch, on the CPU."""
         return pack_inputs(encoded, self.architecture.vocab_size)
 
+    def inference_encoder(self, int8: bool = True) -> Callable[[Batch], Tensor]:
+        """Return what computes the hidden states that heads read: the fast CPU form if there is one, else the network.
+
+        `int8=False`: not with 8-bit integers, which are for vectors alone.
+        """
+        return self.network if self._runtime.int8 and not int8 else self._runtime.states_of(self.network)
+
     @contextmanager
-    def _evaluating(self) -> Iterator[None]:
+    def evaluating(self) -> Iterator[None]:
         """Compute in evaluation mode, then restore the mode of every module."""
         training = [module for module in self.network.modules() if module.training]
         for module in training:

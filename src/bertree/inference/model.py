@@ -1,7 +1,12 @@
-"""Inference with a loaded model: hidden states, attention, sentence vectors, masks."""
+"""`Model`: a loaded model with everything that can be asked of it.
+
+Each method checks nothing and computes nothing itself: the work is done by a function of this package that takes the
+loaded model. So this file is the list of what a model can do, and the place to look for a method's keywords.
+"""
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Sequence, Sized
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,132 +14,38 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bertree.batch import Batch
 from bertree.console import bar, showing
 from bertree.errors import TextsCut, Unable, UserError
-from bertree.files.formats import Json
-from bertree.inference.batching import batch_by_length, map_jobs
-from bertree.inference.causal.methods import CausalMethods
-from bertree.inference.embedding import Vectors, WindowSteps, embed_windows
-from bertree.inference.inputs import Input, check_finite, check_inputs, list_inputs
-from bertree.inference.inspection import InspectionMethods
-from bertree.inference.mask_filling import MaskMethods
-from bertree.inference.mteb import SentenceTransformersMethods, to_vectors
-from bertree.inference.similarity import pair_similarities, percentiles, random_sentences, similarity_matrix
-from bertree.inference.states import Layers, attention_probabilities, layer_states, parse_layers
-from bertree.text.tokenizer import Encoded
+from bertree.inference import mask_filling, mteb
+from bertree.inference.causal.attribution import Attribution, Prior, attribute
+from bertree.inference.causal.generation import Generation, GenerationOptions, TextStream, generate
+from bertree.inference.causal.perplexity import LastWords, Perplexity, Reading, measure_perplexity, predict_last_words
+from bertree.inference.causal.sampling import Sampling
+from bertree.inference.causal.texts import read_texts
+from bertree.inference.embedding import BatchEmbedder, Vectors, embed_blocks
+from bertree.inference.inputs import Input, check_finite
+from bertree.inference.loaded import LoadedModel
+from bertree.inference.mask_filling import Candidate, FilledMask, MaskedText
+from bertree.inference.similarity import (
+    pair_similarities,
+    pairwise_similarity,
+    percentiles,
+    random_sentences,
+    similarity_matrix,
+)
+from bertree.inference.states import Inspection, Layers, hidden_states, inspect_text, text_attentions
 
 if TYPE_CHECKING:
-    from bertree.tasks.squad.answers import Answers
-    from bertree.tasks.task import Task
+    from bertree.inference import prediction
 
 
-class Model(MaskMethods, InspectionMethods, CausalMethods, SentenceTransformersMethods):
+class Model(LoadedModel):
     """A loaded model: `embed`, `similarity`, `hidden`, `attentions`, `inspect`, `fill_mask`, `generate`, `save`.
 
     `bertree.load` gives a model with the head of a task as a `TaskModel`, which also has `predict` and `answer`.
     """
 
-    def hidden(
-        self, texts: Iterable[Input] | str, layers: Layers = -1, *, max_length: int | None = None
-    ) -> list[Tensor]:
-        """Return the hidden states of each input (tokens x width), in the order given.
-
-        Inputs are texts, pairs of texts (as tuples), or lists of token ids. The rest of the list does not change an
-        input's states. `layers`: 0 for the embeddings, 1, 2 ... for the layers, negative numbers from the last; for
-        several, or "all", each input gets a stack (layers x tokens x width).
-        """
-        encoded = self.tokenize(list_inputs(texts), max_length)
-        depths = parse_layers(layers, self.architecture.layers)
-
-        @torch.no_grad()
-        def states(rows: list[int]) -> tuple[list[int], Sequence[Tensor]]:
-            batch = self._pack([encoded[row] for row in rows]).to(self.device)
-            found = layer_states(self.network.encoder, batch, depths)
-            if isinstance(layers, int):
-                return rows, batch.split(found[0])
-            return rows, torch.stack(found).split(batch.lengths.tolist(), 1)
-
-        results: dict[int, Tensor] = {}
-        with self._evaluating():
-            for rows, found in map_jobs(
-                states, batch_by_length([len(e.ids) for e in encoded], self.device), self.device
-            ):
-                results.update(zip(rows, found, strict=True))
-        return [results[row] for row in range(len(encoded))]
-
-    def attentions(self, text: Input, *, max_length: int | None = None) -> Tensor:
-        """Return the attention probabilities of one text or pair: layers x heads x tokens x tokens.
-
-        Row i of a head says how much token i attends to each token; `model.tokens(text)` names them. Transformers only.
-        """
-        if not self.architecture.has_attention:
-            raise UserError(f"attentions: a {self.architecture.body} has no attention")
-        (encoded,) = self.tokenize([text], max_length)
-        with self._evaluating(), torch.no_grad():
-            return attention_probabilities(self.network.encoder, self._pack([encoded]).to(self.device))
-
-    def embed_windows(
-        self,
-        texts: Iterable[str] | str,
-        *,
-        prompt: str | None = None,
-        max_length: int | None = None,
-        batch_tokens: int = 0,
-        dimensions: int | None = None,
-        advance: Callable[[int], None] = lambda count: None,
-        first: int | None = None,
-    ) -> Iterator[Vectors]:
-        """Embed any number of texts: yield some thousand rows at a time, in the order given.
-
-        `advance` is called with the number of texts that are done. `first`: the texts go on from this row, and the
-        first windows are small (`window_end`). For the rest see `embed`.
-        """
-        before, pooling = self.vector.prompt_text(prompt, self.name), self.pooling
-        texts = [texts] if isinstance(texts, str) else check_inputs(texts)
-        if dimensions is not None and (type(dimensions) is not int or not 1 <= dimensions <= self.dimension):
-            raise UserError(
-                f"dimensions: must be a whole number from 1 to {self.dimension}, the width of this model's vectors, "
-                f"not {dimensions!r}"
-            )
-        states = self._runtime.states_of(self.network)
-
-        def tokenize(some: Sequence[str]) -> Sequence[Encoded]:
-            return self.tokenize([_with_prompt(text, before) for text in some], max_length)
-
-        @torch.no_grad()
-        def vectors(batch: Batch) -> Tensor:
-            batch = batch.to(self.device)
-            found_sd: Tensor = pooling(states(batch), batch)[:, :dimensions]
-            cut = dimensions is not None and self.vector.normalize
-            return F.normalize(found_sd, dim=-1) if cut else found_sd
-
-        width = dimensions or self.dimension
-        steps = WindowSteps(tokenize, self._pack, vectors, self.device, width, batch_tokens, advance)
-
-        def windows() -> Iterator[Vectors]:
-            with self._evaluating():
-                yield from embed_windows(steps, texts, first)
-
-        return windows()
-
-    def batch_embedder(self) -> Callable[[Sequence[Encoded]], Vectors]:
-        """Return a function that embeds tokenized texts as one batch: vectors before they are scaled to length 1.
-
-        For servers: it may be called by several threads at once, and it holds the weights as they are now, so changes
-        to them are not seen. `finish_vectors` makes of its rows what `embed` returns.
-        """
-        states, pooling, device = self._runtime.states_of(self.network), self.pooling, self.device
-
-        @torch.no_grad()
-        def vectors(encoded: Sequence[Encoded]) -> Vectors:
-            order = sorted(range(len(encoded)), key=lambda row: len(encoded[row].ids))
-            batch = self._pack([encoded[row] for row in order]).to(device)
-            found = np.empty((len(encoded), pooling.width), np.float32)
-            found[order] = pooling.unscaled(states(batch), batch).float().cpu().numpy()
-            return found
-
-        return vectors
+    # Sentence vectors
 
     def embed(
         self,
@@ -149,12 +60,13 @@ class Model(MaskMethods, InspectionMethods, CausalMethods, SentenceTransformersM
         """Return the vectors of texts: a row each, float32. The rest of the list does not change a text's vector.
 
         `prompt`: name of a prompt, if the model was trained with prompts (query, document ...). `dimensions`: keep only
-        the first so many numbers of each vector (Matryoshka) and, if the model gives vectors of length 1, scale them to
-        it again. `batch_tokens`: tokens computed at once; 0: what suits the device.
+        this many numbers of each vector, the first ones (Matryoshka), and scale it to length 1 again if the model does.
+        `batch_tokens`: tokens computed at once; 0: the default of the device.
         """
         total = 1 if isinstance(texts, str) else len(texts) if isinstance(texts, Sized) else None
         with showing(progress), bar("embedding", total, speed="texts") as shown:
-            windows = self.embed_windows(
+            blocks = embed_blocks(
+                self,
                 texts,
                 prompt=prompt,
                 max_length=max_length,
@@ -162,19 +74,23 @@ class Model(MaskMethods, InspectionMethods, CausalMethods, SentenceTransformersM
                 dimensions=dimensions,
                 advance=shown.advance,
             )
-            vectors = np.concatenate([np.empty((0, dimensions or self.dimension), np.float32), *windows])
+            vectors = np.concatenate([np.empty((0, dimensions or self.dimension), np.float32), *blocks])
         check_finite(vectors, self.name)
         return vectors
+
+    def batch_embedder(self) -> BatchEmbedder:
+        """Return a function that embeds tokenized texts as one batch, for servers: threads may call it at once."""
+        return BatchEmbedder(self)
 
     def similarity(self, a: Iterable[str] | str | Vectors, b: Iterable[str] | str | Vectors) -> Vectors:
         """Return the similarity of each of `a` to each of `b` (texts, or their vectors): a row for each of `a`.
 
         The measure is the model's own; by default the cosine.
         """
-        one, other = (
-            to_vectors(given) if isinstance(given, np.ndarray | Tensor) else self.embed(given) for given in (a, b)
-        )
-        return similarity_matrix(one, other, self.vector.similarity)
+        return similarity_matrix(self._vectors_of(a), self._vectors_of(b), self.vector.similarity)
+
+    def _vectors_of(self, side: Any) -> Any:
+        return side if isinstance(side, np.ndarray | Tensor) else self.embed(side)
 
     def percentile(self, similarities: Vectors | float, *, prompt: str | None = None) -> Vectors:
         """Return, for each similarity, the percentage of random pairs of sentences that are less similar.
@@ -187,22 +103,199 @@ class Model(MaskMethods, InspectionMethods, CausalMethods, SentenceTransformersM
             vectors = self.embed(random_sentences(), prompt=prompt)
         return percentiles(similarities, pair_similarities(vectors, self.vector.similarity))
 
-    def find_task(self, name: str | None = None, **columns: str | None) -> "Task[Any]":
-        """Return the task the model answers: the one of that name, or the one it was fine-tuned for."""
-        from bertree.tasks import registry
+    # Layers
 
-        return registry.task_of_model(self.classes, self.labels, self.task, self.network.crf is not None, name, columns)
+    def hidden(
+        self, texts: Iterable[Input] | str, layers: Layers = -1, *, max_length: int | None = None
+    ) -> list[Tensor]:
+        """Return the hidden states of each input (tokens x width), in the order given.
+
+        Inputs are texts, pairs of texts (as tuples), or lists of token ids. The rest of the list does not change an
+        input's states. `layers`: 0 for the embeddings, 1, 2 ... for the layers, negative numbers from the last; for
+        several, or "all", each input gets a stack (layers x tokens x width).
+        """
+        return hidden_states(self, texts, layers, max_length)
+
+    def attentions(self, text: Input, *, max_length: int | None = None) -> Tensor:
+        """Return the attention probabilities of one text or pair: layers x heads x tokens x tokens.
+
+        Row i of a head says how much token i attends to each token; `model.tokens(text)` names them. Transformers only.
+        """
+        return text_attentions(self, text, max_length)
+
+    def inspect(self, text: str | tuple[str, str], *, k: int = 3, max_length: int | None = None) -> Inspection:
+        """Return what every layer computes for one text or pair: attention, the k most likely tokens at each token
+        (the logit lens), and the lengths of the hidden states.
+
+        The lens reads the states of every layer with the MLM or LM head, as if it were the last one. Below the last
+        layer that is a view into the model, not what it predicts.
+        """
+        return inspect_text(self, text, k, max_length)
+
+    # Masks, for models with an MLM head
+
+    def fill_mask(self, text: str, k: int = 5) -> list[Candidate] | list[list[Candidate]]:
+        """Return the k most likely tokens at the mask, or one such list per mask if there are several."""
+        lists = [mask.candidates for mask in self.fill_masks(text, k)]
+        return lists[0] if len(lists) == 1 else lists
+
+    def fill_masks(self, text: str, k: int = 5) -> list[FilledMask]:
+        """Return every mask of a text with its span in characters and the k most likely tokens for it."""
+        masked = self.prepare_masks(text, k)
+        if dropped := masked.encoded.dropped:
+            warnings.warn(TextsCut(1, 1, self.max_length, dropped), stacklevel=2)
+        return self.fill_prepared([masked])[0]
+
+    def prepare_masks(self, text: str, k: int = 5) -> MaskedText:
+        """Check and tokenize a text with masks; `encoded.dropped` of the result counts the tokens that were cut."""
+        return mask_filling.prepare_masks(self, text, k)
+
+    def fill_prepared(self, texts: Sequence[MaskedText]) -> list[list[FilledMask]]:
+        """Return the masks of each text of `prepare_masks`; the texts are computed as one batch."""
+        return mask_filling.fill_prepared(self, texts)
+
+    # Text, for models that read left to right and have an LM head
+
+    def generate(
+        self,
+        prompts: Iterable[Input] | str,
+        *,
+        tokens: int | None = None,
+        temperature: float = 1.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        penalty: float = 1.0,
+        beams: int = 1,
+        count: int = 1,
+        seed: int = 0,
+        control: str | None = None,
+        stop: bool = True,
+        on_text: Callable[[int, str], None] | None = None,
+    ) -> Generation:
+        """Continue prompts: texts, or lists of token ids. The same seed gives the same texts, alone or in a list.
+
+        `tokens`: how many at most; by default 100, or as many as fit. `temperature`: 0 takes the most likely token.
+        `top_k`, `top_p`: draw only from the k most likely tokens, or from the most likely ones that together have
+        probability p. `penalty`: above 1, tokens that occurred before are less likely (CTRL: 1.2). `beams`: above 1, a
+        beam search of this width. `count`: continuations of each prompt. `control`: one of `model.controls`. `stop`:
+        False continues after the token that ends a text. `on_text` is called with the number of a text and each piece
+        of it as it is generated.
+        """
+        sampling = Sampling(temperature, top_k, top_p, penalty)
+        options = GenerationOptions(
+            tokens=tokens, count=count, seed=seed, control=control, stop=stop, beams=beams, sampling=sampling
+        )
+        return generate(self, prompts, options, on_text)
+
+    def stream(
+        self,
+        prompt: str,
+        *,
+        tokens: int | None = None,
+        temperature: float = 1.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        penalty: float = 1.0,
+        seed: int = 0,
+        control: str | None = None,
+        stop: bool = True,
+    ) -> TextStream:
+        """Continue a prompt piece by piece: an iterator over the pieces of the text that `generate` returns.
+
+        Each token gives a piece, which is empty until a word is complete. To stop early, stop iterating.
+        """
+        sampling = Sampling(temperature, top_k, top_p, penalty)
+        options = GenerationOptions(tokens=tokens, seed=seed, control=control, stop=stop, sampling=sampling)
+        return TextStream(self, prompt, options)
+
+    def perplexity(
+        self,
+        texts: Iterable[str] | str | Path,
+        *,
+        context: int | None = None,
+        stride: int | None = None,
+        memory: int | None = None,
+        control: str | None = None,
+        lines: bool = False,
+    ) -> Perplexity:
+        """Predict every token of texts (or of a file, as a `Path`) exactly once, from those before it.
+
+        `context`: tokens of a window; by default as many as the model reads. `stride`: tokens that a window predicts
+        anew, the others are their context; by default half a window, 1 computes the window for every token. `memory`:
+        read segments of `context` tokens with this many remembered ones instead, which needs relative positions; the
+        default of a model that was trained with a memory. `control`: the code of all texts. `lines`: every line of a
+        text file is a text of its own.
+        """
+        documents = read_texts(texts, lines=lines) if isinstance(texts, Path) else texts
+        return measure_perplexity(self, documents, Reading(context, stride, memory, control))
+
+    def last_words(self, passages: Iterable[str] | Path) -> LastWords:
+        """Predict the last word of each passage, as in LAMBADA: accuracy, and perplexity of the word.
+
+        A word is right if each of its tokens is the most likely one, given those before it.
+        """
+        texts = read_texts(passages, lines=True) if isinstance(passages, Path) else passages
+        return predict_last_words(self, list(texts))
+
+    def attribute(
+        self, texts: Iterable[str] | str, *, codes: Iterable[str] | None = None, prior: Prior = "uniform"
+    ) -> list[Attribution]:
+        """Rank the control codes of each text by the likelihood they give it.
+
+        `codes`: which of `model.controls`; by default all. `prior`: "uniform", a weight for each code, or the folder
+        of a token store, in which a code is as likely as it is frequent among the documents.
+        """
+        return attribute(self, [texts] if isinstance(texts, str) else list(texts), codes, prior)
+
+    # The interface of sentence-transformers and mteb
+
+    def encode(
+        self,
+        sentences: Any,
+        *,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        convert_to_tensor: bool = False,
+        normalize_embeddings: bool = False,
+        truncate_dim: int | None = None,
+        task_metadata: Any = None,
+        prompt_type: Any = None,
+        **keywords: Any,
+    ) -> Any:
+        """As `embed`, with the keywords of sentence-transformers and mteb. Keywords that would change the result
+        are refused, others (batch_size, show_progress_bar ...) ignored.
+
+        One text gives one vector, not a matrix with one row.
+        """
+        if convert_to_tensor:
+            keywords.pop("convert_to_numpy", None)
+        mteb.check_keywords(keywords)
+        texts = mteb.extract_texts(sentences)
+        name = prompt_name or mteb.choose_prompt(dict(self.vector.prompts), task_metadata, prompt_type)
+        if prompt is not None:
+            texts, name = [prompt + text for text in texts], ""
+        vectors = torch.from_numpy(self.embed(texts, prompt=name)[:, :truncate_dim])
+        if normalize_embeddings:
+            vectors = F.normalize(vectors)
+        result = (vectors[0] if isinstance(sentences, str) else vectors).contiguous()
+        return result if convert_to_tensor else result.numpy()
+
+    def similarity_pairwise(self, a: Any, b: Any) -> Vectors:
+        """Return the similarity of the first of `a` to the first of `b`, and so on; texts or vectors."""
+        left, right = (self.embed(mteb.extract_texts(side)) if mteb.are_texts(side) else side for side in (a, b))
+        return pairwise_similarity(left, right, self.vector.similarity)
+
+    @property
+    def mteb_model_meta(self) -> Any:
+        """Metadata for mteb; it does not exist if mteb is not installed."""
+        return mteb.model_metadata(self)
+
+    # Tasks: only a `TaskModel` has these methods, because mteb takes any object with `predict` for a cross-encoder
 
     if TYPE_CHECKING:
-
-        def predict(
-            self, inputs: Iterable[str | tuple[str, str] | Json] | str | Json, max_length: int = 0, first: int = 1
-        ) -> list[Json]: ...
-
-        def predict_examples(self, task: Task[Any], examples: Sequence[Any], max_length: int = 0) -> list[Json]: ...
-
-        def answer(self, question: str, passages: Sequence[str] | str, *, k: int = 5) -> Answers: ...
-
+        predict = prediction.predict
+        predict_examples = prediction.predict_examples
+        answer = prediction.answer
     else:
 
         def __getattr__(self, name: str) -> Any:
@@ -213,9 +306,3 @@ class Model(MaskMethods, InspectionMethods, CausalMethods, SentenceTransformersM
                 except UserError as error:
                     raise Unable(str(error)) from None
             raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
-
-
-def _with_prompt(text: object, prompt: str) -> str:
-    if not isinstance(text, str):
-        raise UserError(f"a text to embed must be a string, not {str(text)[:60]!r}")
-    return prompt + text

@@ -1,60 +1,83 @@
-"""Similarity of vectors."""
+"""Similarity of vectors, and how to read one: which share of random pairs of sentences is less similar.
+
+Models differ in scale: two unrelated sentences have a cosine of 0.1 in one model and of 0.7 in another. So a similarity
+can be compared with those of all pairs of 128 sentences from English books (`benchmarks/random_sentences.py`).
+"""
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from bertree.errors import UserError
 from bertree.inference.embedding import Vectors
 
+SENTENCES = Path(__file__).with_name("random_sentences.txt")
 # Higher is more similar: distances are negative.
-SIMILARITIES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
-    "cosine": lambda a, b: torch.nn.functional.normalize(a, dim=-1) @ torch.nn.functional.normalize(b, dim=-1).T,
+SIMILARITIES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "cosine": lambda a, b: F.normalize(a, dim=-1) @ F.normalize(b, dim=-1).T,
     "dot": lambda a, b: a @ b.T,
     "euclidean": lambda a, b: -torch.cdist(a, b),
     "manhattan": lambda a, b: -torch.cdist(a, b, p=1.0),
 }
+# The same measures, for rows in pairs.
+PAIRWISE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "cosine": F.cosine_similarity,
+    "dot": lambda a, b: (a * b).sum(1),
+    "euclidean": lambda a, b: -(a - b).norm(dim=1),
+    "manhattan": lambda a, b: -(a - b).abs().sum(1),
+}
 
 
-def check_vectors(vectors: Vectors) -> torch.Tensor:
-    """Return vectors as float32 rows; UserError if they are not rows of finite numbers."""
-    found = np.asarray(vectors, np.float32)
-    if found.ndim == 1:
-        found = found[None]
-    if found.ndim != 2:
-        raise UserError(f"vectors must be rows of numbers, not {found.ndim}-dimensional")
-    if not np.isfinite(found).all():
-        row = int(np.flatnonzero(~np.isfinite(found).all(1))[0])
+def check_vectors(vectors: Any) -> Tensor:
+    """Return one vector or many, of numpy or torch, as float32 rows; UserError if a number is not finite."""
+    if isinstance(vectors, Tensor):
+        vectors = vectors.detach().float().cpu().numpy()
+    rows = np.asarray(vectors, np.float32)
+    if rows.ndim == 1:
+        rows = rows[None]
+    if rows.ndim != 2:
+        raise UserError(f"vectors must be rows of numbers, not {rows.ndim}-dimensional")
+    if not np.isfinite(rows).all():
+        row = int(np.flatnonzero(~np.isfinite(rows).all(1))[0])
         raise UserError(f"vector {row} holds a number that is not finite")
-    return torch.from_numpy(np.ascontiguousarray(found))
+    return torch.from_numpy(np.ascontiguousarray(rows))
 
 
-def similarity_matrix(a: Vectors, b: Vectors, by: str = "cosine") -> Vectors:
-    """Return the similarity of each of `a` to each of `b`: a row for each of `a`."""
-    one, other = check_vectors(a), check_vectors(b)
-    if one.shape[1] != other.shape[1]:
-        raise UserError(f"vectors of {one.shape[1]} and of {other.shape[1]} numbers cannot be compared")
-    found: Vectors = SIMILARITIES[by](one, other).numpy()
-    return found
+def similarity_matrix(a: Any, b: Any, by: str = "cosine") -> Vectors:
+    """Return the similarity of each vector of `a` to each of `b`: a row for each of `a`."""
+    left, right = check_vectors(a), check_vectors(b)
+    if left.shape[1] != right.shape[1]:
+        raise UserError(f"vectors of {left.shape[1]} and of {right.shape[1]} numbers cannot be compared")
+    similarities: Vectors = SIMILARITIES[by](left, right).numpy()
+    return similarities
 
 
-SENTENCES = Path(__file__).with_name("random_sentences.txt")
+def pairwise_similarity(a: Any, b: Any, by: str) -> Vectors:
+    """Return the similarity of the first vector of `a` to the first of `b`, and so on."""
+    left, right = check_vectors(a), check_vectors(b)
+    if left.shape != right.shape:
+        raise UserError(f"vectors of shapes {tuple(left.shape)} and {tuple(right.shape)} cannot be compared in pairs")
+    similarities: Vectors = PAIRWISE[by](left, right).numpy()
+    return similarities
 
 
 def random_sentences() -> list[str]:
-    """Return the sentences."""
+    """Return the sentences of random pairs."""
     return SENTENCES.read_text(encoding="utf-8").splitlines()
 
 
 def pair_similarities(vectors: Vectors, by: str = "cosine") -> Vectors:
     """Return the similarities of all pairs of rows, in ascending order."""
-    found: Vectors = np.sort(similarity_matrix(vectors, vectors, by)[np.triu_indices(len(vectors), 1)])
-    return found
+    similarities: Vectors = np.sort(similarity_matrix(vectors, vectors, by)[np.triu_indices(len(vectors), 1)])
+    return similarities
 
 
 def percentiles(similarities: Vectors | float, random_pairs: Vectors) -> Vectors:
     """Return the percentage of random pairs that are less similar; `random_pairs` in ascending order."""
-    given = np.asarray(similarities, np.float32)
-    return np.asarray(100 * np.searchsorted(random_pairs, given) / len(random_pairs), np.float32)
+    values = np.asarray(similarities, np.float32)
+    return np.asarray(100 * np.searchsorted(random_pairs, values) / len(random_pairs), np.float32)

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertree.errors import UserError
-from bertree.inference.embedding import finish_vectors
 from bertree.inference.inputs import check_finite
 from bertree.inference.model import Model
 from bertree.model.architecture import Transformer
@@ -186,7 +185,7 @@ class ServedModel:
         return self.model.architecture.body
 
     def _embed(self, encoded: Sequence[Encoded], normalize: bool) -> list[NDArray[np.float32]]:
-        rows = finish_vectors(self._embedder(encoded), None, normalize)
+        rows = self._embedder(encoded, normalize)
         check_finite(rows, self.name)
         return list(rows)
 

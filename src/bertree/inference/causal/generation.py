@@ -105,10 +105,10 @@ def generate(
     read = [_read_prompt(model, prompt, options.control) for prompt in list_inputs(prompts)]
     most = [_room(model, prompt, options.tokens) for prompt in read]
     choice = _choice(model, options)
-    with model._evaluating():
+    with model.evaluating():
         lanes = options.beams if options.beams > 1 else len(read) * options.count
         greedy = choice.banned(model.architecture.vocab_size) if options.beams == 1 else None
-        make = model._decoders.choose(model.network, lanes, greedy, record=options.beams == 1)
+        make = model.decoders.choose(model.network, lanes, greedy, record=options.beams == 1)
         if options.beams > 1:
             found = [
                 search(make(), prompt.ids, limit, options.beams, options.count, choice)
@@ -162,7 +162,7 @@ class TextStream(Iterator[str]):
         self._pieces = self._generate()
 
     def __next__(self) -> str:
-        with self._model._evaluating():
+        with self._model.evaluating():
             return next(self._pieces)
 
     @property
@@ -186,7 +186,7 @@ class TextStream(Iterator[str]):
         greedy = choice.banned(model.architecture.vocab_size)
         # Recording a CUDA graph fails if another thread uses the GPU meanwhile, as in a server.
         alone = threading.current_thread() is threading.main_thread()
-        make = model._decoders.choose(model.network, 1, greedy, record=alone)
+        make = model.decoders.choose(model.network, 1, greedy, record=alone)
         for _ in continue_one(make, self._sequence, choice, model.device.type == "cuda"):
             if len(self._sequence.ids) > len(self._decoder.ids):
                 yield self._decoder.add(self._sequence.ids[-1])
@@ -222,7 +222,7 @@ def _read_prompt(model: LoadedModel, prompt: Input, control: str | None) -> Prom
     (encoded,) = model.tokenize([prompt])
     if control is not None:
         raise UserError("control: is for prompts that are texts, not for token ids")
-    model._pack([encoded])
+    model.pack([encoded])
     return Prompt("", list(encoded.ids))
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bertree.batch import Batch, Continuation
 from bertree.errors import UserError
-from bertree.inference.batching import batch_by_length, map_jobs
+from bertree.inference.inputs import batch_by_length, map_jobs
 from bertree.inference.loaded import LoadedModel
 from bertree.model.encoder import State
 from bertree.model.network import Network
@@ -57,7 +57,7 @@ def score(
         return rows, split_scores(losses_m, right_m, counts)
 
     found: dict[int, ScoredTokens] = {}
-    with model._evaluating():
+    with model.evaluating():
         for rows, scored in map_jobs(work, batch_by_length(list(map(len, sequences)), device), device):
             found.update(zip(rows, scored, strict=True))
             advance(sum(len(one.losses) for one in scored))
@@ -144,7 +144,7 @@ def _read(
         place = np.concatenate([np.arange(len(part)) for part in read])
         continuation = Continuation(lanes, torch.full((len(lines),), begin == 0), len(lines))
         batch = replace(Batch.pack(read), continuation=continuation).to(model.device)
-        with model._evaluating():
+        with model.evaluating():
             output = network.encode(batch, state)
             chosen = np.flatnonzero(begin + place + 1 >= skip)
             chosen_m = torch.from_numpy(chosen).to(model.device)

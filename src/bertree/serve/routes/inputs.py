@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from typing import Annotated, NamedTuple
 
 import numpy as np
+import torch
 from msgspec import Meta
 from numpy.typing import NDArray
 
 from bertree.errors import UserError
-from bertree.inference.embedding import finish_vectors
+from bertree.inference.embedding import shorten
 from bertree.serve.http.answers import HttpError
 from bertree.serve.http.handlers import Context
 from bertree.serve.served import ServedModel
@@ -122,5 +123,5 @@ async def embed_texts(
     rows = await context.run(served.job_kind("unscaled" if normalize is False else "embed"), jobs)
     normalize = default if normalize is None else normalize
     if dimensions is not None or normalize is not default:
-        rows = list(finish_vectors(np.array(rows), dimensions, normalize))
+        rows = list(shorten(torch.from_numpy(np.array(rows)), dimensions, normalize).numpy())
     return Vectors(rows, sum([job.tokens for job in jobs]), truncated)

@@ -10,8 +10,8 @@ import orjson
 from msgspec import Meta
 from torch import Tensor
 
-from bertree.inference.inspection import Inspection
 from bertree.inference.mask_filling import Candidate
+from bertree.inference.states import Inspection
 from bertree.serve.http.handlers import Context, route
 from bertree.serve.routes.inputs import check_text, field_error, report_truncation
 
