@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from benchmarks.common import environment, table
 from benchmarks.default import attempted
 from benchmarks.standings import rows_in
-from bertree.embeddings.glove import WordVectors
+from bertree.embeddings.evaluate import WordVectors
 from bertree.embeddings.train import TrainingRows, TrainingSource, read_rows, vectors_job
 from bertree.errors import BertreeWarning, suggest
 from bertree.files.formats import Json

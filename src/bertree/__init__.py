@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from bertree.data.prepare import prepare, train_tokenizer
     from bertree.data.preview import show_batch
     from bertree.distillation.distill import distill
+    from bertree.embeddings.clustering import map_index
     from bertree.embeddings.embed import embed_file
     from bertree.embeddings.evaluate import evaluate_embeddings
-    from bertree.embeddings.index_map import map_index
     from bertree.embeddings.mine_files import cluster_texts, find_pairs, similar
     from bertree.embeddings.train import train_embeddings
     from bertree.errors import BertreeWarning, UserError
@@ -66,7 +66,7 @@ _HOMES = {
     "glue": "finetuning.evaluate",
     "info": "comparison.info",
     "load": "inference.load",
-    "map_index": "embeddings.index_map",
+    "map_index": "embeddings.clustering",
     "plan": "pretraining.plan",
     "prepare": "data.prepare",
     "presets": "comparison.info",

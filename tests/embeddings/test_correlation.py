@@ -8,9 +8,8 @@ from scipy.spatial import distance
 from scipy.stats import pearsonr, spearmanr
 
 from bertree.embeddings import correlation
-from bertree.embeddings.correlation import MEASURES
-from bertree.embeddings.glove import WordVectors, words_of
-from bertree.embeddings.page import EncoderScores, evaluation_page
+from bertree.embeddings.correlation import MEASURES, EncoderScores, evaluation_page
+from bertree.embeddings.evaluate import WordVectors, words_of
 from bertree.embeddings.sts import PairPart, PairSet
 from bertree.errors import UserError
 from tests.support.pages import Page
@@ -62,7 +61,7 @@ def test_the_three_ways_to_sum_up_parts() -> None:
     assert found.weighted["spearman"]["dot"] == pytest.approx((5 * each[0] + 3 * each[1]) / 8)
     dots = np.concatenate([(a.astype(float) * b).sum(1) for a, b in sides])
     gold = [1, 2, 3, 4, 5, 5, 1, 4]
-    assert found.whole["spearman"]["dot"] == pytest.approx(100 * spearmanr(gold, dots).statistic)
+    assert found.overall["spearman"]["dot"] == pytest.approx(100 * spearmanr(gold, dots).statistic)
     assert [name for name, _ in found.rows] == ["all", "mean", "weighted mean", "a", "b"]
 
 
@@ -78,7 +77,7 @@ def test_where_all_is_the_same_there_is_no_correlation_and_that_is_said() -> Non
     assert found.parts["a"]["spearman"]["cosine"] is None
     assert found.mean is not None
     assert found.mean["pearson"]["dot"] is None
-    assert found.whole["spearman"]["cosine"] is not None
+    assert found.overall["spearman"]["cosine"] is not None
     lines = correlation.undefined(pairs, found)
     assert any("set, a: cosine, dot, euclidean, manhattan is the same" in line for line in lines)
     assert any("set, b: gold is the same" in line for line in lines)
@@ -97,7 +96,7 @@ def test_one_pair_is_too_few() -> None:
 def test_the_page_says_what_came_out() -> None:
     pairs = PairSet("my set", (part("p", [float(n % 6) for n in range(60)]),))
     found = correlation.score_set(pairs, [(vectors(60, 1), vectors(60, 2))])
-    value = found.whole["spearman"]["cosine"]
+    value = found.overall["spearman"]["cosine"]
     page = Page(evaluation_page("run", [pairs], [EncoderScores("an encoder", 7, (found,), value)]))
     assert page.seen.count("circle") == 60
     assert f"Sentence similarity: {value:.2f} on my set" in page.text

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bertree.embeddings.index_map import map_index, project
+from bertree.embeddings.clustering import map_index, project
 from bertree.errors import UserError
 from bertree.search.index import Index
 from tests.support.search_samples import SHIPS

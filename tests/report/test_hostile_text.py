@@ -21,7 +21,7 @@ import pytest
 
 import bertree
 from bertree.embeddings import correlation
-from bertree.embeddings.page import EncoderScores, evaluation_page
+from bertree.embeddings.correlation import EncoderScores, evaluation_page
 from bertree.embeddings.sts import PairPart, PairSet
 from bertree.files.formats import Json
 from bertree.finetuning.page import finetuning_page

@@ -1,12 +1,16 @@
-"""Cluster vectors: into a given number of clusters, or by a smallest similarity.
+"""Cluster vectors, into a given number of clusters or by a least similarity, and map an index in a plane.
 
-Both go by cosine. k-means on the sphere (Dhillon and Modha 2001) with k-means++ seeds is run several times and the
-best kept, as one run often ends in a poor place. Communities need no number: the row with the most neighbours takes
-them, then the next, and rows without any belong to no group. Greedy: a hundred thousand rows take two passes over their
-cosines in blocks, where linkage trees would need all of them at once.
+Both go by cosine. k-means on the sphere (Dhillon and Modha 2001) with k-means++ seeds is run several times and the best
+result kept, because a single run often ends in a poor optimum. Communities need no number: the row with the most
+neighbours forms a group with them, then the next, and rows without neighbours belong to no group. This is greedy: it
+reads the cosines of 100,000 rows twice, in blocks, where linkage trees would need all of them at once.
+
+The plane of a map is that of the two principal components. It needs no library, is the same each time, and shows the
+coarse structure of an index, not neighbourhoods; clusters are computed in the full space.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -17,9 +21,13 @@ from torch import Tensor
 from bertree.embeddings.mining import COLUMNS, ROUNDING, ROWS, normalize_rows
 from bertree.errors import UserError
 from bertree.inference.embedding import Vectors
+from bertree.search.passages import Passage
+from bertree.search.searcher import Searcher
 
 RESTARTS, ROUNDS = 8, 100
-NEAR = 1 << 22  # rows near some centres that are held at once
+MOST_MAP_CLUSTERS = 10  # as many as can be told apart by colour
+MAP_RESTARTS = 3
+NEAR = 1 << 22  # rows near a group of centres that are held at once
 Advance = Callable[[int], None]
 ALONE = -1
 Rows = NDArray[np.int64]
@@ -51,9 +59,9 @@ def k_means(
     generator = torch.Generator().manual_seed(seed)
     best, labels = -np.inf, torch.zeros(len(units), dtype=torch.int64)
     for _ in range(restarts):
-        found, value = _run(units, _seeds(units, count, generator))
+        candidate, value = _run(units, _seeds(units, count, generator))
         if value > best:
-            best, labels = value, found
+            best, labels = value, candidate
         advance(1)
     return _group(units, labels.numpy())
 
@@ -95,8 +103,8 @@ def _run(units: Tensor, centres: Tensor) -> tuple[Tensor, float]:
 
 def _assign(units: Tensor, centres: Tensor) -> tuple[Tensor, Tensor]:
     """Return the nearest centre of each row, a block at a time."""
-    found = [(rows @ centres.T).max(1) for rows in units.split(max(1, (1 << 23) // len(centres)))]
-    return torch.cat([part.indices for part in found]), torch.cat([part.values for part in found])
+    nearest = [(rows @ centres.T).max(1) for rows in units.split(max(1, (1 << 23) // len(centres)))]
+    return torch.cat([block.indices for block in nearest]), torch.cat([block.values for block in nearest])
 
 
 def _fill_empty(near: Tensor, cosines: Tensor, count: int) -> Tensor:
@@ -128,7 +136,7 @@ def communities(
     number = start = 0
     while start < len(order):
         free = order[start:]
-        centres = free[labels[free] == ALONE][:ROWS]  # those that a group found meanwhile has taken are passed over
+        centres = free[labels[free] == ALONE][:ROWS]  # without those that have joined a group meanwhile
         if not len(centres):
             break
         centres = centres[: 1 + int(np.searchsorted(count[centres].cumsum(), NEAR))]
@@ -162,31 +170,69 @@ def _neighbours(units: Tensor, min_similarity: float, advance: Advance) -> Rows:
 def _around(
     units: Tensor, centres: NDArray[np.int64], labels: NDArray[np.int64], min_similarity: float
 ) -> list[NDArray[np.int64]]:
-    """Yield the rows near each centre that belong to no group yet."""
+    """Return the rows near each centre that belong to no group yet."""
     free = np.flatnonzero(labels == ALONE)
     targets = units[torch.from_numpy(free)]
     rows = units[torch.from_numpy(centres)]
-    found: list[list[Rows]] = [[] for _ in centres]
+    members: list[list[Rows]] = [[] for _ in centres]
     for left in range(0, len(free), COLUMNS):
         near = (rows @ targets[left : left + COLUMNS].T >= min_similarity).numpy()
         for number in np.flatnonzero(near.any(1)).tolist():
-            found[number].append(free[left + np.flatnonzero(near[number])])
+            members[number].append(free[left + np.flatnonzero(near[number])])
     own = [np.array([centre]) for centre in centres.tolist()]  # rounding may take a row from itself
-    return [np.unique(np.concatenate([mine, *parts])) for mine, parts in zip(own, found, strict=True)]
+    return [np.unique(np.concatenate([mine, *parts])) for mine, parts in zip(own, members, strict=True)]
 
 
 def _group(units: Tensor, labels: Rows) -> Clusters:
     """Number clusters by size, then by their first row; order the rows of each by how central they are."""
-    found = []
+    clusters = []
     for number in np.unique(labels[labels != ALONE]).tolist():
         rows = np.flatnonzero(labels == number)
         inside = units[torch.from_numpy(rows)]
         centre = torch.nn.functional.normalize(inside.mean(0), dim=0)
         cosines = (inside @ centre).numpy()
         order = np.argsort(-np.round(cosines, 6), kind="stable")  # copies differ by rounding: the first counts
-        found.append(Cluster(rows[order].tolist(), int(rows[order[0]]), float(cosines.mean())))
-    found.sort(key=lambda cluster: (-len(cluster.rows), min(cluster.rows)))
+        clusters.append(Cluster(rows[order].tolist(), int(rows[order[0]]), float(cosines.mean())))
+    clusters.sort(key=lambda cluster: (-len(cluster.rows), min(cluster.rows)))
     numbers = np.full(len(labels), ALONE, np.int64)
-    for number, cluster in enumerate(found):
+    for number, cluster in enumerate(clusters):
         numbers[cluster.rows] = number
-    return Clusters(numbers, found)
+    return Clusters(numbers, clusters)
+
+
+@dataclass(frozen=True)
+class IndexMap:
+    """Passages of an index, each with its point and its cluster; clusters are numbered by size."""
+
+    passages: list[Passage]
+    points: NDArray[np.float64]  # a row of two coordinates each
+    labels: NDArray[np.int64]
+    clusters: int
+    total: int  # passages in the index; these are a sample
+    generation: int  # changes whenever the index does
+
+
+def map_index(index: Searcher, most: int = 2000, clusters: int | None = None) -> IndexMap:
+    """Return a map of at most `most` passages of an index, spread evenly over it.
+
+    `clusters`: their number; by default more for more passages, up to ten.
+    """
+    sample = index.sample(most)
+    count = len(sample.passages)
+    wanted = clusters or min(MOST_MAP_CLUSTERS, round((count / 2) ** 0.5))
+    wanted = max(1, min(wanted, count))
+    labels = k_means(sample.vectors, wanted, seed=0, restarts=MAP_RESTARTS).labels if count else np.zeros(0, np.int64)
+    points = project(sample.vectors)
+    return IndexMap(sample.passages, points, labels, wanted if count else 0, sample.total, sample.generation)
+
+
+def project(vectors: Vectors) -> NDArray[np.float64]:
+    """Return each row's coordinates on the two principal components; the largest weight of a component is positive."""
+    if not len(vectors):
+        return np.zeros((0, 2))
+    centred_nd = vectors - vectors.mean(0, dtype=np.float64)
+    _, axes_dd = np.linalg.eigh(centred_nd.T @ centred_nd)
+    axes_dk = axes_dd[:, ::-1][:, :2]
+    axes_dk = axes_dk * np.sign(axes_dk[np.abs(axes_dk).argmax(0), np.arange(axes_dk.shape[1])])
+    points_nk = centred_nd @ axes_dk
+    return np.pad(points_nk, ((0, 0), (0, 2 - points_nk.shape[1])))

@@ -1,4 +1,4 @@
-"""Embed texts: a loaded model with its options, texts of any number, and a whole file as one .npy file."""
+"""Embed texts with a loaded model and its options: any number of texts, or a file as one .npy file."""
 
 import copy
 import time
@@ -68,22 +68,22 @@ class Embedder:
     """A loaded model with its options, which embeds any number of texts and checks the vectors."""
 
     def __init__(self, model: str | Path | Model, options: EmbedOptions, pooling: str | None = None) -> None:
-        self.model, self.given = load_or_take(
+        self.model, self.name = load_or_take(
             model, device=choose_device(options.device), tokenizer=options.tokenizer, precision=options.precision
         )
         if not self.model.trained:
             if self.model.tokenizer is None:
-                raise UserError(f"{self.given}: is a preset with random weights; give a model folder, or: default")
-            note(f"{self.given}: is a preset with random weights, so its vectors mean nothing")
+                raise UserError(f"{self.name}: is a preset with random weights; give a model folder, or: default")
+            note(f"{self.name}: is a preset with random weights, so its vectors mean nothing")
         self.options = options
         self.workers: Workers[TextBlock, EmbeddedBlock] | None = None  # None: this process embeds
         if isinstance(model, Model) and (pooling is not None or options.normalize):
             self.model = copy.deepcopy(model)  # the caller's model stays as it is
-        known = self.model.vector
-        if pooling is not None and pooling != known.pooling:
-            if known.dense:
-                note(f"{self.given}: its dense layers are left out: they were trained on the pooling {known.pooling}")
-            self.model.vector = replace(known, pooling=pooling, dense=())
+        vector = self.model.vector
+        if pooling is not None and pooling != vector.pooling:
+            if vector.dense:
+                note(f"{self.name}: its dense layers are left out: they were trained on the pooling {vector.pooling}")
+            self.model.vector = replace(vector, pooling=pooling, dense=())
         if options.normalize:
             self.model.vector = replace(self.model.vector, normalize=True)
         self.model.required_tokenizer  # noqa: B018  # raises before texts are read
@@ -93,25 +93,25 @@ class Embedder:
             and options.prompt not in prompts
             and any(sign in options.prompt for sign in " :")
         )
-        self.before = (options.prompt or "") if literal else ""
-        self.kind = "" if literal else options.prompt
-        self.model.vector.prompt_text(self.kind, self.model.name)  # raises before the work, not after it
+        self.prefix = (options.prompt or "") if literal else ""
+        self.prompt_name = "" if literal else options.prompt
+        self.model.vector.prompt_text(self.prompt_name, self.model.name)  # raises before the work, not after it
 
     def blocks(
         self, texts: Iterable[str], advance: Callable[[int], None], first: int | None = None
     ) -> Iterator[Vectors]:
-        """Yield vectors, some thousand rows at a time; `advance` is called more often, with the number of new rows.
+        """Yield vectors block by block; `advance` is called more often, with the number of new rows.
 
         `first`: number of the first text, for a file that is continued; then the first blocks are small.
         """
-        given = (self.before + text for text in texts) if self.before else texts
+        prefixed = (self.prefix + text for text in texts) if self.prefix else texts
         done = first or 0
-        for vectors in self._blocks(given, advance, first):
+        for vectors in self._blocks(prefixed, advance, first):
             good = np.isfinite(vectors).all(1)
             if not good.all():
                 row = done + int(good.argmin()) + 1
                 raise UserError(
-                    f"{self.given}: the vector of row {row:,} holds NaN or infinity; are the weights damaged?"
+                    f"{self.name}: the vector of row {row:,} holds NaN or infinity; are the weights damaged?"
                 )
             done += len(vectors)
             yield vectors
@@ -119,12 +119,16 @@ class Embedder:
     def _blocks(self, texts: Iterable[str], advance: Callable[[int], None], first: int | None) -> Iterator[Vectors]:
         if self.workers is not None:
             return embed_in_order(self.workers, texts, first or 0, advance)
-        return embed_blocks(self.model, texts, advance=advance, first=first, **self._how)
+        return embed_blocks(self.model, texts, advance=advance, first=first, **self._settings)
 
     @property
-    def _how(self) -> dict[str, Any]:
-        given = self.options
-        return {"prompt": self.kind, "max_length": given.max_length or None, "batch_tokens": given.batch_tokens}
+    def _settings(self) -> dict[str, Any]:
+        options = self.options
+        return {
+            "prompt": self.prompt_name,
+            "max_length": options.max_length or None,
+            "batch_tokens": options.batch_tokens,
+        }
 
     @contextmanager
     def on(self, engine: Engine, device: str, precision: str) -> Iterator[None]:
@@ -133,29 +137,29 @@ class Embedder:
             yield
             return
         chosen = self.model.precision if device.startswith(self.model.device.type) else parse_precision(precision)
-        with start_embedding(engine, self.model, device, chosen, **self._how) as self.workers:
+        with start_embedding(engine, self.model, device, chosen, **self._settings) as self.workers:
             yield
         self.workers = None
 
     def embed(self, texts: Sequence[str], advance: Callable[[int], None] = lambda count: None) -> Vectors:
         """Return all vectors as one array."""
-        found = np.empty((len(texts), self.model.dimension), np.float32)
+        rows = np.empty((len(texts), self.model.dimension), np.float32)
         done = 0
         for vectors in self.blocks(texts, advance):
-            found[done : done + len(vectors)] = vectors
+            rows[done : done + len(vectors)] = vectors
             done += len(vectors)
-        return found
+        return rows
 
 
 @contextmanager
 def count_cuts(what: str) -> Iterator[None]:
     """Collect the warnings about cut texts and give one note for all of them."""
-    found: list[TextsCut] = []
+    cuts: list[TextsCut] = []
     before = warnings.showwarning
 
     def show(message: Any, category: type[Warning], *rest: Any) -> None:
         if isinstance(message, TextsCut):
-            found.append(message)
+            cuts.append(message)
         else:
             before(message, category, *rest)
 
@@ -166,9 +170,9 @@ def count_cuts(what: str) -> Iterator[None]:
             yield
         finally:
             warnings.showwarning = before
-    if found:
-        texts, tokens = sum(cut.texts for cut in found), sum(cut.tokens for cut in found)
-        note(f"{what}: {texts:,} texts cut to {found[0].limit} tokens ({tokens:,} tokens dropped)")
+    if cuts:
+        texts, tokens = sum(cut.texts for cut in cuts), sum(cut.tokens for cut in cuts)
+        note(f"{what}: {texts:,} texts cut to {cuts[0].limit} tokens ({tokens:,} tokens dropped)")
 
 
 def read_texts_and_vectors(
@@ -207,7 +211,7 @@ def embed_file(
     address: str | None = None,
     progress: bool | None = None,
 ) -> EmbeddedFile:
-    """Write the vector of every text of a file, of any size, as one .npy file; run again, it goes on after any stop.
+    """Write the vector of every text of a file, of any size, as one .npy file. Called again after a stop, it resumes.
 
     `text` is the column with the text, `dtype` the number type of the file (float32 or float16). `normalize` scales
     vectors to length 1, `prompt` is one of the model's prompts by its name or a text to put first. `engine="ray"`
@@ -217,7 +221,7 @@ def embed_file(
     """
     with showing(progress):
         out, rows = Path(out), TextSource(str(file), text, format).rows()
-        how = EmbedOptions(
+        options = EmbedOptions(
             device=device,
             tokenizer=tokenizer,
             prompt=prompt,
@@ -229,17 +233,17 @@ def embed_file(
         if out.is_dir():
             raise UserError(f"{out}: is a folder; give the path of a file to write (vectors.npy)")
         npy_file.check(out, dtype)  # before a model is loaded
-        place = choose_engine(engine, address)
+        chosen = choose_engine(engine, address)
         computing = str(model.device) if isinstance(model, Model) else choose_device(device)
-        embedder = Embedder(model, how if place is HERE else _to_send(how, computing))
+        embedder = Embedder(model, options if chosen is HERE else _to_send(options, computing))
         job = {
             "model": embedder.model.digest,
-            "prompt": how.prompt,
-            "max length": how.max_length or embedder.model.max_length,
-            "batch tokens": how.batch_tokens,
+            "prompt": options.prompt,
+            "max length": options.max_length or embedder.model.max_length,
+            "batch tokens": options.batch_tokens,
             "device": computing.partition(":")[0],
             "dtype": dtype,
-            "precision": how.precision,
+            "precision": options.precision,
             "block": f"{FIRST_BLOCK} to {BLOCK}",
         }
         target = VectorFile(out, job, embedder.model.dimension, dtype)
@@ -248,7 +252,7 @@ def embed_file(
         started = time.monotonic()
         if out.suffix.casefold() not in ("", ".npy"):
             note(f"{out}: will be a .npy file, whatever its name says")
-        before = _fill_file(embedder, rows, target, lambda: embedder.on(place, computing, how.precision))
+        before = _fill_file(embedder, rows, target, lambda: embedder.on(chosen, computing, options.precision))
         for line in rows.counts.notes(rows.name):
             note(line)
         return EmbeddedFile(out, target.rows, target.dimension, dtype, target.rows - before, time.monotonic() - started)
@@ -279,7 +283,7 @@ def _fill_file(
 
 
 def _write(embedder: Embedder, rows: TextRows, target: VectorFile, advance: Callable[[int, int], None]) -> None:
-    """Write what is missing, block after block. `advance` gets how far the input is read, and the number of rows."""
+    """Write the missing rows, block after block. `advance` gets the position in the input and the number of rows."""
     source, hashed = iter(rows), Fingerprint()
     for number in range(target.rows):
         text = next(source, None)
@@ -310,14 +314,14 @@ def _write(embedder: Embedder, rows: TextRows, target: VectorFile, advance: Call
             yield text
         states.append((str(hashed), rows.done))
 
-    def some(count: int) -> None:
+    def report(count: int) -> None:
         nonlocal inside
         inside += count
         end, size = states[0][1] if states else rows.done, block_end(target.rows) - target.rows
         advance(at + (end - at) * min(inside, size) // size, target.rows + inside)
 
-    for vectors in embedder.blocks(watched(), some, first):
-        known, at = states.popleft()
-        target.add(vectors, known)
+    for vectors in embedder.blocks(watched(), report, first):
+        fingerprint, at = states.popleft()
+        target.add(vectors, fingerprint)
         inside = 0
         advance(at, target.rows)

@@ -1,16 +1,24 @@
-"""Evaluate sentence vectors on sets of pairs with gold scores: `bertree.evaluate_embeddings`."""
+"""Evaluate sentence vectors on sets of pairs with gold scores: `bertree.evaluate_embeddings`.
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+Baselines are means of word vectors (GloVe). The plain mean is dominated by "the" and "of"; without the most frequent
+words it is far better (STS-B, 50 dimensions: 53 instead of 38), so both are evaluated. The files of word vectors are
+large (840B tokens: 5 GB), so only the words of the evaluated texts are parsed.
+"""
+
+import hashlib
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bertree.console import note, showing
-from bertree.embeddings import correlation, glove, sts
-from bertree.embeddings.correlation import MEASURES, SetScores
+from bertree.embeddings import correlation, sts
+from bertree.embeddings.correlation import MEASURES, EncoderScores, SetScores, evaluation_page
 from bertree.embeddings.embed import Embedder, EmbedOptions, embed_texts
-from bertree.embeddings.page import EncoderScores, evaluation_page
 from bertree.embeddings.sts import PairSet
 from bertree.errors import UserError
 from bertree.files.atomic import new_folder, write_json_lines, write_text
@@ -18,6 +26,113 @@ from bertree.files.formats import Json, json_text
 from bertree.inference.embedding import Vectors
 from bertree.inference.model import Model
 from bertree.run_folder import PREDICTIONS, REPORT, SCORES
+from bertree.text.sources import Source, open_source
+
+CLITICS = re.compile(r"(n't|'(?:s|m|d|re|ve|ll))\b")  # words of their own in these files
+WORDS = re.compile(r"n't|'\w+|\d+(?:[.,:]\d+)*|\w+(?:-\w+)*|[^\w\s]")
+
+FREQUENT = 100  # words at the start of a file, which is sorted by frequency: "the", "of" ...
+
+
+def split_words(text: str) -> list[str]:
+    """Split a text into words as these files have them: lower case, punctuation separate."""
+    return WORDS.findall(CLITICS.sub(r" \1", text.lower().replace("’", "'")))
+
+
+def words_of(texts: Iterable[str]) -> set[str]:
+    """Return the words that may be looked up for these texts."""
+    words = {word for text in texts for word in split_words(text)}
+    return words | {part for word in words if "-" in word for part in word.split("-")}
+
+
+@dataclass(frozen=True)
+class WordVectors:
+    """Words and their vectors."""
+
+    rows: dict[str, int]
+    table: NDArray[np.float32]
+    frequent: frozenset[str] = field(default=frozenset())  # the first words of its file
+
+    @classmethod
+    def read(cls, path: Path, only: Collection[str] | None = None) -> "WordVectors":
+        """Read a file with one word and its numbers per line, plain or compressed; `only`: skip all other words."""
+        rows: dict[str, int] = {}
+        frequent: set[str] = set()
+        vectors: list[NDArray[np.float32]] = []
+        width = 0
+        with open_source(Source(str(path), "text", 0, 0)) as (stream, _):
+            for number, line in enumerate(stream, 1):
+                name, _, rest = line.rstrip().partition(b" ")
+                if not name:
+                    continue
+                if not width:
+                    width = len(rest.split())
+                    if width == 1 and name.isdigit():  # word2vec's text form begins with the number of words
+                        width = 0
+                        continue
+                if number <= FREQUENT:
+                    frequent.add(_word(name))
+                if only is not None and _word(name) not in only:
+                    continue
+                vector = _numbers(rest)
+                if vector is None and line.count(b" ") > width:
+                    continue  # a few of GloVe's words hold spaces: no text is split into them
+                if vector is None:
+                    raise UserError(f"{path}: line {number}: is not a word and its numbers")
+                if len(vector) != width or not width:
+                    raise UserError(f"{path}: line {number}: has {len(vector)} numbers, unlike the lines before")
+                if (word := _word(name)) not in rows:
+                    rows[word] = len(vectors)
+                    vectors.append(vector)
+        if not width:
+            raise UserError(f"{path}: holds no vectors")
+        if not vectors:
+            raise UserError(f"{path}: has a vector for none of the words of these texts")
+        return cls(rows, np.stack(vectors), frozenset(frequent))
+
+    @property
+    def dimension(self) -> int:
+        """Width of the vectors."""
+        return self.table.shape[1]
+
+    @cached_property
+    def digest(self) -> str:
+        """Hash of words and vectors."""
+        digest = hashlib.sha256("\n".join(self.rows).encode())
+        digest.update(self.table.tobytes())
+        return digest.hexdigest()
+
+    def mean(self, text: str, content: bool = False) -> NDArray[np.float32]:
+        """Return the mean vector of the known words; zeros if there is none. `content`: leave out punctuation and the
+        most frequent words, unless there are no others."""
+        words = [word for word in self._words(text) if word in self.rows]
+        if content:
+            words = [word for word in words if word not in self.frequent and word[-1].isalnum()] or words
+        rows = [self.rows[word] for word in words]
+        return self.table[rows].mean(0) if rows else np.zeros(self.dimension, np.float32)
+
+    def embed(self, texts: Iterable[str], content: bool = False) -> NDArray[np.float32]:
+        """Return the mean vectors of n texts (n x d)."""
+        return np.array([self.mean(text, content) for text in texts], np.float32).reshape(-1, self.dimension)
+
+    def _words(self, text: str) -> Iterator[str]:
+        for word in split_words(text):
+            if word in self.rows or "-" not in word:
+                yield word
+            else:
+                yield from word.split("-")
+
+
+def _word(data: bytes) -> str:
+    return data.decode("utf-8", "replace")
+
+
+def _numbers(data: bytes) -> NDArray[np.float32] | None:
+    try:
+        numbers = np.array(data.split(), np.float32)
+    except ValueError:
+        return None
+    return numbers if np.isfinite(numbers).all() else None
 
 
 @dataclass(frozen=True)
@@ -104,8 +219,8 @@ def evaluate_embeddings(
         )
         for result in _evaluate_encoders(encoders, sets, options):
             results.append(result)
-            for pairs, found in zip(sets, result.row.sets, strict=True):
-                for line in correlation.undefined(pairs, found):
+            for pairs, set_scores in zip(sets, result.row.sets, strict=True):
+                for line in correlation.undefined(pairs, set_scores):
                     note(f"{result.row.name}: {line}")
         scores = EmbeddingScores(sets, results)
         if folder is not None:
@@ -124,45 +239,44 @@ def _check_folder(out: str | Path | None) -> Path | None:
     out = Path(out)
     if out.exists() and not out.is_dir():
         raise UserError(f"{out}: is a file; give the path of a folder to write")
-    if out.is_dir() and (there := sorted(path.name for path in out.iterdir())):
-        raise UserError(f"{out}: exists already and holds {there[0]}; give an empty or a new folder")
+    if out.is_dir() and (names := sorted(path.name for path in out.iterdir())):
+        raise UserError(f"{out}: exists already and holds {names[0]}; give an empty or a new folder")
     return out
 
 
 def _evaluate_encoders(encoders: Encoders, sets: Sequence[PairSet], options: EmbedOptions) -> Iterator[EncoderResult]:
     """Evaluate one encoder after the other: two models need not fit into memory together."""
     texts = list(dict.fromkeys(text for one in sets for part in one.parts for text in (*part.first, *part.second)))
-    places = {text: number for number, text in enumerate(texts)}
+    rows = {text: row for row, text in enumerate(texts)}
     poolings: Sequence[str | None] = encoders.poolings or [None]
     for model in encoders.models:
         for pooling in poolings:
             embedder = Embedder(model, options, pooling)
-            vectors = embed_texts(embedder, texts, embedder.given)
-            used = embedder.model.vector.pooling
-            given = embedder.given
-            name = f"{given}, {used}" if pooling or embedder.model.network.vector is None else given
-            yield EncoderResult(_row(name, vectors, sets, places), given, used)
+            vectors = embed_texts(embedder, texts, embedder.name)
+            used, model_name = embedder.model.vector.pooling, embedder.name
+            name = f"{model_name}, {used}" if pooling or embedder.model.network.vector is None else model_name
+            yield EncoderResult(_row(name, vectors, sets, rows), model_name, used)
     for path in encoders.glove:
-        table = glove.WordVectors.read(path, glove.words_of(texts))
+        table = WordVectors.read(path, words_of(texts))
         vectors = table.embed(texts)
-        others = table.embed(texts, content=True)
+        content_vectors = table.embed(texts, content=True)
         unknown = int((~vectors.any(1)).sum())
         if unknown:
             note(f"{path}: {unknown:,} of {len(texts):,} texts have no known word, so their vector is zero")
-        yield EncoderResult(_row(f"{path.name}, mean", vectors, sets, places), str(path), "mean")
+        yield EncoderResult(_row(f"{path.name}, mean", vectors, sets, rows), str(path), "mean")
         name = f"{path.name}, mean of content words"
-        yield EncoderResult(_row(name, others, sets, places), str(path), "mean of content words")
+        yield EncoderResult(_row(name, content_vectors, sets, rows), str(path), "mean of content words")
 
 
-def _row(name: str, vectors: Vectors, sets: Sequence[PairSet], places: dict[str, int]) -> EncoderScores:
+def _row(name: str, vectors: Vectors, sets: Sequence[PairSet], rows: dict[str, int]) -> EncoderScores:
     scores = []
     for one in sets:
         sides = [
-            (vectors[[places[text] for text in part.first]], vectors[[places[text] for text in part.second]])
+            (vectors[[rows[text] for text in part.first]], vectors[[rows[text] for text in part.second]])
             for part in one.parts
         ]
         scores.append(correlation.score_set(one, sides))
-    average = correlation.average([found.whole for found in scores])["spearman"]["cosine"]
+    average = correlation.average([one.overall for one in scores])["spearman"]["cosine"]
     return EncoderScores(name, vectors.shape[1], tuple(scores), average)
 
 
@@ -184,8 +298,8 @@ def _as_json(sets: Sequence[PairSet], results: Sequence[EncoderResult]) -> Json:
                 "model": result.model,
                 "pooling": result.pooling,
                 "dimension": result.row.dimension,
-                "sets": {one.name: _figures(found) for one, found in zip(sets, result.row.sets, strict=True)},
-                "average": correlation.average([found.whole for found in result.row.sets]),
+                "sets": {one.name: _figures(scores) for one, scores in zip(sets, result.row.sets, strict=True)},
+                "average": correlation.average([scores.overall for scores in result.row.sets]),
             }
             for result in results
         ],
@@ -193,16 +307,16 @@ def _as_json(sets: Sequence[PairSet], results: Sequence[EncoderResult]) -> Json:
 
 
 def _figures(scores: SetScores) -> Json:
-    found: Json = {"all": scores.whole}
+    figures: Json = {"all": scores.overall}
     if scores.parts:
-        found |= {"mean": scores.mean, "weighted_mean": scores.weighted, "parts": scores.parts}
-    return found
+        figures |= {"mean": scores.mean, "weighted_mean": scores.weighted, "parts": scores.parts}
+    return figures
 
 
 def _predictions(sets: Sequence[PairSet], results: Sequence[EncoderResult]) -> Iterator[Json]:
     for result in results:
-        for one, found in zip(sets, result.row.sets, strict=True):
-            for part, scores in zip(one.parts, found.scores, strict=True):
+        for one, set_scores in zip(sets, result.row.sets, strict=True):
+            for part, scores in zip(one.parts, set_scores.scores, strict=True):
                 columns = [np.round(scores[measure], 6).tolist() for measure in MEASURES]
                 rows = zip(part.lines, part.first, part.second, part.gold.tolist(), *columns, strict=True)
                 for line, text, pair, gold, *values in rows:

@@ -176,7 +176,7 @@ def find_pairs(
         if len(texts) < 2:
             raise UserError(f"{file}: has {len(texts)} text; pairs need two")
         with bar("comparing", len(distinct.first), speed="texts") as shown:
-            found = mining.closest_pairs(rows_nd[distinct.first], k, min_similarity, shown.advance)
+            closest = mining.closest_pairs(rows_nd[distinct.first], k, min_similarity, shown.advance)
         numbers = distinct.first.tolist()
         pairs: list[Json] = [
             {
@@ -184,7 +184,7 @@ def find_pairs(
                 "rows": [numbers[pair.first] + 1, numbers[pair.second] + 1],
                 "texts": [texts[numbers[pair.first]], texts[numbers[pair.second]]],
             }
-            for pair in found
+            for pair in closest
         ]
         duplicates: list[Json] = [
             {"rows": [row + 1 for row in group], "text": texts[group[0]]} for group in distinct.groups
@@ -243,16 +243,16 @@ def cluster_texts(
             raise UserError(f"{file}: holds no text")
         if counts.empty:
             note(f"{file}: {counts.empty:,} empty rows belong to no cluster")
-        found = _cluster(rows_nd[filled], clusters, min_similarity, min_size, seed)
+        grouped = _cluster(rows_nd[filled], clusters, min_similarity, min_size, seed)
         if target is not None:
             labels = np.full(len(texts), clustering.ALONE, np.int64)
-            labels[filled] = found.labels
+            labels[filled] = grouped.labels
             lines: list[Json] = [
                 {"row": row, "cluster": None if label < 0 else label + 1, "text": one}
                 for row, (label, one) in enumerate(zip(labels.tolist(), texts, strict=True), 1)
             ]
             _write_table(target, ("row", "cluster", "text"), (tuple(line.values()) for line in lines), lines)
-        return TextClusters(texts, filled.tolist(), found)
+        return TextClusters(texts, filled.tolist(), grouped)
 
 
 def _cluster(vectors: Vectors, clusters: int | None, min_similarity: float, min_size: int, seed: int) -> Clusters:

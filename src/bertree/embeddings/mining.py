@@ -1,9 +1,8 @@
 """Exact search for the most similar pairs in a set of vectors, and for the nearest of one set to each of another.
 
-All n x n cosines are computed, in blocks of a bounded size, and never kept: a block is compared with the least
-cosine that can still be among the k best, which rises as better ones are found, so that after a few blocks hardly
-anything of a block is looked at twice. A hundred thousand vectors are five billion pairs, a minute of processor time;
-for millions an index is the right tool.
+All n x n cosines are computed, in blocks of a bounded size, and never kept: a block is compared with the least cosine
+that can still be among the k best, which rises as better pairs are found. So after a few blocks most are read only
+once. 100,000 vectors are five billion pairs, a minute of processor time; for millions use an index.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -23,8 +22,8 @@ Advance = Callable[[int], None]
 
 def normalize_rows(vectors: Vectors) -> Tensor:
     """Scale vectors to length one; a zero vector stays zero."""
-    found = torch.from_numpy(np.ascontiguousarray(vectors, np.float32))
-    return found / found.norm(dim=1, keepdim=True).clamp(min=1e-12)
+    rows = torch.from_numpy(np.ascontiguousarray(vectors, np.float32))
+    return rows / rows.norm(dim=1, keepdim=True).clamp(min=1e-12)
 
 
 class Pair(NamedTuple):
@@ -69,7 +68,7 @@ class _Best:
 
 @torch.no_grad()
 def closest_pairs(vectors: Vectors, k: int, min_similarity: float, advance: Advance = lambda rows: None) -> list[Pair]:
-    """The k pairs of different rows with the largest cosine, `least` at least, the best first."""
+    """Return the k pairs of different rows with the largest cosine, at least `min_similarity`, the best first."""
     assert k >= 1
     units = normalize_rows(vectors)
     best = _Best(k, min_similarity - ROUNDING)
@@ -77,7 +76,7 @@ def closest_pairs(vectors: Vectors, k: int, min_similarity: float, advance: Adva
         rows = units[top : top + ROWS]
         for left in range(top, len(units), COLUMNS):
             block = rows @ units[left : left + COLUMNS].T
-            if left == top:  # of the square on the diagonal, what lies above it
+            if left == top:  # on the diagonal, only what lies above it
                 block.masked_fill_(torch.ones_like(block, dtype=torch.bool).tril_(), -2.0)
             _gather(block, top, left, best, k)
         advance(len(rows))
@@ -90,13 +89,13 @@ def _gather(block: Tensor, top: int, left: int, best: _Best, k: int) -> None:
     lines = (peaks >= best.min_similarity).nonzero()[:, 0]
     if not len(lines):
         return
-    some = block if len(lines) == len(block) else block[lines]
-    most = k + 4096
-    if int((some >= best.min_similarity).sum()) > most:  # near copies everywhere: only the block's own best can count
-        cut = float(some.flatten().kthvalue(some.numel() - k + 1).values) if k < some.numel() else -2.0
+    near = block if len(lines) == len(block) else block[lines]
+    limit = k + 4096
+    if int((near >= best.min_similarity).sum()) > limit:  # many near copies: only the best of the block can count
+        cut = float(near.flatten().kthvalue(near.numel() - k + 1).values) if k < near.numel() else -2.0
         best.min_similarity = max(best.min_similarity, cut)
-    hits = (some >= best.min_similarity).nonzero()
-    best.add(some[hits[:, 0], hits[:, 1]], lines[hits[:, 0]] + top, hits[:, 1] + left)
+    hits = (near >= best.min_similarity).nonzero()
+    best.add(near[hits[:, 0], hits[:, 1]], lines[hits[:, 0]] + top, hits[:, 1] + left)
 
 
 @torch.no_grad()
@@ -107,20 +106,20 @@ def nearest(queries: Vectors, among: Vectors, k: int) -> Iterator[list[tuple[int
     k = min(k, len(targets))
     for top in range(0, len(wanted), ROWS):
         rows = wanted[top : top + ROWS]
-        values, places = rows.new_empty(len(rows), 0), torch.empty(len(rows), 0, dtype=torch.int64)
+        values, indices = rows.new_empty(len(rows), 0), torch.empty(len(rows), 0, dtype=torch.int64)
         for left in range(0, len(targets), COLUMNS):
-            found = (rows @ targets[left : left + COLUMNS].T).topk(min(k, len(targets) - left, COLUMNS))
-            values, places = torch.cat([values, found.values], 1), torch.cat([places, found.indices + left], 1)
+            best = (rows @ targets[left : left + COLUMNS].T).topk(min(k, len(targets) - left, COLUMNS))
+            values, indices = torch.cat([values, best.values], 1), torch.cat([indices, best.indices + left], 1)
             kept = values.topk(min(k, values.shape[1]))
-            values, places = kept.values, places.gather(1, kept.indices)
-        for cosines, numbers in zip(values.clamp(max=1.0).tolist(), places.tolist(), strict=True):
+            values, indices = kept.values, indices.gather(1, kept.indices)
+        for cosines, numbers in zip(values.clamp(max=1.0).tolist(), indices.tolist(), strict=True):
             yield list(zip(numbers, cosines, strict=True))
 
 
 def cosines(first: Vectors, second: Vectors) -> list[float]:
-    """Return the cosine of each row of one with the same row of the other."""
-    found: list[float] = (normalize_rows(first) * normalize_rows(second)).sum(1).clamp(-1.0, 1.0).tolist()
-    return found
+    """Return the cosine of each row of `first` with the same row of `second`."""
+    values: list[float] = (normalize_rows(first) * normalize_rows(second)).sum(1).clamp(-1.0, 1.0).tolist()
+    return values
 
 
 class DistinctTexts(NamedTuple):

@@ -1,11 +1,12 @@
 """A .npy file of vectors that grows while it is written, and can be resumed after any kind of stop.
 
-Rows go to OUT.part; after each window of them they are flushed to the disk and OUT.journal says how many there are
-and what was embedded. The first windows are small, so that little is lost from the beginning on. What a window holds
-depends on the row alone, and what goes into one batch is chosen within a window, so that a run that was killed and one
-that was not ask the model for the same batches and end in the same bytes. The
-texts are identified by a running hash, not by the file's date: they are read again up to the point of resuming, which
-costs little beside a model, works for a pipe too, and cannot mistake a changed file for the old one.
+Rows go to OUT.part. After each block of rows they are flushed to the disk, and OUT.journal records their number and
+what was embedded. The first blocks are small, so that a stop soon after the start loses little. A block depends on its
+first row alone, and batches are formed within a block. So a resumed run asks the model for the same batches as one that
+was not stopped, and both write the same bytes.
+
+The texts are identified by a running hash, not by the date of the file: they are read again up to the point of
+resuming. That is cheap compared with the model, works for a pipe, and detects a changed file.
 """
 
 import fcntl
@@ -95,7 +96,7 @@ class VectorFile:
                 try:
                     yield self
                 except BaseException:
-                    if not self.rows:  # nothing to go on from
+                    if not self.rows:  # nothing to resume
                         self.part.unlink(missing_ok=True)
                     raise
         except OSError as error:
@@ -109,21 +110,21 @@ class VectorFile:
         except BlockingIOError:
             raise UserError(f"{self.part}: another run is writing here; wait for it, or give another `out`") from None
         if not self.part.exists() or not os.path.samestat(os.fstat(file.fileno()), os.stat(self.part)):
-            raise UserError(f"{self.out}: another run has just ended here; look at what it made")
+            raise UserError(f"{self.out}: another run has just ended here; look at its result")
 
     def _resume(self) -> None:
         assert self._file is not None
         if self.journal.is_file():
-            known = read_json(self.journal)
-            begun = known.get("job")
-            if not isinstance(begun, dict) or known.get("version") != VERSION:
+            journal = read_json(self.journal)
+            begun = journal.get("job")
+            if not isinstance(begun, dict) or journal.get("version") != VERSION:
                 raise UserError(f"{self.journal}: is not one of this version; remove it and {self.part}")
             if begun != self.job:
                 differ = next((key for key in self.job if begun.get(key) != self.job[key]), "settings")
                 raise UserError(
                     f"{self.part}: was begun with another {differ}; run it with that, or remove it and {self.journal}"
                 )
-            self.rows, self.texts = _row_count(known.get("rows"), self.journal), str(known.get("texts"))
+            self.rows, self.texts = _row_count(journal.get("rows"), self.journal), str(journal.get("texts"))
         size = os.fstat(self._file.fileno()).st_size
         if size < HEADER + self.rows * self._width and self.rows:
             raise UserError(f"{self.part}: is cut off; remove it and {self.journal}, and begin again")
@@ -170,16 +171,16 @@ def load(path: Path, rows: int | None = None) -> Vectors:
     """Read and check the vectors of a .npy file."""
     check_regular(path)
     try:
-        found = np.lib.format.open_memmap(path, mode="r")
+        mapped = np.lib.format.open_memmap(path, mode="r")
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror or error})") from None
     except Exception:  # a header is read as Python's literals, which fail in many ways
         raise UserError(f"{path}: is not a .npy file of numbers") from None
-    if found.ndim != 2 or found.dtype.kind != "f":
+    if mapped.ndim != 2 or mapped.dtype.kind != "f":
         raise UserError(f"{path}: must hold vectors as rows x numbers, of floating point")
-    if rows is not None and len(found) != rows:
-        raise UserError(f"{path}: has {len(found):,} vectors for {rows:,} texts; were they made from another file?")
-    vectors: Vectors = np.asarray(found, np.float32)
+    if rows is not None and len(mapped) != rows:
+        raise UserError(f"{path}: has {len(mapped):,} vectors for {rows:,} texts; were they made from another file?")
+    vectors: Vectors = np.asarray(mapped, np.float32)
     good = np.isfinite(vectors).all(1)
     if not good.all():
         raise UserError(f"{path}: row {int(good.argmin()) + 1}: holds NaN or infinity; embed the texts again")

@@ -1,10 +1,9 @@
 """Read sets of sentence pairs with gold similarities, in the layouts of their releases.
 
-STS12 to STS16 are folders of parts, `STS.input.PART.txt` beside `STS.gs.PART.txt`, whose blank lines are pairs
-without a gold score. The STS benchmark is a tab-separated table without a header, named .csv; GLUE's copy has a header,
-no gold in its test file; SICK has a header and, in one release, all splits in one file. Everything else is a table
-whose columns are named. A set may be found in a folder of several, so a name never depends on where it was found
-unless two share it.
+STS12 to STS16 are folders of parts, `STS.input.PART.txt` beside `STS.gs.PART.txt`; blank lines are pairs without a gold
+score. The STS benchmark is a tab-separated table without a header, named .csv; GLUE's copy has a header, and no gold in
+its test file; SICK has a header and, in one release, all splits in one file. Everything else is a table whose columns
+are named. The name of a set does not depend on its folder unless two sets share it.
 """
 
 import math
@@ -79,18 +78,18 @@ class PairColumns:
     label: str | None = None
 
     @property
-    def given(self) -> bool:
+    def any_named(self) -> bool:
         """Whether any column is named."""
         return any((self.text, self.pair, self.label))
 
-    def columns(self, known: bool) -> Columns:
-        """Return how a file is read; `known`: it is a released file, in which a quote is a character."""
+    def columns(self, released: bool) -> Columns:
+        """Return how a file is read; `released`: as a benchmark's own file, in which a quote is a character."""
         return Columns(
             text=(self.text,) if self.text else TEXTS,
             pair=(self.pair,) if self.pair else PAIRS,
             label=(self.label,) if self.label else LABELS,
-            headless=() if self.given else (FORM,),
-            quoting="none" if known else "auto",
+            headless=() if self.any_named else (FORM,),
+            quoting="none" if released else "auto",
             labelled=True,
         )
 
@@ -99,21 +98,21 @@ def find(paths: Sequence[Path], named: PairColumns = PairColumns(), split: str =
     """Find every set behind the paths, in the order given, below a folder by name."""
     if split not in SPLITS:
         raise UserError(f"split '{split}': unknown, {suggest(split, SPLITS)}")
-    found: list[PairSet] = []
+    all_sets: list[PairSet] = []
     for path in paths:
         if not path.exists():
             raise UserError(f"{path}: no such file or folder")
         sets = list(_find_below(path, named, split)) if path.is_dir() else [_read_file(path, named, split)]
         if not sets:
-            known = "STS.input.*.txt, sts-test.csv, dev.tsv, SICK*.txt; for tables of your own, `text`, `pair`, `label`"
-            raise UserError(f"{path}: holds no set of pairs that is known ({known})")
-        found += sets
-    return _make_names_unique(found)
+            names = "STS.input.*.txt, sts-test.csv, dev.tsv, SICK*.txt; for tables of your own, `text`, `pair`, `label`"
+            raise UserError(f"{path}: holds no known set of pairs ({names})")
+        all_sets += sets
+    return _make_names_unique(all_sets)
 
 
 def _make_names_unique(sets: Sequence[PairSet]) -> list[PairSet]:
     """Make names unique: by the folder, then by number."""
-    count = Counter(found.name for found in sets)
+    count = Counter(one.name for one in sets)
     named = [replace(s, name=f"{s.name} ({s.folder})") if count[s.name] > 1 else s for s in sets]
     seen: Counter[str] = Counter()
     result = []
@@ -130,7 +129,7 @@ def _find_below(folder: Path, named: PairColumns, split: str) -> Iterator[PairSe
     for root, folders, files in os.walk(folder, onerror=unreadable):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         here, names = Path(root), sorted(name for name in files if not name.startswith("."))
-        if named.given:
+        if named.any_named:
             for name in names:
                 if format_of(name) in ("csv", "tsv", "jsonl", "parquet") or suffix_of(Path(name)) == ".json":
                     yield _read_table(here / name, named, name)
@@ -153,8 +152,8 @@ def _find_released(folder: Path, names: Sequence[str], split: str) -> Iterator[P
     for kind in wanted:
         for path in by_split.get(kind, []):
             note = [] if split in ("all", kind) else [f"{folder}: has no gold for {split}, so {kind} is scored"]
-            made = _read_sick(path, split) if SICK.fullmatch(path.name) else _read_benchmark(path)
-            yield replace(made, notes=(*made.notes, *note))
+            pairs = _read_sick(path, split) if SICK.fullmatch(path.name) else _read_benchmark(path)
+            yield replace(pairs, notes=(*pairs.notes, *note))
 
 
 def _has_gold(path: Path) -> bool:
@@ -166,7 +165,7 @@ def _has_gold(path: Path) -> bool:
 def _read_file(path: Path, named: PairColumns, split: str) -> PairSet:
     """Read one file that was given by its path."""
     name = path.name
-    if named.given:
+    if named.any_named:
         return _read_table(path, named, name)
     if name.startswith(INPUT):
         return PairSet(name.removeprefix(INPUT).split(".txt")[0], (_read_part(path),), path.parent.name)
@@ -178,21 +177,21 @@ def _read_file(path: Path, named: PairColumns, split: str) -> PairSet:
 
 
 def _read_benchmark(path: Path) -> PairSet:
-    found = _read_table(path, PairColumns(), path.name, known=True)
+    pairs = _read_table(path, PairColumns(), path.name, released=True)
     match = re.search("train|dev|test", path.name.lower())
-    return replace(found, name=f"STS-B {match[0]}" if match else "STS-B")
+    return replace(pairs, name=f"STS-B {match[0]}" if match else "STS-B")
 
 
 def _read_sick(path: Path, split: str) -> PairSet:
     """Read SICK; `split` selects rows of the file that has all splits."""
-    found = _read_table(path, PairColumns(), path.name, known=True)
+    pairs = _read_table(path, PairColumns(), path.name, released=True)
     table = read_table(path, quoting="none")
     match = SICK.fullmatch(path.name)
     kind = (match[1] or split).lower() if match else split
     name = "SICK-R" if kind == "all" else f"SICK-R {SICK_SPLITS.get(kind, kind)}"
     if kind == "all" or (column := table.find([SEMEVAL])) is None:
-        return replace(found, name=name)
-    part = found.parts[0]
+        return replace(pairs, name=name)
+    part = pairs.parts[0]
     which = dict(zip(table.lines, (str(value).lower() for value in table.values(column)), strict=True))
     kept = [n for n, line in enumerate(part.lines) if SICK_SPLITS.get(which[line], which[line]) == split]
     if not kept:
@@ -204,11 +203,11 @@ def _read_sick(path: Path, split: str) -> PairSet:
         gold=part.gold[kept],
         lines=tuple(part.lines[n] for n in kept),
     )
-    return replace(found, name=name, parts=(chosen,))
+    return replace(pairs, name=name, parts=(chosen,))
 
 
-def _read_table(path: Path, named: PairColumns, name: str, known: bool = False) -> PairSet:
-    rows, skipped = named.columns(known).read(path)
+def _read_table(path: Path, named: PairColumns, name: str, released: bool = False) -> PairSet:
+    rows, skipped = named.columns(released).read(path)
     judged = [row for row in rows if row.label not in (None, "")]
     if not judged:
         raise UserError(f"{path}: has no gold score; name its column with `label`")
@@ -230,18 +229,18 @@ def _gold(row: RawRow) -> float:
 
 def _number(text: str, where: str) -> float:
     try:
-        found = float(text)
+        score = float(text)
     except ValueError:
         raise UserError(f"{where}: the gold score is {text!r:.40}, not a number") from None
-    if not math.isfinite(found):
+    if not math.isfinite(score):
         raise UserError(f"{where}: the gold score is {text}, not a finite number")
-    return found
+    return score
 
 
 def _read_parts(folder: Path) -> PairSet:
     """Read a folder of STS12 to STS16."""
     inputs = sorted(path for path in folder.iterdir() if path.name.startswith(INPUT))
-    inputs = [path for path in inputs if ".ALL." not in path.name or len(inputs) == 1]  # the others once more
+    inputs = [path for path in inputs if ".ALL." not in path.name or len(inputs) == 1]  # a copy of the other files
     notes = [f"{path}: has no {_gold_file(path).name} beside it, and is left out" for path in inputs]
     missing = [note for path, note in zip(inputs, notes, strict=True) if not _gold_file(path).is_file()]
     parts = tuple(_read_part(path) for path in inputs if _gold_file(path).is_file())

@@ -1,8 +1,8 @@
 """Read a file of any size as texts, one per row, for `embed`, `pairs`, `cluster` and `similar`.
 
-Row n of the result must be row n of the file, so nothing is dropped or split: an empty line is the empty text, a
-very long line is cut, bytes that are not UTF-8 are replaced, and each is counted. A record that
-cannot be understood stops the work, because a row without its text would move all that follow.
+Row n of the result must be row n of the file, so nothing is dropped or split: an empty line is the empty text, a very
+long line is cut, bytes that are not UTF-8 are replaced, and each is counted. A record that cannot be read is an error,
+because leaving it out would shift all rows after it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,7 @@ from bertree.text.cleaning import replace_surrogates
 from bertree.text.readers import MAX_RECORD, open_parquet
 from bertree.text.sources import STANDARD_INPUT, find_sources, open_source
 
-LONGEST = 1 << 15  # characters of a text: the 512 tokens a model reads are some 2,500
+LONGEST = 1 << 15  # characters of a text; 512 tokens are about 2,500
 COLUMNS = ("text", "sentence", "content", "body", "sentence1")
 
 
@@ -35,33 +35,33 @@ class RowCounts:
         empty = f"{name}: {self.empty:,} of {self.rows:,} rows are empty and have the vector of the empty text"
         cut = f"{name}: {self.cut:,} of {self.rows:,} rows are longer than {LONGEST:,} characters and were cut there"
         invalid = f"{name}: {self.invalid:,} of {self.rows:,} rows hold bytes that are not UTF-8, which were replaced"
-        known = ((self.empty, empty), (self.cut, cut), (self.invalid, invalid))
-        return [line for count, line in known if count]
+        counted = ((self.empty, empty), (self.cut, cut), (self.invalid, invalid))
+        return [line for count, line in counted if count]
 
 
 class TextRows:
     """The texts of one file, or of standard input, read once."""
 
     def __init__(self, name: str, column: str | None = None, format: str | None = None) -> None:
-        found = find_sources([name], format)
-        if len(found) != 1 or Path(name).is_dir():
+        sources = find_sources([name], format)
+        if len(sources) != 1 or Path(name).is_dir():
             raise UserError(f"{name}: is not one file; give a file of texts (.txt, .jsonl, .csv, .tsv, .parquet)")
-        self.source, self._column = found[0], column
+        self.source, self._column = sources[0], column
         if column is not None and self.source.format == "text":
             raise UserError(f"{name}: is plain text, one text per line, and has no column '{column}'")
         self.name = "standard input" if name == STANDARD_INPUT else name
         self.counts = RowCounts()
-        self.total = self.source.size  # bytes; of parquet, rows; 0: nobody knows
-        self.done = 0  # how far reading has come, of `total`
+        self.total = self.source.size  # bytes; of parquet, rows; 0: unknown
+        self.done = 0  # read so far, of `total`
 
     def __iter__(self) -> Iterator[str]:
         with open_source(self.source) as (stream, beneath):
             read = {"text": self._text, "jsonl": self._jsonl, "parquet": self._parquet}
             for text in read.get(self.source.format, self._delimited)(stream):
-                found = self._count(text)
+                counted = self._count(text)
                 if self.total:
                     self.done = self.counts.rows if self.source.format == "parquet" else beneath.tell()
-                yield found
+                yield counted
         if not self.counts.rows:
             raise UserError(f"{self.name}: is empty")
 
@@ -83,8 +83,8 @@ class TextRows:
                 data, first = data.removeprefix(b"\xef\xbb\xbf"), False
             rest, longer = data, False
             while not rest.endswith(b"\n") and (rest := stream.readline(most)):
-                longer = True  # what is beyond is passed over, a piece at a time
-            if longer:  # one character too many: then it is counted as cut
+                longer = True  # the rest is skipped, a piece at a time
+            if longer:  # one character too many, so that it is counted as cut
                 yield self._decode(_complete_characters(data)).ljust(LONGEST + 1)
             else:
                 yield self._decode(data).rstrip("\r\n")
@@ -152,13 +152,12 @@ class TextRows:
         """Return the column that is named, or the only one that fits."""
         if self._column is not None:
             if self._column not in names:
-                there = ", ".join(map(str, names))
-                raise UserError(f"{self.name}: has no column '{self._column}'; there are: {there}")
+                raise UserError(f"{self.name}: has no column '{self._column}'; there are: {', '.join(map(str, names))}")
             return self._column
-        known = [name for name in COLUMNS if name in names]
-        if not known and len(names) != 1:
+        usual = [name for name in COLUMNS if name in names]
+        if not usual and len(names) != 1:
             raise UserError(f"{self.name}: which column is the text? Give `text=NAME`; there are: {', '.join(names)}")
-        return known[0] if known else names[0]
+        return usual[0] if usual else names[0]
 
 
 def _complete_characters(data: bytes) -> bytes:

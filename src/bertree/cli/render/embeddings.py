@@ -8,9 +8,8 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from bertree.embeddings.correlation import KINDS, MEASURES, Figures
+from bertree.embeddings.correlation import KINDS, MEASURES, EncoderScores, Figures, format_correlation
 from bertree.embeddings.evaluate import EmbeddingScores
-from bertree.embeddings.page import EncoderScores, format_correlation
 from bertree.embeddings.sts import PairSet
 from bertree.report.formats import end_of_path
 
@@ -53,7 +52,7 @@ def _summary(console: Console, sets: Sequence[PairSet], rows: Sequence[EncoderSc
     for column in table.columns[1:]:
         column.justify = "right"
     for row in rows:
-        values = [scored.whole["spearman"]["cosine"] for scored in row.sets]
+        values = [scored.overall["spearman"]["cosine"] for scored in row.sets]
         table.add_row(
             Text(end_of_path(row.name, NAME)), *map(format_correlation, values), format_correlation(row.average)
         )

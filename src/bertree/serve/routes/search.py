@@ -12,7 +12,7 @@ import numpy as np
 import orjson
 from msgspec import Meta
 
-from bertree.embeddings.index_map import map_index
+from bertree.embeddings.clustering import map_index
 from bertree.errors import UserError
 from bertree.search.passages import Hit, find_highlights
 from bertree.search.searcher import CANDIDATES
