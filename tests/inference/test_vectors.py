@@ -261,5 +261,5 @@ def test_small_letters_where_the_folder_wants_them(minilm: Path, tmp_path: Path)
 def test_encode_refuses_what_would_change_its_result(words: Tokenizer) -> None:
     model = tiny(words, vector=PoolingConfig())
     assert model.encode(TEXTS[:2], batch_size=7, truncate_dim=5).shape == (2, 5)
-    with pytest.raises(UserError, match="precision='int8' is not known"):
+    with pytest.raises(UserError, match="precision='int8' is not supported"):
         model.encode(TEXTS[:2], precision="int8")

@@ -18,7 +18,7 @@ Prior = Mapping[str, float] | str | Path
 
 @dataclass(frozen=True)
 class CodeScore:
-    """A control code and what speaks for it."""
+    """A control code and how likely it is."""
 
     code: str
     probability: float  # of the code, given the text
@@ -28,7 +28,7 @@ class CodeScore:
 
 @dataclass(frozen=True)
 class Attribution(Sequence[CodeScore]):
-    """The control codes for a text, the likeliest first."""
+    """The control codes for a text, the most likely first."""
 
     text: str
     codes: list[CodeScore]
@@ -65,31 +65,31 @@ def attribute(
     rows = [(prefix, ids) for ids in read for prefix in prefixes]
     with bar("tokens", sum(len(ids) for _, ids in rows), speed="tokens") as progress:
         scored = score(model, [prefix + ids for prefix, ids in rows], [len(p) for p, _ in rows], progress.advance)
-    totals = [-float(one.losses.sum()) for one in scored]
-    found = []
+    totals = [-float(tokens.losses.sum()) for tokens in scored]
+    attributions = []
     for number, (text, ids) in enumerate(zip(texts, read, strict=True)):
-        own = totals[number * len(chosen) : (number + 1) * len(chosen)]
-        joint = [likelihood + weight for likelihood, weight in zip(own, weights, strict=True)]
-        whole = max(joint) + math.log(sum(math.exp(one - max(joint)) for one in joint))
+        likelihoods = totals[number * len(chosen) : (number + 1) * len(chosen)]
+        joint = [likelihood + weight for likelihood, weight in zip(likelihoods, weights, strict=True)]
+        evidence = max(joint) + math.log(sum(math.exp(value - max(joint)) for value in joint))
         scores = [
-            CodeScore(code, math.exp(both - whole), likelihood, -likelihood / len(ids))
-            for code, likelihood, both in zip(chosen, own, joint, strict=True)
+            CodeScore(code, math.exp(value - evidence), likelihood, -likelihood / len(ids))
+            for code, likelihood, value in zip(chosen, likelihoods, joint, strict=True)
         ]
-        found.append(Attribution(text, sorted(scores, key=lambda one: -one.probability), len(ids)))
-    return found
+        attributions.append(Attribution(text, sorted(scores, key=lambda one: -one.probability), len(ids)))
+    return attributions
 
 
 def prior_weights(codes: Sequence[str], prior: Prior) -> list[float]:
-    """Return the logarithms of the codes' prior probabilities, but for a constant."""
+    """Return the logarithms of the codes' prior probabilities, up to a constant."""
     if prior == "uniform":
         return [0.0 for _ in codes]
     if not isinstance(prior, Mapping):
-        from bertree.data.store import Store  # a model is loaded without the room of data
+        from bertree.data.store import Store  # loading a model does not need the package data
 
-        found = Store.open(prior).controls
-        if not found:
+        controls = Store.open(prior).controls
+        if not controls:
             raise UserError(f"{prior}: the store has no control codes, so it says nothing about how frequent they are")
-        prior = {one.code: one.documents for one in found}
+        prior = {one.code: one.documents for one in controls}
     for code in codes:
         weight = prior.get(code)
         if not isinstance(weight, int | float) or not 0 < weight < math.inf:
@@ -99,14 +99,14 @@ def prior_weights(codes: Sequence[str], prior: Prior) -> list[float]:
 
 def _read(model: LoadedModel, texts: Sequence[str], before: int) -> list[list[int]]:
     """Return the tokens of texts, cut to what fits after a code."""
-    limit, cut, found = position_limit(model.architecture), 0, []
+    limit, cut, tokenized = position_limit(model.architecture), 0, []
     for text, encoding in zip(texts, model.required_tokenizer.encode_plain(texts), strict=True):
         ids = list(encoding.ids)
         if not ids:
             raise UserError(f"attribute: a text has no tokens: {text[:40]!r}")
         if limit is not None and len(ids) > limit - before:
             cut, ids = cut + 1, ids[: limit - before]
-        found.append(ids)
+        tokenized.append(ids)
     if cut:
         note(f"{cut} of {len(texts)} texts cut to {limit} tokens, the positions of {model.name}")
-    return found
+    return tokenized

@@ -1,10 +1,13 @@
-"""The loop of generation: logits -> the next token of every sequence -> logits.
+"""Generation, token by token: logits -> the next token of every sequence -> logits; and beam search.
 
-Which token is chosen depends on the logits, the seed, the prompt and the number of the continuation alone, so a
-sequence is continued in the same way whatever is generated beside it (to within rounding: a batch of another size may
-add numbers in another order).
+A chosen token depends on the logits, the seed, the prompt and the number of the continuation alone. So a sequence is
+continued in the same way whatever else is in its batch (up to rounding: a batch of another size may add numbers in
+another order).
 
-Shape letters: s sequences, v vocabulary.
+Beam search continues the best partial texts by every token at each step and keeps the best of all. A text that ends
+leaves the search; texts are compared by their log-probability per token.
+
+Shape letters: s sequences, b beams, v vocabulary.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,12 +22,12 @@ from bertree.inference.causal.decoders import Decoder
 from bertree.inference.causal.sampling import Sampling, draw_numbers
 
 LANES = {"cpu": 32, "cuda": 256}  # sequences at once
-LEAVE = {"cpu": 0.75, "cuda": 0.5}  # complete sequences leave the batch when no more than this share goes on
-LOOK = {"cpu": 1, "cuda": 16}  # steps between looks at what was chosen: on a GPU a look waits for it
+LEAVE = {"cpu": 0.75, "cuda": 0.5}  # complete sequences leave the batch when at most this share continues
+READ_EVERY = {"cpu": 1, "cuda": 16}  # steps between reads of the chosen tokens: on a GPU a read waits for them
 
 
 @dataclass
-class Continued:
+class Continuation:
     """A prompt and the tokens that follow it."""
 
     prompt: Sequence[int]
@@ -39,7 +42,7 @@ class Continued:
         return self.ended or len(self.ids) >= self.most
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Choice:
     """How tokens are chosen."""
 
@@ -50,7 +53,7 @@ class Choice:
     vocabulary: int | None = None  # nor are ids from here on
 
     def banned(self, size: int) -> Tensor | None:
-        """Return -inf for tokens that are not chosen, else 0 (v), if only the likeliest one is ever asked for."""
+        """Return -inf for tokens that are never chosen, else 0 (v); None if tokens are drawn or penalized."""
         if self.sampling.temperature > 0 or self.sampling.penalty != 1:
             return None
         banned_v = torch.zeros(size)
@@ -60,7 +63,7 @@ class Choice:
         return banned_v
 
     def allow(self, logits_sv: Tensor) -> Tensor:
-        """Return the logits of the tokens that may be chosen; those of the others are changed in place."""
+        """Return the logits of the vocabulary, with -inf (in place) for tokens that are never chosen."""
         logits_sv = logits_sv[:, : self.vocabulary]
         if self.never:
             logits_sv.index_fill_(1, _on_device(self.never, logits_sv.device), -torch.inf)
@@ -77,9 +80,13 @@ Seen = Callable[[int, int], None]  # called with the number of a sequence and ea
 
 @torch.inference_mode()
 def continue_all(
-    make: Callable[[], Decoder], sequences: Sequence[Continued], choice: Choice, on_gpu: bool, seen: Seen | None = None
+    make: Callable[[], Decoder],
+    sequences: Sequence[Continuation],
+    choice: Choice,
+    on_gpu: bool,
+    seen: Seen | None = None,
 ) -> None:
-    """Continue sequences until each is complete, so many at once as suit the device."""
+    """Continue sequences until each is complete, in groups that suit the device."""
     device = "cuda" if on_gpu else "cpu"
     for start in range(0, len(sequences), LANES[device]):
         group = sequences[start : start + LANES[device]]
@@ -89,8 +96,8 @@ def continue_all(
 
 
 @torch.inference_mode()
-def continue_one(make: Callable[[], Decoder], one: Continued, choice: Choice, on_gpu: bool) -> Iterator[None]:
-    """Continue a sequence token by token, as they are asked for."""
+def continue_one(make: Callable[[], Decoder], one: Continuation, choice: Choice, on_gpu: bool) -> Iterator[None]:
+    """Continue a sequence by one token per iteration."""
     yield from _Group(make(), [one], choice, "cuda" if on_gpu else "cpu", lambda row, token: None).run()
 
 
@@ -98,15 +105,15 @@ class _Group:
     """Sequences that are continued together. Lane i continues `group[lanes[i]]`."""
 
     def __init__(
-        self, decoder: Decoder, group: Sequence[Continued], choice: Choice, device: str, seen: Seen | None
+        self, decoder: Decoder, group: Sequence[Continuation], choice: Choice, device: str, seen: Seen | None
     ) -> None:
         self.decoder, self.group, self.choice, self.device, self.seen = decoder, group, choice, device, seen
         self.lanes = list(range(len(group)))
         self.steps = max(one.most for one in group)
-        self.look = LOOK[device] if seen is None else 1
+        self.read_every = READ_EVERY[device] if seen is None else 1
 
     def run(self) -> Iterator[None]:
-        """Continue them to their ends; yield whenever they have been given the tokens chosen since."""
+        """Continue them to their ends; yield whenever chosen tokens were added to them."""
         logits_sv = self._read_prompts()
         if not bool(logits_sv.amax(1).isfinite().all()):
             raise UserError("the model computes numbers that are not finite; are its weights damaged?")
@@ -116,8 +123,8 @@ class _Group:
             ids_s = self._choose(logits_sv, None if draws_sk is None else draws_sk[:, step], used_sv)
             waiting.append(ids_s)
             most = {self.group[row].most for row in self.lanes}
-            if len(waiting) >= self.look or step + 1 in most:
-                self._take(waiting)
+            if len(waiting) >= self.read_every or step + 1 in most:
+                self._add_tokens(waiting)
                 left = [lane for lane, row in enumerate(self.lanes) if not self.group[row].complete]
                 yield
                 if not left:
@@ -148,8 +155,8 @@ class _Group:
             used_sv.scatter_(1, ids_s[:, None], True)
         return ids_s
 
-    def _take(self, waiting: list[Tensor]) -> None:
-        """Give the sequences the tokens that were chosen since the last look."""
+    def _add_tokens(self, waiting: list[Tensor]) -> None:
+        """Add the tokens that were chosen since the last read to the sequences."""
         for ids in torch.stack(waiting).tolist():
             for row, token in zip(self.lanes, ids, strict=True):
                 one = self.group[row]
@@ -170,7 +177,7 @@ class _Group:
         return torch.tensor(drawn, dtype=torch.float64, device=device)
 
     def _used(self, logits_sv: Tensor) -> Tensor | None:
-        """Return which tokens occur in each prompt (s x v); None if nobody asks."""
+        """Return which tokens occur in each prompt (s x v); None without a penalty."""
         if self.choice.sampling.penalty == 1:
             return None
         used_sv = torch.zeros_like(logits_sv[:, : self.choice.vocabulary], dtype=torch.bool)
@@ -180,7 +187,7 @@ class _Group:
 
 
 @dataclass(frozen=True)
-class _Found:
+class _Finished:
     score: float  # log-probability per token
     ids: list[int]
     ended: bool
@@ -189,7 +196,7 @@ class _Found:
 @torch.inference_mode()
 def search(
     decoder: Decoder, prompt: Sequence[int], most: int, beams: int, count: int, choice: Choice
-) -> list[Continued]:
+) -> list[Continuation]:
     """Return the `count` best continuations of a prompt, the best first, of at most `most` tokens."""
     logits_bv = decoder.start([prompt], len(prompt) + most)
     decoder.keep([0] * beams)
@@ -197,24 +204,24 @@ def search(
     scores_b = torch.full((beams,), -torch.inf, device=logits_bv.device)
     scores_b[0] = 0.0  # all beams are the same at first
     texts: list[list[int]] = [[] for _ in range(beams)]
-    found: list[_Found] = []
+    finished: list[_Finished] = []
     for step in range(1, most + 1):
         chosen = _best(logits_bv, scores_b, texts, prompt, choice, 2 * beams)
-        going = [(score, lane, token) for score, lane, token in chosen if token != choice.end][:beams]
+        continuing = [(score, lane, token) for score, lane, token in chosen if token != choice.end][:beams]
         for score, lane, token in chosen[:beams]:
             if token == choice.end:
-                found.append(_Found(score / step, texts[lane], True))
-        texts = [[*texts[lane], token] for _, lane, token in going]
-        found = sorted(found, key=lambda one: -one.score)[:count]
-        if step == most or (len(found) == count and found[-1].score >= going[0][0] / step):
+                finished.append(_Finished(score / step, texts[lane], True))
+        texts = [[*texts[lane], token] for _, lane, token in continuing]
+        finished = sorted(finished, key=lambda one: -one.score)[:count]
+        if step == most or (len(finished) == count and finished[-1].score >= continuing[0][0] / step):
             break
-        decoder.keep([lane for _, lane, _ in going])
-        scores_b = torch.tensor([score for score, _, _ in going], device=scores_b.device)
-        logits_bv = decoder.step(torch.tensor([token for _, _, token in going], device=scores_b.device))
+        decoder.keep([lane for _, lane, _ in continuing])
+        scores_b = torch.tensor([score for score, _, _ in continuing], device=scores_b.device)
+        logits_bv = decoder.step(torch.tensor([token for _, _, token in continuing], device=scores_b.device))
     if step == most:
-        found += [_Found(score / step, ids, False) for (score, _, _), ids in zip(going, texts, strict=True)]
-    best = sorted(found, key=lambda one: -one.score)[:count]
-    return [Continued(prompt, number, most, one.ids, one.ended) for number, one in enumerate(best)]
+        finished += [_Finished(score / step, ids, False) for (score, _, _), ids in zip(continuing, texts, strict=True)]
+    best = sorted(finished, key=lambda one: -one.score)[:count]
+    return [Continuation(prompt, number, most, one.ids, one.ended) for number, one in enumerate(best)]
 
 
 def _best(
@@ -228,7 +235,7 @@ def _best(
         for lane, ids in enumerate(texts):
             used_bv[lane, [*prompt, *ids]] = True
         logs_bv = choice.sampling.penalize(logs_bv, used_bv)
-    both = (logs_bv + scores_b[:, None]).flatten()
-    best = both.topk(min(count, len(both)))
+    totals = (logs_bv + scores_b[:, None]).flatten()
+    best = totals.topk(min(count, len(totals)))
     width = logs_bv.shape[1]
     return [(s, i // width, i % width) for s, i in zip(best.values.tolist(), best.indices.tolist(), strict=True)]

@@ -1,7 +1,8 @@
 """Next-token logits, one token per lane and step, over a cache of keys and values.
 
-`FastDecoder` computes an encoder of known parts from its weights; `ModuleDecoder` calls the modules of any encoder
-with a cache. On a GPU, `GraphDecoder` records the step of either as a CUDA graph.
+`FastDecoder` computes an encoder of known components from its weights; `ModuleDecoder` calls the modules of any encoder
+with a cache. On a GPU, `GraphDecoder` records the step of either as a CUDA graph, because launching its operations one
+by one takes longer than computing them.
 
 Shape letters: s sequences, one in each lane; t tokens, h width, v vocabulary.
 """
@@ -35,7 +36,7 @@ class Decoder(Protocol):
         """Read the next token of every lane and return the logits of the token after it (s x v)."""
 
     def keep(self, lanes: Sequence[int]) -> None:
-        """Go on with these lanes, in this order; one may be given several times."""
+        """Continue with these lanes, in this order; a lane may occur several times."""
 
 
 class ModuleDecoder:
@@ -49,11 +50,11 @@ class ModuleDecoder:
         self.with_memory = encoder.memory is not None and encoder.memory.starts_with_zeros
         self.state: State = {}
         self.lengths: Sequence[int] = []
-        self.places_s = torch.empty(0)
+        self.positions_s = torch.empty(0)
 
     @property
     def in_place(self) -> bool:
-        """Whether a step changes nothing but tensors that stay where they are."""
+        """Whether a step only changes tensors in place."""
         return not self.with_memory
 
     @property
@@ -67,7 +68,7 @@ class ModuleDecoder:
         count = len(prompts)
         state = self.encoder.start_memory(count) if self.with_memory else self.encoder.start_cache(count, capacity)
         hidden_th = self._encode(batch, state)
-        self.lengths, self.places_s = list(map(len, prompts)), batch.lengths.long()
+        self.lengths, self.positions_s = list(map(len, prompts)), batch.lengths.long()
         return self.network.mask_logits(hidden_th, batch.last)
 
     def step(self, ids_s: Tensor) -> Tensor:
@@ -76,13 +77,13 @@ class ModuleDecoder:
         self.count(1)
         return logits_sv
 
-    def compute(self, ids_s: Tensor, places: int = 0, even: bool = False) -> Tensor:
-        """Compute a step that attends to all places."""
+    def compute(self, ids_s: Tensor, length: int = 0, even: bool = False) -> Tensor:
+        """Compute a step that attends to all tokens."""
         lanes_s = torch.arange(len(ids_s), device=ids_s.device)
         continuation = Continuation(lanes_s, torch.zeros_like(lanes_s, dtype=torch.bool), len(ids_s))
-        batch = replace(one_token_batch(ids_s, self.places_s), continuation=continuation)
+        batch = replace(one_token_batch(ids_s, self.positions_s), continuation=continuation)
         logits_sv = self.network.mask_logits(self._encode(batch, self.state), lanes_s)
-        self.places_s += 1
+        self.positions_s += 1
         return logits_sv
 
     def _encode(self, batch: Batch, state: State) -> Tensor:
@@ -96,15 +97,15 @@ class ModuleDecoder:
         self.lengths = [length + tokens for length in self.lengths]
 
     def rewind(self) -> None:
-        """Take back the count on the device of a step that was computed."""
-        self.places_s -= 1
+        """Undo the count of a computed step on the device."""
+        self.positions_s -= 1
         self.state[LENGTHS].sub_(1)
 
     def keep(self, lanes: Sequence[int]) -> None:
-        """Go on with these lanes, in this order."""
-        rows_s = torch.tensor(lanes, device=self.places_s.device)
+        """Continue with these lanes, in this order."""
+        rows_s = torch.tensor(lanes, device=self.positions_s.device)
         self.state = {name: x[rows_s] if name == LENGTHS else x[:, rows_s] for name, x in self.state.items()}
-        self.lengths, self.places_s = [self.lengths[lane] for lane in lanes], self.places_s[rows_s]
+        self.lengths, self.positions_s = [self.lengths[lane] for lane in lanes], self.positions_s[rows_s]
 
 
 class DecoderChoice:
@@ -121,10 +122,10 @@ class DecoderChoice:
     def choose(
         self, network: Network, lanes: int, greedy: Tensor | None = None, record: bool = True
     ) -> Callable[[], Decoder]:
-        """Return what makes decoders of a network, for so many lanes at most.
+        """Return a function that makes decoders of a network, for at most `lanes` lanes.
 
-        `greedy`: only the likeliest token is asked for, among those that are 0 here, not -inf (v). `record`: False if
-        lanes change with every step, so that a recorded one would be of no use."""
+        `greedy`: the most likely token is always chosen, among those that are 0 here, not -inf (v). `record`: False if
+        lanes change with every step, so that recording a step is of no use."""
         weights = self._weights(network, lanes == 1, greedy is not None)
         record = record and next(network.parameters()).is_cuda
 
@@ -137,14 +138,14 @@ class DecoderChoice:
     def _weights(self, network: Network, one_lane: bool, greedy: bool) -> DecoderWeights | None:
         versions = weight_versions(network)
         key = (versions, one_lane, one_lane and greedy)
-        with self._lock:  # threads that generate at the same time may ask for different ones
+        with self._lock:  # threads that generate at the same time may need different weights
             if versions is None or self._built[0] != key:
-                self._built = (None, None)  # frees the memory of the former ones first
+                self._built = (None, None)  # frees the memory of the previous weights first
                 self._built = key, DecoderWeights.of(network, one_lane, greedy)
             return self._built[1]
 
 
-FIRST_PLACES = 256  # places of each lane that a step attends to; twice as many whenever they are full
+FIRST_LENGTH = 256  # tokens of each lane that a recorded step attends to; doubled whenever they are full
 
 
 class StepDecoder(Protocol):
@@ -161,19 +162,19 @@ class StepDecoder(Protocol):
     def start(self, prompts: Sequence[Sequence[int]], capacity: int) -> Tensor:
         """Read prompts and return the logits of their next tokens (s x v)."""
 
-    def compute(self, ids_s: Tensor, places: int, even: bool) -> Tensor:
+    def compute(self, ids_s: Tensor, length: int, even: bool) -> Tensor:
         """Compute a step without counting its tokens on the host.
 
-        It attends to the first `places` of each lane; `even`: all lanes have so many tokens, the new one included."""
+        It attends to the first `length` tokens of each lane; `even`: all lanes have this many, the new one included."""
 
     def count(self, tokens: int) -> None:
         """Count tokens of every lane, on the host."""
 
     def rewind(self) -> None:
-        """Take back the count on the device of a step that was computed."""
+        """Undo the count of a computed step on the device."""
 
     def keep(self, lanes: Sequence[int]) -> None:
-        """Go on with these lanes."""
+        """Continue with these lanes."""
 
 
 class GraphDecoder:
@@ -181,7 +182,7 @@ class GraphDecoder:
 
     def __init__(self, decoder: StepDecoder) -> None:
         self.decoder = decoder
-        self._places = 0
+        self._length = 0
         self._graph: torch.cuda.CUDAGraph | None = None
         self._ids_s = self._logits_sv = torch.empty(0)
 
@@ -192,7 +193,7 @@ class GraphDecoder:
     def step(self, ids_s: Tensor) -> Tensor:
         """Read the next token of every lane and return the logits of the token after it."""
         longest = max(self.decoder.lengths)
-        if self._graph is None or (longest >= self._places and self._places < self.decoder.capacity):
+        if self._graph is None or (longest >= self._length and self._length < self.decoder.capacity):
             self._record(ids_s, longest)
         assert self._graph is not None
         self._ids_s.copy_(ids_s)
@@ -201,29 +202,29 @@ class GraphDecoder:
         return self._logits_sv
 
     def keep(self, lanes: Sequence[int]) -> None:
-        """Go on with these lanes, in this order."""
+        """Continue with these lanes, in this order."""
         self.decoder.keep(lanes)
         self._graph = None
 
     def _record(self, ids_s: Tensor, longest: int) -> None:
-        """Record a step that attends to more places than the longest lane has tokens.
+        """Record a step that attends to more tokens than the longest lane has.
 
-        Before that it is computed twice, since what libraries set up on their first call must not be recorded. Nothing
-        remains of it: the lanes' keys and values are written at places that the next step writes again.
+        Before that it is computed twice, because what libraries set up on their first call must not be recorded.
+        This leaves no trace: the next step writes keys and values at the same positions.
         """
-        places = FIRST_PLACES
-        while places <= longest:
-            places *= 2
-        self._places = min(places, self.decoder.capacity)
+        length = FIRST_LENGTH
+        while length <= longest:
+            length *= 2
+        self._length = min(length, self.decoder.capacity)
         self._ids_s = ids_s.clone()
         with torch.cuda.device(ids_s.device):
             stream = torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
                 for _ in range(2):
-                    self.decoder.compute(self._ids_s, self._places, False)
+                    self.decoder.compute(self._ids_s, self._length, False)
                     self.decoder.rewind()
             torch.cuda.current_stream().wait_stream(stream)
             self._graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self._graph):
-                self._logits_sv = self.decoder.compute(self._ids_s, self._places, False)
+                self._logits_sv = self.decoder.compute(self._ids_s, self._length, False)

@@ -1,10 +1,15 @@
 """Next-token logits, computed from an encoder's weights without its modules.
 
-Linear layers are packed once, the cache is written in place, and nothing else happens in a step. It recomputes layers
-from their weights, so it knows the parts it imitates by their exact type (`unknown_component`).
+Linear layers are packed once, the cache is written in place, and nothing else happens in a step. Layers are recomputed
+from their weights, so only components of exactly known types are accepted (`unknown_component`).
 
-Shape letters: s sequences, one in each lane; t tokens, u tokens rounded up, l layers, n heads, d head width, m places
-in a lane, h width, v vocabulary.
+Greedy decoding of one sequence on a CPU needs no logits but the largest. Such a step takes as long as reading the
+weights, and the output matrix is a large share of them (a third in GPT-2). `ScreenedOutput` reads it as 8-bit integers
+first, a quarter of the bytes. That gives every logit within a known error; the few tokens that may be the most likely
+get their exact logits.
+
+Shape letters: s sequences, one in each lane; t tokens, u tokens rounded up, l layers, n heads, d head width, m tokens
+of a lane (in `ScreenedOutput`: tokens that may be the most likely), h width, v vocabulary.
 """
 
 from collections.abc import Sequence
@@ -36,7 +41,7 @@ from bertree.model.memory import KEYS, VALUES
 from bertree.model.network import Network
 from bertree.model.transformer import TransformerEncoder, component_difference, unknown_component
 
-ROUNDING = 1e-5  # relative error of both products beside that of the 8-bit integers
+ROUNDING = 1e-5  # relative error of both products, in addition to that of the 8-bit integers
 
 
 class ScreenedOutput:
@@ -52,7 +57,7 @@ class ScreenedOutput:
         self.error_v = rough_vh.sub_(self.weight_vh).norm(dim=1) + ROUNDING * self.norm_v
 
     def __call__(self, x_1h: Tensor, banned_v: Tensor | None = None) -> Tensor:
-        """Return the logits of the tokens that may be the likeliest, and -inf for the others (1 x v).
+        """Return the logits of the tokens that may be the most likely, and -inf for all others (1 x v).
 
         `banned_v`: -inf for tokens that are not to be considered, else 0."""
         rough_v = self.rough(x_1h)[0]
@@ -70,8 +75,8 @@ class ScreenedOutput:
 
 def can_screen() -> bool:
     """Whether this CPU multiplies 8-bit integers without overflow: it has instructions for it (VNNI)."""
-    known = getattr(torch.cpu, "_is_vnni_supported", None)
-    return known is not None and bool(known()) and linear_class(torch.int8) is Int8Linear
+    is_supported = getattr(torch.cpu, "_is_vnni_supported", None)
+    return is_supported is not None and bool(is_supported()) and linear_class(torch.int8) is Int8Linear
 
 
 @dataclass(frozen=True)
@@ -86,9 +91,9 @@ class DecoderWeights:
 
     @classmethod
     def of(cls, network: Network, one_lane: bool = False, greedy: bool = False) -> "DecoderWeights | None":
-        """Prepare a network's weights; None if it has an unknown part, or attention that is not causal.
+        """Prepare a network's weights; None if it has an unknown component, or attention that is not causal.
 
-        `one_lane`: for one token at a time. `greedy`: only the likeliest one is asked for, with `one_lane`."""
+        `one_lane`: for one token at a time. `greedy`: the most likely token is always chosen, with `one_lane`."""
         encoder, head = network.encoder, network.heads["mask"]
         unknown = unknown_component(encoder, embeddings=False) or component_difference(head, (MaskHead,))
         if (
@@ -130,7 +135,7 @@ def _transform(head: MaskHead, x_sh: Tensor) -> Tensor:
 
 @dataclass
 class LaneCache:
-    """Keys and values of each lane's tokens, from place 0 on, and how many there are."""
+    """Keys and values of each lane's tokens, from position 0 on, and their number."""
 
     keys_lsnmd: Tensor
     values_lsnmd: Tensor
@@ -141,7 +146,7 @@ class LaneCache:
         self.lengths_s = torch.tensor(self.lengths, device=self.keys_lsnmd.device)
 
     def keep(self, lanes: Sequence[int]) -> None:
-        """Go on with these lanes, in this order."""
+        """Continue with these lanes, in this order."""
         rows_s = torch.tensor(lanes, device=self.keys_lsnmd.device)
         self.keys_lsnmd, self.values_lsnmd = self.keys_lsnmd[:, rows_s], self.values_lsnmd[:, rows_s]
         self.lengths, self.lengths_s = [self.lengths[lane] for lane in lanes], self.lengths_s[rows_s]
@@ -153,29 +158,29 @@ class PromptMixing:
     def __init__(self, cache: LaneCache, batch: Batch) -> None:
         self.cache, self.layer = cache, -1
         self.layout, self.tokens = Layout.of(batch, Causal()), len(batch.ids)
-        self.lane_t, self.place_t = batch.sequence_ids, batch.positions
+        self.lane_t, self.position_t = batch.sequence_ids, batch.positions
 
     def attend(self, qkv_uh: Tensor, heads: int) -> Tensor:
         """Queries, keys and values of the next layer, side by side -> mixed values."""
         self.layer += 1
         qkv_t3nd = qkv_uh[: self.tokens].unflatten(1, (3, heads, -1))
-        self.cache.keys_lsnmd[self.layer, self.lane_t, :, self.place_t] = qkv_t3nd[:, 1]
-        self.cache.values_lsnmd[self.layer, self.lane_t, :, self.place_t] = qkv_t3nd[:, 2]
+        self.cache.keys_lsnmd[self.layer, self.lane_t, :, self.position_t] = qkv_t3nd[:, 1]
+        self.cache.values_lsnmd[self.layer, self.lane_t, :, self.position_t] = qkv_t3nd[:, 2]
         mixed_th = attend_fused(qkv_t3nd, self.layout).flatten(1)
         return F.pad(mixed_th, (0, 0, 0, len(qkv_uh) - self.tokens))
 
 
 class StepMixing:
-    """Attention of one token in each lane to all tokens of its lane. `places`: those that are looked at."""
+    """Attention of one token in each lane to the first `length` tokens of its lane."""
 
-    def __init__(self, cache: LaneCache, places: int, even: bool) -> None:
-        """`even`: all lanes have `places` tokens with the new one, so that every place is seen."""
-        self.cache, self.places, self.even, self.layer = cache, places, even, -1
+    def __init__(self, cache: LaneCache, length: int, even: bool) -> None:
+        """`even`: all lanes have `length` tokens with the new one, so that no mask is needed."""
+        self.cache, self.length, self.even, self.layer = cache, length, even, -1
         lengths_s = cache.lengths_s
         self.lanes_s = torch.arange(len(lengths_s), device=lengths_s.device)
         self.mask = None
         if not even:
-            seen_sm = torch.arange(places, device=lengths_s.device) <= lengths_s[:, None]
+            seen_sm = torch.arange(length, device=lengths_s.device) <= lengths_s[:, None]
             self.mask = seen_sm[:, None, None]
 
     def attend(self, qkv_sh: Tensor, heads: int) -> Tensor:
@@ -184,11 +189,11 @@ class StepMixing:
         q_snd, k_snd, v_snd = qkv_sh.unflatten(1, (3, heads, -1)).unbind(1)
         keys_snmd, values_snmd = self.cache.keys_lsnmd[self.layer], self.cache.values_lsnmd[self.layer]
         if self.even:
-            keys_snmd[:, :, self.places - 1], values_snmd[:, :, self.places - 1] = k_snd, v_snd
+            keys_snmd[:, :, self.length - 1], values_snmd[:, :, self.length - 1] = k_snd, v_snd
         else:
             keys_snmd[self.lanes_s, :, self.cache.lengths_s] = k_snd
             values_snmd[self.lanes_s, :, self.cache.lengths_s] = v_snd
-        seen = slice(self.places)
+        seen = slice(self.length)
         mixed_sn1d = F.scaled_dot_product_attention(
             q_snd[:, :, None], keys_snmd[:, :, seen], values_snmd[:, :, seen], attn_mask=self.mask
         )
@@ -236,11 +241,11 @@ class FastDecoder:
         self.count(1)
         return logits_sv
 
-    def compute(self, ids_s: Tensor, places: int, even: bool) -> Tensor:
-        """Compute a step; see `graph_decoder.StepDecoder`."""
+    def compute(self, ids_s: Tensor, length: int, even: bool) -> Tensor:
+        """Compute a step; see `decoders.StepDecoder`."""
         cache, weights = self.cache, self.weights
         x_sh: Tensor = weights.encoder.embeddings(one_token_batch(ids_s, cache.lengths_s))
-        mixing = StepMixing(cache, places, even)
+        mixing = StepMixing(cache, length, even)
         for block in weights.blocks:
             x_sh = block(x_sh, mixing)
         cache.lengths_s += 1
@@ -251,15 +256,15 @@ class FastDecoder:
         self.cache.lengths = [length + tokens for length in self.cache.lengths]
 
     def rewind(self) -> None:
-        """Take back the count on the device of a step that was computed."""
+        """Undo the count of a computed step on the device."""
         self.cache.lengths_s -= 1
 
     def keep(self, lanes: Sequence[int]) -> None:
-        """Go on with these lanes, in this order."""
+        """Continue with these lanes, in this order."""
         self.cache.keep(lanes)
 
 
-def one_token_batch(ids_s: Tensor, places_s: Tensor) -> Batch:
-    """Return a batch of sequences of one token each, at these places."""
+def one_token_batch(ids_s: Tensor, positions_s: Tensor) -> Batch:
+    """Return a batch of sequences of one token each, at these positions."""
     bounds = torch.arange(len(ids_s) + 1, dtype=torch.int32, device=ids_s.device)
-    return Batch(ids_s, places_s, torch.zeros_like(ids_s), bounds, 1)
+    return Batch(ids_s, positions_s, torch.zeros_like(ids_s), bounds, 1)

@@ -1,6 +1,10 @@
-"""How well a left-to-right model predicts texts: per token, per word, and bits per character and byte.
+"""How well a left-to-right model predicts texts: perplexity per token and word, bits per character and byte, LAMBADA.
 
-Tokens of different tokenizers cannot be compared; words, characters and bytes of the same text can.
+Losses per token of different tokenizers cannot be compared; those per word, character and byte of the same text can.
+A text longer than the context is read in overlapping windows, and every token is predicted exactly once:
+
+    [prefix] a b c d e f        the first window predicts all of its tokens
+    [prefix]     c d e f g h    the next ones predict `stride` tokens each; the rest is context
 """
 
 import math
@@ -18,12 +22,12 @@ from bertree.inference.inputs import check_finite
 from bertree.inference.loaded import LoadedModel
 from bertree.text.control import control_prefix
 
-LONGEST = 1024  # window of a model whose positions have no end
+LONGEST = 1024  # tokens of a window, if the positions of a model have no limit
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TextCounts:
-    """What a text consists of, whatever the tokenizer."""
+    """Sizes of texts that do not depend on the tokenizer."""
 
     documents: int
     words: int  # divided by white space
@@ -35,15 +39,15 @@ class TextCounts:
     def of(cls, texts: Sequence[str]) -> "TextCounts":
         """Count."""
         return cls(
-            len(texts),
-            sum(len(text.split()) for text in texts),
-            sum(text.count("\n") for text in texts),
-            sum(map(len, texts)),
-            sum(len(text.encode("utf-8", "replace")) for text in texts),
+            documents=len(texts),
+            words=sum(len(text.split()) for text in texts),
+            lines=sum(text.count("\n") for text in texts),
+            characters=sum(map(len, texts)),
+            bytes=sum(len(text.encode("utf-8", "replace")) for text in texts),
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Perplexity:
     """How well a model predicts texts. Losses are in nats."""
 
@@ -94,8 +98,8 @@ class Perplexity:
     def as_mapping(self) -> dict[str, float]:
         """Return every figure by name."""
         figures = ("loss", "perplexity", "word_perplexity", "word_and_line_perplexity", "bits_per_character")
-        found = {name: getattr(self, name) for name in (*figures, "bits_per_byte", "speed")}
-        return found | {k: v for k, v in vars(self).items() if k != "counts"} | vars(self.counts)
+        values = {name: getattr(self, name) for name in (*figures, "bits_per_byte", "speed")}
+        return values | {k: v for k, v in vars(self).items() if k != "counts"} | vars(self.counts)
 
     def __repr__(self) -> str:
         return (
@@ -133,7 +137,7 @@ class Reading:
 def measure_perplexity(model: LoadedModel, texts: Iterable[str] | str, reading: Reading) -> Perplexity:
     """Predict every token of texts once."""
     check_left_to_right(model, "perplexity")
-    given = _texts(texts)
+    checked = _check_texts(texts)
     tokenizer = model.required_tokenizer
     with_memory = reading.memory is not None or (_has_memory(model) and reading.stride is None)
     marks = TextMarks.of(tokenizer, model.architecture)
@@ -142,7 +146,7 @@ def measure_perplexity(model: LoadedModel, texts: Iterable[str] | str, reading: 
         check_control(reading.control, model.controls, model.name)
         prefix = control_prefix(tokenizer, reading.control)
     start = prefix or marks.start
-    documents = [encoding.ids for encoding in tokenizer.encode_plain(given)]
+    documents = [encoding.ids for encoding in tokenizer.encode_plain(checked)]
     predicted = sum(max(0, len(ids) - (not start)) for ids in documents)
     if not predicted:
         raise UserError(
@@ -164,7 +168,7 @@ def measure_perplexity(model: LoadedModel, texts: Iterable[str] | str, reading: 
         tokens=len(losses),
         unpredicted=0 if start else len(documents),
         unknown=0 if unknown is None else sum(ids.count(unknown) for ids in documents),
-        counts=TextCounts.of(given),
+        counts=TextCounts.of(checked),
         context_least=int(context.min()),
         context_mean=float(context.mean()),
         seconds=seconds,
@@ -193,15 +197,15 @@ def _score_windows(
     return np.concatenate([one.losses for one in scored]), np.concatenate(seen)
 
 
-def _texts(texts: Iterable[str] | str) -> list[str]:
-    given = [texts] if isinstance(texts, str) else list(texts)
-    for text in given:
+def _check_texts(texts: Iterable[str] | str) -> list[str]:
+    checked = [texts] if isinstance(texts, str) else list(texts)
+    for text in checked:
         if not isinstance(text, str):
             raise UserError(f"perplexity: takes texts, not {type(text).__name__}")
-    given = [text for text in given if text.strip()]
-    if not given:
+    checked = [text for text in checked if text.strip()]
+    if not checked:
         raise UserError("perplexity: the text is empty")
-    return given
+    return checked
 
 
 def _has_memory(model: LoadedModel) -> bool:
@@ -210,7 +214,7 @@ def _has_memory(model: LoadedModel) -> bool:
 
 @dataclass(frozen=True)
 class TextWindow:
-    """Tokens that a model reads at once, of which those from `first` on are predicted."""
+    """Tokens that a model reads at once; it predicts those from index `first` on."""
 
     ids: list[int]
     first: int
@@ -221,12 +225,12 @@ def cut_windows(
 ) -> Iterator[TextWindow]:
     """Cut a document into windows of at most `context` tokens.
 
-    `prefix` is put before every window. `start` stands before the first one instead if there is no prefix; without
-    both, the first token of the document cannot be predicted.
+    `prefix` is put before every window. Without a prefix, `start` is put before the first one; without either, the
+    first token of the document cannot be predicted.
     """
     first = list(prefix or start)
     if context <= len(first):
-        raise UserError(f"context {context}: leaves no room for text beside {len(first)} tokens that stand before it")
+        raise UserError(f"context {context}: leaves no room for text after {len(first)} tokens that are put before it")
     assert 1 <= stride <= context - max(1, len(prefix)), "a token is predicted from one before it"
     end = min(len(document), context - len(first))
     if first or end > 1:
@@ -241,7 +245,7 @@ def cut_windows(
 class LastWords:
     """How well a model predicts the last words of passages."""
 
-    accuracy: float  # share of words whose tokens are all the likeliest, one after the other
+    accuracy: float  # share of words whose tokens are each the most likely one
     perplexity: float  # per word
     passages: int
     seconds: float
@@ -252,7 +256,7 @@ class LastWords:
 
 
 def predict_last_words(model: LoadedModel, passages: Sequence[str]) -> LastWords:
-    """Predict the last word of each passage from all that stands before it."""
+    """Predict the last word of each passage from the text before it (LAMBADA, Paperno et al. 2016)."""
     check_left_to_right(model, "lambada")
     tokenizer = model.required_tokenizer
     start = TextMarks.of(tokenizer, model.architecture).before
@@ -266,11 +270,11 @@ def predict_last_words(model: LoadedModel, passages: Sequence[str]) -> LastWords
         before = sum(end <= begin for _, end in encoding.offsets)
         ids = [*start, *encoding.ids]
         spare = max(0, len(ids) - (limit or len(ids)))
-        ids, place = ids[spare:], len(start) + before - spare
-        if place < 1 or place >= len(ids):
+        ids, position = ids[spare:], len(start) + before - spare
+        if position < 1 or position >= len(ids):
             raise UserError(f"passage {number}: its last word cannot be predicted: {text[-40:]!r}")
         sequences.append(ids)
-        first.append(place)
+        first.append(position)
     if not sequences:
         raise UserError("lambada: there are no passages")
     with bar("words", sum(map(len, sequences)) - sum(first), speed="tokens") as progress:

@@ -1,7 +1,7 @@
 """How the next token is chosen from the logits: temperature, top-k, top-p and CTRL's penalty for repetition.
 
-Each choice uses one random number, a hash of the seed, the prompt and the step. So a text's continuation depends on
-nothing that is generated beside it.
+Each choice uses one random number, a hash of the seed, the prompt and the step. So a text's continuation does
+not depend on the rest of its batch.
 
 Shape letters: s sequences, v vocabulary.
 """
@@ -23,11 +23,11 @@ MOST_PENALTY = 1000.0
 
 @dataclass(frozen=True)
 class Sampling:
-    """The settings. Temperature 0 always takes the likeliest token."""
+    """The settings. Temperature 0 always takes the most likely token."""
 
     temperature: float = 1.0
-    top_k: int = 0  # only the k likeliest tokens; 0: all
-    top_p: float = 1.0  # only the likeliest tokens that together have this probability
+    top_k: int = 0  # only the k most likely tokens; 0: all
+    top_p: float = 1.0  # only the most likely tokens that together have this probability
     penalty: float = 1.0  # above 1: tokens that occurred before are less likely
 
     def __post_init__(self) -> None:
@@ -51,13 +51,13 @@ class Sampling:
             least_s1 = logits_sv.topk(self.top_k).values[:, -1:]
             logits_sv = logits_sv.masked_fill(logits_sv < least_s1, -math.inf)
         if self.top_p < 1:
-            logits_sv = self._keep_likeliest(logits_sv)
+            logits_sv = self._keep_most_likely(logits_sv)
         return logits_sv.softmax(1)
 
     def choose(self, logits_sv: Tensor, draws_s: Sequence[float] | Tensor, seen_sv: Tensor | None = None) -> Tensor:
         """Choose the next token of each sequence (s), given a number in [0, 1) for each."""
         if self.temperature == 0:
-            return likeliest(self.penalize(logits_sv.float(), seen_sv))
+            return most_likely(self.penalize(logits_sv.float(), seen_sv))
         below_sv = self.probabilities(logits_sv, seen_sv).double().cumsum(1)
         # The last sum may be a little less than 1, and a token of probability 0 must not be chosen.
         draws_s = torch.as_tensor(draws_s, dtype=torch.float64, device=logits_sv.device)
@@ -71,8 +71,8 @@ class Sampling:
         lower_sv = torch.where(logits_sv > 0, logits_sv / self.penalty, logits_sv * self.penalty)
         return torch.where(seen_sv, lower_sv, logits_sv)
 
-    def _keep_likeliest(self, logits_sv: Tensor) -> Tensor:
-        """Drop the tokens beyond the likeliest ones that together have probability `top_p`; one always remains."""
+    def _keep_most_likely(self, logits_sv: Tensor) -> Tensor:
+        """Drop the tokens beyond the most likely ones that together have probability `top_p`; one always remains."""
         ordered_sv, ids_sv = logits_sv.sort(dim=1, descending=True, stable=True)
         likelier_sv = ordered_sv.softmax(1).cumsum(1).roll(1, 1)  # than each, together
         likelier_sv[:, 0] = -1.0  # so that it is below any `top_p`, however small
@@ -80,8 +80,8 @@ class Sampling:
         return logits_sv.masked_fill(dropped_sv, -math.inf)
 
 
-def likeliest(logits_sv: Tensor) -> Tensor:
-    """Return the likeliest token of each sequence (s). On a CPU numpy finds it five times as fast as torch."""
+def most_likely(logits_sv: Tensor) -> Tensor:
+    """Return the most likely token of each sequence (s). On a CPU numpy finds it five times as fast as torch."""
     return logits_sv.argmax(1) if logits_sv.is_cuda else torch.from_numpy(logits_sv.numpy().argmax(1))
 
 

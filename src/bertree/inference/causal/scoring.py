@@ -1,4 +1,7 @@
-"""The loss of every token of some sequences, given the tokens before it.
+"""The loss of every token of sequences, given the tokens before it: sequence by sequence, or with a memory.
+
+With a memory (Transformer-XL) documents are read segment by segment, and what was computed for earlier segments is not
+computed again.
 
 Shape letters: t tokens, h width, m predicted tokens, v vocabulary.
 """
@@ -31,7 +34,7 @@ class ScoredTokens:
     """The predicted tokens of a sequence."""
 
     losses: Losses  # in nats
-    right: NDArray[np.bool_]  # whether each is the likeliest token
+    right: NDArray[np.bool_]  # whether each is the most likely token
 
 
 def score(
@@ -56,22 +59,22 @@ def score(
         losses_m, right_m = token_losses(model.network, model.network(batch), target_m - 1, batch.ids[target_m])
         return rows, split_scores(losses_m, right_m, counts)
 
-    found: dict[int, ScoredTokens] = {}
+    by_row: dict[int, ScoredTokens] = {}
     with model.evaluating():
         for rows, scored in map_jobs(work, batch_by_length(list(map(len, sequences)), device), device):
-            found.update(zip(rows, scored, strict=True))
+            by_row.update(zip(rows, scored, strict=True))
             advance(sum(len(one.losses) for one in scored))
-    return [found[row] for row in range(len(sequences))]
+    return [by_row[row] for row in range(len(sequences))]
 
 
 def token_losses(network: Network, hidden_th: Tensor, chosen_m: Tensor, targets_m: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the loss of each target, predicted from a chosen token, and whether it is the likeliest (both m)."""
+    """Return the loss of each target, predicted from a chosen token, and whether it is the most likely one (each m)."""
     size = TOKENS["cuda" if hidden_th.is_cuda else "cpu"]
     losses, right = [], []
-    for some_m, wanted_m in zip(chosen_m.split(size), targets_m.split(size), strict=True):
-        logits_mv = network.mask_logits(hidden_th, some_m).float()
-        losses.append(F.cross_entropy(logits_mv, wanted_m, reduction="none"))
-        right.append(logits_mv.argmax(1) == wanted_m)
+    for rows_m, target_m in zip(chosen_m.split(size), targets_m.split(size), strict=True):
+        logits_mv = network.mask_logits(hidden_th, rows_m).float()
+        losses.append(F.cross_entropy(logits_mv, target_m, reduction="none"))
+        right.append(logits_mv.argmax(1) == target_m)
     if not losses:
         return hidden_th.new_zeros(0), targets_m.new_zeros(0, dtype=torch.bool)
     return torch.cat(losses), torch.cat(right)
@@ -113,7 +116,7 @@ def score_segments(
 ) -> tuple[Losses, Ints]:
     """Return the loss of every token of documents, and the number of tokens each was predicted from.
 
-    Documents with equally many segments are read side by side, each in a lane of its own.
+    Documents with the same number of segments are read together, each in its own lane.
     """
     lines = [[*start, *ids] for ids in documents]
     lines = [line for line in lines if len(line) > 1]
@@ -122,10 +125,10 @@ def score_segments(
     for _, group in groupby(sorted(lines, key=count), count):
         together = list(group)
         for first in range(0, len(together), LANES):
-            for found, context in _read(model, together[first : first + LANES], len(start), memory, segment):
-                losses.append(found)
+            for segment_losses, context in _read(model, together[first : first + LANES], len(start), memory, segment):
+                losses.append(segment_losses)
                 contexts.append(context)
-                advance(len(found))
+                advance(len(segment_losses))
     return np.concatenate(losses), np.concatenate(contexts)
 
 
@@ -141,14 +144,14 @@ def _read(
     for begin in range(0, max(map(len, lines)) - 1, segment):
         read = [line[begin : min(begin + segment, len(line) - 1)] for line in lines]
         wanted = np.concatenate([line[begin + 1 : begin + 1 + segment] for line in lines])
-        place = np.concatenate([np.arange(len(part)) for part in read])
+        position = np.concatenate([np.arange(len(ids)) for ids in read])
         continuation = Continuation(lanes, torch.full((len(lines),), begin == 0), len(lines))
         batch = replace(Batch.pack(read), continuation=continuation).to(model.device)
         with model.evaluating():
             output = network.encode(batch, state)
-            chosen = np.flatnonzero(begin + place + 1 >= skip)
+            chosen = np.flatnonzero(begin + position + 1 >= skip)
             chosen_m = torch.from_numpy(chosen).to(model.device)
             targets_m = torch.from_numpy(wanted[chosen]).to(model.device)
             losses_m, _ = token_losses(network, output.hidden, chosen_m, targets_m)
         state = output.state
-        yield losses_m.double().cpu().numpy(), (place + 1 + min(begin, memory))[chosen]
+        yield losses_m.double().cpu().numpy(), (position + 1 + min(begin, memory))[chosen]

@@ -1,4 +1,4 @@
-"""Which models can generate and judge text."""
+"""Texts of left-to-right models: which models read them, files, the special tokens around a text, and tokens as text."""
 
 import re
 from collections.abc import Sequence
@@ -20,8 +20,8 @@ from bertree.text.tokenizer import Tokenizer
 def check_left_to_right(model: LoadedModel, what: str) -> None:
     """Refuse a model that does not predict the next token."""
     if not model.architecture.causal:
-        known = [name for name, preset in PRESETS.items() if preset.architecture.causal and not preset.study]
-        which = f" ({listed(known)})" if known else ""
+        causal = [name for name, preset in PRESETS.items() if preset.architecture.causal and not preset.study]
+        which = f" ({listed(causal)})" if causal else ""
         raise UserError(
             f"{what}: {model.name} sees the text on both sides of a token; only left-to-right models{which}, or others "
             "with attention = causal, predict the next one"
@@ -48,15 +48,14 @@ def read_texts(
         raise UserError(f"{name}: is plain text and has no column '{column}'")
     counts = CorpusCounts()
     with open_source(sources[0]) as (stream, _):
-        found = [one.text for one in read_documents(sources[0], stream, column or "text", True, counts)]
-    if sources[0].format == "text":  # pieces of one text, cut for the reader's sake
-        found = ["".join(found)]
-        found = found[0].splitlines() if lines else found
+        texts = [document.text for document in read_documents(sources[0], stream, column or "text", True, counts)]
+    if sources[0].format == "text":  # it was read in pieces
+        texts = "".join(texts).splitlines() if lines else ["".join(texts)]
     if counts.invalid_lines:
         note(f"{name}: {counts.invalid_lines:,} lines hold bytes that are not UTF-8, which were replaced")
     if counts.broken or counts.missing:
         note(f"{name}: {counts.broken + counts.missing:,} records have no text and were left out")
-    texts = [replace_surrogates(text) for text in found if text.strip()]
+    texts = [replace_surrogates(text) for text in texts if text.strip()]
     if not texts:
         raise UserError(f"{'standard input' if name == STANDARD_INPUT else name}: holds no text")
     return texts
@@ -64,8 +63,8 @@ def read_texts(
 
 NEVER = ("pad", "mask", "cls", "unk")  # special tokens that are no text
 REPLACEMENT = "�"  # what an incomplete character is decoded to
-CONTEXT, WINDOW = 16, 48  # tokens that the text of a token may depend on, and after how many the others are forgotten
-LONGEST = 256  # tokens, or characters, that make no sense: then they are taken as they are
+CONTEXT, MOST_KEPT = 16, 48  # tokens that the text of a token may depend on; tokens kept before older ones are dropped
+LONGEST = 256  # tokens, or characters, that decode to nothing valid before they are shown as they are
 LONGEST_WORD = 40  # characters that are held back
 WORD_END = re.compile(r"[\s\u2e80-\ufffc\U00010000-\U0010ffff]")
 
@@ -74,12 +73,12 @@ WORD_END = re.compile(r"[\s\u2e80-\ufffc\U00010000-\U0010ffff]")
 class TextMarks:
     """The special tokens around a text.
 
-    Models whose classifier reads a token of its own ([CLS], as in BERT) have it before every text that they read.
-    Others (GPT) are trained on streams of texts with a token between them, and read cuts of it that start anywhere.
+    Models whose classifier reads a token of its own ([CLS], as in BERT) read it before every text.
+    Others (GPT) are trained on streams of texts with a token between them, and read slices that start anywhere.
     """
 
     before: list[int]  # put before every text
-    start: list[int]  # what a model may start from without a text; empty: there is none
+    start: list[int]  # read instead of an empty text; empty: the model needs a text
     end: int | None  # the token that ends a text
 
     @classmethod
@@ -99,12 +98,12 @@ def _named_start(tokenizer: Tokenizer) -> int | None:
     return tokenizer.backend.token_to_id(named) if isinstance(named, str) else None
 
 
-def check_control(control: str, known: Sequence[str], name: str) -> None:
+def check_control(control: str, codes: Sequence[str], name: str) -> None:
     """Refuse a control code that a model does not know."""
-    if not known:
+    if not codes:
         raise UserError(f"{name}: was not trained with control codes; leave out the code '{control}'")
-    if control not in known:
-        raise UserError(f"control code '{control}': {name} does not know it, {suggest(control, known)}")
+    if control not in codes:
+        raise UserError(f"control code '{control}': {name} does not know it, {suggest(control, codes)}")
 
 
 def prompt_ids(tokenizer: Tokenizer, prompt: str, control: str | None, marks: TextMarks) -> list[int]:
@@ -118,68 +117,68 @@ def prompt_ids(tokenizer: Tokenizer, prompt: str, control: str | None, marks: Te
 
 
 class PieceDecoder:
-    """Turns the tokens that follow a prompt into text, piece by piece and only whole characters.
+    """Turns the tokens that follow a prompt into text, piece by piece, in complete characters.
 
     Decoders join tokens by what follows (WordPiece puts a space before a word but not before a full stop), so a word is
-    given once the next one has begun. `finish` gives the rest. The text of a token depends on a few tokens before it at
-    most, so only those are decoded again with it.
+    returned once the next one has begun. `finish` returns the rest. The text of a token depends on a few tokens before
+    it at most, so only those are decoded again with it.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> None:
         self.tokenizer, self.prompt = tokenizer, list(prompt)
         self.ids: list[int] = []
-        self._given: list[str] = []
-        self._window: list[int] = []  # the last tokens
-        self._shown: str = ""  # the beginning of their text that was given
-        self._start(self.prompt[-CONTEXT:])
+        self._returned: list[str] = []
+        self._kept: list[int] = []  # the last tokens
+        self._shown: str = ""  # the beginning of their text that was returned
+        self._restart(self.prompt[-CONTEXT:])
 
     @property
     def text(self) -> str:
         """The text so far."""
-        before, whole = self._decode(self.prompt), self._decode(self.prompt + self.ids)
-        return whole[len(before) :] if whole.startswith(before) else self._decode(self.ids)
+        prompt, text = self._decode(self.prompt), self._decode(self.prompt + self.ids)
+        return text[len(prompt) :] if text.startswith(prompt) else self._decode(self.ids)
 
     def add(self, token: int) -> str:
         """Add a token and return what can be shown now."""
         self.ids.append(token)
-        self._window.append(token)
-        text = self._decode(self._window)
-        if not text.startswith(self._shown) and not self._given:  # the prompt ends within a character
-            self._start([])
-            self._window, text = list(self.ids), self._decode(self.ids)
-        if not text.startswith(self._shown):  # within a character, of which some decoders write each byte
-            if len(self._window) > LONGEST:
-                self._start(self._window[-CONTEXT:])
+        self._kept.append(token)
+        text = self._decode(self._kept)
+        if not text.startswith(self._shown) and not self._returned:  # the prompt ends within a character
+            self._restart([])
+            self._kept, text = list(self.ids), self._decode(self.ids)
+        if not text.startswith(self._shown):  # within a character: some decoders write each of its bytes
+            if len(self._kept) > LONGEST:
+                self._restart(self._kept[-CONTEXT:])
             return ""
         piece = _whole_words(text[len(self._shown) :])
         self._shown += piece
         if piece:
-            self._given.append(piece)
-        if len(self._window) >= WINDOW and not len(self._window) % CONTEXT:
+            self._returned.append(piece)
+        if len(self._kept) >= MOST_KEPT and not len(self._kept) % CONTEXT:
             self._forget(text)
         return piece
 
     def finish(self) -> str:
         """Return the rest."""
-        whole, given = self.text, "".join(self._given)
-        if not whole.startswith(given):  # the last words are still right
-            whole, given = self._decode(self._window), self._shown
-        rest = whole[len(given) :] if whole.startswith(given) else ""
-        self._given.append(rest)
+        text, returned = self.text, "".join(self._returned)
+        if not text.startswith(returned):  # the last words are still right
+            text, returned = self._decode(self._kept), self._shown
+        rest = text[len(returned) :] if text.startswith(returned) else ""
+        self._returned.append(rest)
         return rest
 
-    def _start(self, window: list[int]) -> None:
-        """Begin after these tokens, whose text was shown."""
-        self._window, self._shown = window, self._decode(window)
+    def _restart(self, tokens: list[int]) -> None:
+        """Continue after these tokens, whose text was shown."""
+        self._kept, self._shown = tokens, self._decode(tokens)
 
     def _forget(self, text: str) -> None:
-        """Go on with the last tokens alone: with as many that they mean the same without the others (they do not begin
-        within a character) and include what was not given yet. `text`: of the whole window."""
+        """Keep only the last tokens: enough that their text is the same without the others (they do not begin within a
+        character) and includes what was not returned yet. `text`: of all kept tokens."""
         rest = len(text) - len(self._shown)
         for count in range(CONTEXT, 2 * CONTEXT):
-            last = self._decode(self._window[-count:])
+            last = self._decode(self._kept[-count:])
             if len(last) >= rest and text.endswith(last):
-                self._window, self._shown = self._window[-count:], last[: len(last) - rest]
+                self._kept, self._shown = self._kept[-count:], last[: len(last) - rest]
                 return
 
     def _decode(self, ids: Sequence[int]) -> str:
@@ -188,7 +187,7 @@ class PieceDecoder:
 
 def _whole_words(text: str) -> str:
     """Return the beginning of a text that no further token changes: up to the last space, or the last character of a
-    script that has no spaces; all of it if there is neither for long. The last characters may be incomplete."""
+    script that has no spaces; all of it if it is long and has neither. The last characters may be incomplete."""
     complete = text.rstrip(REPLACEMENT)
     if len(text) - len(complete) > LONGEST:
         return text
