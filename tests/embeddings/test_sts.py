@@ -158,7 +158,7 @@ def test_mistakes_are_one_line(tmp_path: Path, text: str, says: str) -> None:
 def test_what_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such file or folder"):
         find([tmp_path / "nothing"])
-    with pytest.raises(UserError, match="holds no set of pairs"):
+    with pytest.raises(UserError, match="holds no known set of pairs"):
         find([tmp_path])
     with pytest.raises(UserError, match="did you mean 'test'"):
         find([tmp_path], split="tset")

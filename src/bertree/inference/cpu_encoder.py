@@ -1,12 +1,12 @@
 """A fast form of an encoder for inference on a CPU: the same weights, the same states to within rounding.
 
-Differences from the modules it is built from: weights are packed once (see `linear`), bias, activation and residual
-are fused into the matrix products, and attention is one call per layer. For that call, sequences are put side by side
-into bins of a width that suits the kernel, and a mask keeps them apart; so padding exists inside attention only.
+Differences from the modules it is built from: weights are packed once (see `cpu_linear`), bias, activation and residual
+are fused into the matrix products, and attention is one call per layer. For that call, sequences are put into
+bins of a width that suits the kernel, and a mask separates them; so padding exists inside attention only.
 Products are computed for a rounded number of tokens, since oneDNN compiles a kernel for every number it meets.
 
-No gradients, no dropout, only the last states. It recomputes layers from their weights, so it knows the parts it
-imitates by their exact type (`unknown_component`); for an encoder with any other part there is no such form.
+No gradients, no dropout, only the last hidden states. Layers are recomputed from their weights, so only components of
+exactly known types are accepted (`unknown_component`); an encoder with any other component has no fast form.
 
 Shape letters: t tokens, u tokens rounded up, h width, n heads, d head width, b bins, w width of a bin.
 """
@@ -31,13 +31,13 @@ from bertree.model.torch_internals import flash_attention_for_cpu, has_flash_att
 from bertree.model.transformer import TransformerEncoder, component_difference, unknown_component
 
 WIDTHS = (32, 64, 128)  # of bins; or the longest sequence, rounded up to the kernel's step of 16
-# Cost of a bin beside its scores, in columns of scores: measured, flash attention on AVX-512.
+# Fixed cost of a bin, in columns of scores: measured, flash attention on AVX-512.
 FIXED_COST = 50
 
 
 @dataclass(frozen=True)
 class AttentionBins:
-    """The places of a batch's tokens in the bins of attention."""
+    """The slots of a batch's tokens in the bins of attention."""
 
     tokens: Tensor  # b w, int64: the token in each slot; token 0 in an empty one
     slots: Tensor  # u, int64: the slot of each token
@@ -173,7 +173,7 @@ def round_up(tokens: int) -> int:
 
 
 def build_cpu_encoder(encoder: Encoder, int8: bool = False) -> CpuEncoder | None:
-    """Build the fast form of an encoder; None if it has unknown parts or this CPU cannot compute it.
+    """Build the fast form of an encoder; None if it has unknown components or this CPU cannot compute it.
 
     `int8`: matrix products with 8-bit integers.
     """
@@ -195,7 +195,7 @@ def build_cpu_encoder(encoder: Encoder, int8: bool = False) -> CpuEncoder | None
 
 
 def build_blocks(encoder: TransformerEncoder, kind: type[PackedLinear]) -> list[CpuBlock]:
-    """Build the layers of an encoder that has no unknown part, with linear layers of a kind."""
+    """Build the layers of an encoder of known components, with linear layers of a kind."""
     packed: dict[nn.Linear, PackedLinear] = {}  # a shared layer is packed once
 
     def pack(linear: nn.Linear) -> PackedLinear:
@@ -271,7 +271,7 @@ class CpuRuntime:
 
 
 def _structure(encoder: Encoder) -> tuple[object, ...]:
-    """Return what an encoder of known parts computes with beside its weights."""
+    """Return what determines the result of an encoder of known components, apart from its weights."""
     assert isinstance(encoder, TransformerEncoder)
     stack = encoder.stack
     attention = [cast(Attention, cast(Block, block).part) for block in stack.attention]

@@ -1,4 +1,4 @@
-"""Load a model by path or by name."""
+"""Load a model by path or by name, and convert a model folder to another kind."""
 
 from pathlib import Path
 from typing import Any
@@ -42,18 +42,19 @@ def load(
     """
     chosen = parse_precision(precision)
     device = choose_device(device)
-    given = _load_tokenizer(resolve_model_path(tokenizer)) if tokenizer is not None else None
+    own_tokenizer = _load_tokenizer(resolve_model_path(tokenizer)) if tokenizer is not None else None
     path = resolve_model_path(name)
     try:
         exists = path.exists()
     except OSError as error:
         raise UserError(f"{name}: cannot be read ({error.strerror})") from None
     if exists:
-        model = make_model(folder.read(path, weights_dtype(chosen, device), given), source=path)
+        model = make_model(folder.read(path, weights_dtype(chosen, device), own_tokenizer), source=path)
     else:
         a = _preset(str(name))
-        model = random_model(a.with_values({"vocab_size": given.size}) if given else a, a.default_heads, seed)
-        model.tokenizer = given
+        sized = a.with_values({"vocab_size": own_tokenizer.size}) if own_tokenizer else a
+        model = random_model(sized, a.default_heads, seed)
+        model.tokenizer = own_tokenizer
     return model.to(device, chosen)
 
 
@@ -62,21 +63,21 @@ def _preset(name: str) -> Architecture:
         return PRESETS[name].architecture
     if not is_hub_name(name):
         raise UserError(f"{name}: no such folder")
-    known = [key for key, preset in PRESETS.items() if not preset.study]
+    names = [key for key, preset in PRESETS.items() if not preset.study]
     near = suggest(name, (*PRESETS, DEFAULT))
-    near = near if near.startswith("did") else suggest("", (*known, DEFAULT))
+    near = near if near.startswith("did") else suggest("", (*names, DEFAULT))
     raise UserError(
         f"{name}: no such folder or preset, and not in the local Hugging Face cache ({cache_folder()}); {near}"
     )
 
 
 def _load_tokenizer(path: Path) -> Tokenizer:
-    found = Tokenizer.load(path) if path.is_dir() else None
-    if found is None:
+    tokenizer = Tokenizer.load(path) if path.is_dir() else None
+    if tokenizer is None:
         raise UserError(
             f"{path}: holds no tokenizer (tokenizer.json, vocab.txt, vocab.json + merges.txt or spiece.model)"
         )
-    return found
+    return tokenizer
 
 
 def make_model(contents: Contents, trained: bool = True, source: Path | None = None) -> Model:
@@ -101,7 +102,7 @@ def choose_device(name: str | torch.device) -> str:
 
 
 def load_or_take(model: str | Path | Model, **options: Any) -> tuple[Model, str]:
-    """Return a model that is named or given, and its name for messages. `options` are those of `load`."""
+    """Return a model, loaded if it is a path, and its name for messages. `options` are those of `load`."""
     if isinstance(model, Model):
         return model, model.name
     return load(model, **options), str(model)

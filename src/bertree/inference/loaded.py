@@ -52,7 +52,7 @@ class LoadedModel:
 
     @property
     def name(self) -> str:
-        """Name of the folder, or on the Hugging Face hub; of a run's model (my-run/model) the run too."""
+        """Name of the folder, with its run (my-run/model), or the name on the Hugging Face hub."""
         if self._source is None:
             return "bertree"
         path = self._source.resolve()
@@ -116,7 +116,7 @@ class LoadedModel:
 
     @property
     def task(self) -> Json:
-        """Name and settings of the task it was fine-tuned for, as its folder says."""
+        """Name and settings of the task it was fine-tuned for, from its folder."""
         return self._contents.task
 
     @property
@@ -126,25 +126,24 @@ class LoadedModel:
 
     @property
     def limit(self) -> int | None:
-        """A maximum length below the number of positions, if its folder says so."""
+        """The maximum length that its folder sets below the number of positions, or None."""
         return self._contents.max_length
 
     @property
     def max_length(self) -> int:
-        """Texts are cut to this many tokens."""
+        """Longest input in tokens; longer texts are cut."""
         limit = self.architecture.max_positions
         return min(limit, self._contents.max_length or limit)
 
     @property
     def vector(self) -> PoolingConfig:
-        """How a text becomes one vector: as its folder says, else the mean of its tokens' states."""
+        """How a text becomes one vector: as set in its folder, else the mean of its hidden states."""
         return self.pooling.config
 
     @vector.setter
     def vector(self, vector: PoolingConfig) -> None:
         before = self.pooling
-        known = before.config
-        if vector.dense and (vector.dense, vector.pooling) != (known.dense, known.pooling):
+        if vector.dense and (vector.dense, vector.pooling) != (before.config.dense, before.config.pooling):
             raise UserError(
                 "vector: dense layers come with trained weights and belong to the pooling they were trained on; "
                 "keep both, or leave out dense"
@@ -204,17 +203,17 @@ class LoadedModel:
             device, precision = None, device
         chosen = parse_precision(precision) if precision is not None else None
         int8 = chosen == "int8" if chosen else self._runtime.int8
-        place = str(self.device if device is None else device)
-        if int8 and place.startswith("cpu") and linear_class(torch.int8) is None:
+        target = str(self.device if device is None else device)
+        if int8 and target.startswith("cpu") and linear_class(torch.int8) is None:
             _note_missing("int8")
             int8, chosen = False, "float32"
-        target = weights_dtype("float32" if int8 else chosen, place) if int8 or chosen else None
+        dtype = weights_dtype("float32" if int8 else chosen, target) if int8 or chosen else None
         try:
-            if torch.device(place).type == "meta":
+            if torch.device(target).type == "meta":
                 raise RuntimeError("it holds no numbers")
-            self.network.to(device=place, dtype=target)
+            self.network.to(device=target, dtype=dtype)
         except (RuntimeError, AssertionError) as error:
-            raise UserError(f"device '{place}': cannot be used here ({str(error).splitlines()[0]})") from None
+            raise UserError(f"device '{target}': cannot be used here ({str(error).splitlines()[0]})") from None
         self._runtime.int8 = int8
         if int8:
             try:
@@ -225,7 +224,7 @@ class LoadedModel:
         return self
 
     def train(self, mode: bool = True) -> Self:
-        """Set training mode (dropout), as of a torch module, for a training loop of one's own."""
+        """Set training mode (dropout), as of a torch module, for your own training loop."""
         self.network.train(mode)
         return self
 

@@ -147,8 +147,8 @@ def test_a_control_code_stands_before_the_prompt() -> None:
         ({"count": 0}, "count: must be 1 or more"),
         ({"temperature": -1}, "temperature: must be 0 or more"),
         ({"top_p": 0}, "top_p: must be above 0"),
-        ({"beams": 2, "temperature": 0.5}, "beams: a search draws nothing"),
-        ({"beams": 2, "count": 3}, "count: a search with 2 beams finds no 3 texts"),
+        ({"beams": 2, "temperature": 0.5}, "beams: a beam search does not sample"),
+        ({"beams": 2, "count": 3}, "count: a search with 2 beams finds fewer than 3 texts"),
     ],
 )
 def test_mistakes_in_options(model: Model, options: dict[str, Any], line: str) -> None:
