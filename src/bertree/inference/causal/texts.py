@@ -1,4 +1,4 @@
-"""Texts of left-to-right models: which models read them, files, the special tokens around a text, and tokens as text."""
+"""Texts of left-to-right models: checks of the model, files, the special tokens around a text, and tokens as text."""
 
 import re
 from collections.abc import Sequence
