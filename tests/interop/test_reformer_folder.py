@@ -158,7 +158,7 @@ def test_a_matrix_of_another_shape_is_refused(written: Path) -> None:
 def test_a_folder_with_as_many_ids_as_bytes_reads_bytes(tmp_path: Path) -> None:
     path = write(small(vocab_size=258), tmp_path / "m")
     (path / "tokenizer_config.json").write_text("{}")  # as google/reformer-enwik8 has it
-    with pytest.warns(BertreeWarning, match=r"with 258 ids it is taken to read bytes \(id = byte \+ 2\)"):
+    with pytest.warns(BertreeWarning, match=r"with 258 ids it is assumed to read bytes \(id = byte \+ 2\)"):
         model = bertree.load(path)
     assert model.tokenizer is not None
     text = "In 1965, Brooks – 東"

@@ -1,4 +1,4 @@
-"""`bertree.toml`: the description of a model folder, checked when it is read.
+"""`bertree.toml`: the description of a model folder and the checksums of its files, checked when it is read.
 
 [model]          how the weights are named (layout), labels, max_length; storage = "int8" if they are quantized
 [heads]          each head and its number of classes
@@ -7,7 +7,11 @@
 [vector]         how a text becomes one vector, if the model makes vectors
 [task]           name and settings of the task the model was trained for
 [control]        codes: the control codes that texts may begin with
-[[files]]        size and checksums of each other file in the folder
+[[files]]        size and checksums of every other file in the folder
+
+A weight file has two checksums: SHA-256, which takes seconds for a large file, and a fast one, limited by the speed of
+memory, which every `load` compares. The fast one protects against accidents: it detects any damage within eight bytes,
+and any other unless the sums of all blocks stay the same.
 """
 
 import hashlib
@@ -26,7 +30,7 @@ from bertree.model.pooling import Dense, PoolingConfig
 from bertree.model.readout import Readout
 
 LAYOUTS = ("bertree", "huggingface")
-INT8 = "int8"  # matrices as int8 with one scale per row; any other type is known from the weight file itself
+INT8 = "int8"  # matrices as int8 with one scale per row; the weight file itself names any other type
 TABLES = ("model", "heads", "architecture", "top", "vector", "task", "control", "files")
 WEIGHTS = ".safetensors"
 WORDS = 512  # 64-bit words of a block
@@ -48,7 +52,7 @@ class FileChecksum:
             raise UserError(f"files: {self.name!r} is not the name of a file in this folder")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Description:
     """Everything in a model folder except weights and tokenizer."""
 
@@ -125,7 +129,19 @@ def read_description(path: Path) -> Description:
         raise UserError(f'{path}: top: does not fit model.layout = "huggingface"; set it to "bertree"')
     vector = _read_vector(table("vector"), str(path)) if "vector" in tables else None
     files: tuple[FileChecksum, ...] = read(tuple[FileChecksum, ...], tables.get("files", []), str(path), "files")
-    return Description(a, heads, layout, labels, max_length, readout, task, storage, vector, files, tuple(codes))
+    return Description(
+        architecture=a,
+        heads=heads,
+        layout=layout,
+        labels=labels,
+        max_length=max_length,
+        readout=readout,
+        task=task,
+        storage=storage,
+        vector=vector,
+        files=files,
+        controls=tuple(codes),
+    )
 
 
 def _read_architecture(table: Json, where: str) -> Architecture:
@@ -156,11 +172,11 @@ class _VectorTable:
 
 
 def _read_vector(table: Json, where: str) -> PoolingConfig:
-    found: _VectorTable = read(_VectorTable, table, where, "vector")
+    values: _VectorTable = read(_VectorTable, table, where, "vector")
     try:
-        dense = [Dense(*layer) for layer in zip(found.widths, found.activations, found.biases, strict=True)]
-        prompts = tuple(zip(found.kinds, found.prompts, strict=True))
-        return PoolingConfig(found.pooling, found.normalize, tuple(dense), found.similarity, prompts, found.prompt)
+        dense = [Dense(*layer) for layer in zip(values.widths, values.activations, values.biases, strict=True)]
+        prompts = tuple(zip(values.kinds, values.prompts, strict=True))
+        return PoolingConfig(values.pooling, values.normalize, tuple(dense), values.similarity, prompts, values.prompt)
     except ValueError:
         lists = "widths, activations and biases, or kinds and prompts, differ in length"
         raise UserError(f"{where}: vector: {lists}") from None
@@ -170,12 +186,12 @@ def _read_vector(table: Json, where: str) -> PoolingConfig:
 
 def checksums(folder: Path) -> tuple[FileChecksum, ...]:
     """Return the checksums of all files in a folder."""
-    found = []
+    rows = []
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         blocks = block_sums(path) if path.name.endswith(WEIGHTS) else ""
         name = path.relative_to(folder).as_posix()
-        found.append(FileChecksum(name, path.stat().st_size, file_hash(path), blocks))
-    return tuple(found)
+        rows.append(FileChecksum(name, path.stat().st_size, file_hash(path), blocks))
+    return tuple(rows)
 
 
 def block_sums(path: Path) -> str:
@@ -204,7 +220,7 @@ def compare_weights(folder: Path, files: Iterable[FileChecksum]) -> None:
 def compare_files(
     folder: Path, files: Iterable[FileChecksum], advance: Callable[[int], None] = lambda count: None
 ) -> None:
-    """Compare all files with their SHA-256; `advance` hears of the bytes that were read."""
+    """Compare all files with their SHA-256; `advance` is called with the number of bytes read."""
     for file in files:
         if file_hash(_existing(folder, file), advance) != file.sha256:
             raise _changed(folder, file)
@@ -214,16 +230,16 @@ def _existing(folder: Path, file: FileChecksum) -> Path:
     path = folder / file.name
     check_regular(path)
     if not path.is_file():
-        raise UserError(f"{path}: is missing, though bertree.toml lists it; copy it there, or {_give_up(file)}")
+        raise UserError(f"{path}: is missing, though bertree.toml lists it; copy it there, or {_remove_entry(file)}")
     return path
 
 
 def _changed(folder: Path, file: FileChecksum) -> UserError:
     return UserError(
         f"{folder / file.name}: is damaged or was changed (its checksum differs from that in bertree.toml); copy it "
-        f"again, or, if you changed it yourself, {_give_up(file)}"
+        f"again, or, if you changed it yourself, {_remove_entry(file)}"
     )
 
 
-def _give_up(file: FileChecksum) -> str:
+def _remove_entry(file: FileChecksum) -> str:
     return f"remove the entry '{file.name}' under [[files]] from bertree.toml"

@@ -1,9 +1,9 @@
 """Read and write model folders: configuration, weights, tokenizer, and `bertree.toml`.
 
-If Hugging Face knows the architecture, the weights have Hugging Face's names and `config.json` is theirs, so both read
-the same folder. If it does not, the weights have bertree's names and only `bertree.toml` describes them; so too if the
-readout uses more than the last states, and if the weights are stored as int8. A model that makes vectors is also
-a folder of sentence-transformers, if Hugging Face knows its encoder.
+If Hugging Face has the architecture, the weights have its names and `config.json` is its own, so both libraries read
+the same folder. Otherwise the weights have bertree's names and only `bertree.toml` describes them. The same holds if
+the readout uses more than the last states, and if the weights are stored as int8. A model that makes vectors is also a
+folder of sentence-transformers, if Hugging Face has its encoder.
 """
 
 import json
@@ -102,10 +102,10 @@ def _table(layout: str, a: Architecture, network: Network) -> dict[str, Stored]:
 def _check_vocabulary(contents: Contents, folder: Path) -> None:
     if contents.tokenizer is None:
         return
-    given, wanted = contents.tokenizer.size, contents.architecture.vocab_size
-    if given > wanted or given <= wanted - PADDED_VOCABULARY:
+    size, wanted = contents.tokenizer.size, contents.architecture.vocab_size
+    if size > wanted or size <= wanted - PADDED_VOCABULARY:
         raise UserError(
-            f"{folder}: the tokenizer has {given} tokens, but the model was trained with {wanted}; "
+            f"{folder}: the tokenizer has {size} tokens, but the model was trained with {wanted}; "
             "put the model's own tokenizer files there, or remove them to work with ids alone"
         )
 
@@ -117,7 +117,7 @@ def _check_max_length(contents: Contents, folder: Path) -> None:
     special = contents.tokenizer.backend.num_special_tokens_to_add(False)
     if contents.max_length <= special:
         raise UserError(
-            f"{folder}: its maximum length is {contents.max_length} tokens, which leaves no room for text beside "
+            f"{folder}: its maximum length is {contents.max_length} tokens, which leaves no room for text after "
             f"{special} special tokens (max_length, max_seq_length or model_max_length)"
         )
 
@@ -157,14 +157,20 @@ def write(contents: Contents, folder: Path, to: str = "bertree", dtype: torch.dt
         if contents.tokenizer:
             contents.tokenizer.save(work, contents.max_length if to == "huggingface" else None, a.reads_segments)
         if to == "bertree":
-            labels, max_length, task = contents.labels, contents.max_length, contents.task
-            storage = INT8 if int8 else ""
-            vector = network.vector.config if network.vector is not None else None
-            heads, readout, files = head_classes(network), network.readout, checksums(work)
-            ours = Description(
-                a, heads, layout, labels, max_length, readout, task, storage, vector, files, contents.controls
+            description = Description(
+                architecture=a,
+                heads=head_classes(network),
+                layout=layout,
+                labels=contents.labels,
+                max_length=contents.max_length,
+                readout=network.readout,
+                task=contents.task,
+                storage=INT8 if int8 else "",
+                vector=network.vector.config if network.vector is not None else None,
+                files=checksums(work),
+                controls=contents.controls,
             )
-            write_text(work / DESCRIPTION, ours.as_toml())
+            write_text(work / DESCRIPTION, description.as_toml())
 
 
 def check_huggingface(contents: Contents, where: Path) -> None:
@@ -176,7 +182,7 @@ def check_huggingface(contents: Contents, where: Path) -> None:
 
 
 def write_together(contents: Contents, folder: Path, world: World) -> None:
-    """Write a folder as one device would: rank 0 collects the weights of all, tensor by tensor, in its host memory."""
+    """Write the folder of a model that is sharded over ranks: rank 0 gathers the tensors one by one in host memory."""
     if not world.joined:
         write(contents, folder)
         return
@@ -185,7 +191,7 @@ def write_together(contents: Contents, folder: Path, world: World) -> None:
         if world.is_first:
             state[name] = tensor.cpu()
 
-    def write_collected() -> None:
+    def write_gathered() -> None:
         if world.is_first:
             vector = contents.network.vector.config if contents.network.vector is not None else None
             heads, readout = head_classes(contents.network), contents.network.readout
@@ -193,4 +199,4 @@ def write_together(contents: Contents, folder: Path, world: World) -> None:
             network.load_state_dict(state, assign=True)
             write(replace(contents, network=network), folder)
 
-    world.check_together(write_collected)
+    world.check_together(write_gathered)

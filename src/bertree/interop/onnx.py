@@ -3,7 +3,7 @@
 Such runtimes need rectangular tensors, so here, and only here, a batch is padded: `input_ids`, `attention_mask` and,
 for models with segments, `token_type_ids`, each b x l, of any size. The output is `sentence_embedding` (b x w), or
 `last_hidden_state` (b x l x h) of a model that makes no vectors. The graph uses the network's weights but not its code,
-so only parts whose exact type is known are exported.
+so only components of exactly known types are exported.
 
 Shape letters: b texts, l length of the longest, h width, n heads, d head width, w width of a vector.
 """
@@ -50,7 +50,7 @@ def write(contents: Contents, folder: Path, precision: str = "float32") -> None:
     missing = [name for name in NEEDED[precision] if importlib.util.find_spec(name) is None]
     if missing:
         raise UserError(f"ONNX: {', '.join(missing)} not installed; pip install 'bertree[onnx]'")
-    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # else ONNX Runtime reports its use to its maker
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # else ONNX Runtime sends telemetry
     module = PaddedModel(contents)
     with new_folder(folder, (FILE, EXTERNAL_DATA, *TOKENIZER_FILES)) as work, _quiet():
         if precision == "int8":
@@ -72,7 +72,7 @@ class PaddedModel(nn.Module):
         if not a.has_attention or a.axes()["attention"] != "full" or network.features is not None:
             raise UserError(
                 "ONNX: is for transformers with full attention whose last layer is read, "
-                "not for a bilstm, attention of another kind, or a readout of other layers"
+                "not for a bilstm, other kinds of attention, or a readout of other layers"
             )
         if part := _unsupported_part(network):
             raise UserError(f"ONNX: {part}, which bertree cannot export; it exports the parts it builds itself")
@@ -122,7 +122,7 @@ class PaddedModel(nn.Module):
 
 
 def _unsupported_part(network: Network) -> str:
-    """Describe the first part that the graph would compute differently; empty if there is none."""
+    """Describe the first component that the graph would compute differently; empty if there is none."""
     if found := unknown_component(network.encoder):
         return found
     for module in network.encoder.modules():
@@ -162,7 +162,7 @@ def _pool(pooling: SentencePooling, x_blh: Tensor, mask_bl: Tensor) -> Tensor:
 
 
 def _export(module: PaddedModel, path: Path) -> None:
-    example = tuple(torch.ones(2, 3, dtype=torch.long) for _ in module.names)  # a tensor of its own for each input
+    example = tuple(torch.ones(2, 3, dtype=torch.long) for _ in module.names)  # a separate tensor for each input
     sizes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length")}
     weights = sum(p.numel() * p.element_size() for p in module.parameters())
     out = "last_hidden_state" if module.network.vector is None else "sentence_embedding"
@@ -182,7 +182,7 @@ def _export(module: PaddedModel, path: Path) -> None:
 def _quantize(source: Path, target: Path) -> None:
     tools = importlib.import_module("onnxruntime.quantization")
     model = importlib.import_module("onnx").load(str(source))
-    del model.graph.value_info[:]  # noted shapes: the tool turns some weights around and would find that they differ
+    del model.graph.value_info[:]  # the tool transposes weights, which would contradict the noted shapes
     tools.quantize_dynamic(model, str(target), per_channel=True, weight_type=tools.QuantType.QInt8)
 
 

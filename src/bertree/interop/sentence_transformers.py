@@ -1,4 +1,4 @@
-"""Folders of sentence-transformers: a Hugging Face model and, beside it, its pooling.
+"""Folders of sentence-transformers: a Hugging Face model and its pooling.
 
 modules.json lists the stages in order. Those that a `PoolingConfig` can express are read and written: Transformer,
 Pooling, Dense, Normalize. Any other is refused by name, since the vectors would silently differ without it.
@@ -36,7 +36,7 @@ ACTIVATIONS = {
     "gelu": "torch.nn.modules.activation.GELU",
     "sigmoid": "torch.nn.modules.activation.Sigmoid",
 }
-MAX_DENSE = 16  # so many dense layers' folders are removed when a folder is written again
+MAX_DENSE = 16  # folders of dense layers that are removed when a folder is written again
 
 
 def files() -> list[str]:
@@ -79,17 +79,17 @@ def _stages(folder: Path) -> list[tuple[str, str]]:
     """Return class and sub-folder of each stage."""
     path = folder / MODULES
     entries = parse_json(read_text(path), str(path))
-    found = []
+    stages = []
     for entry in entries if isinstance(entries, list) else [None]:
         kind, name = (entry.get("type"), entry.get("path")) if isinstance(entry, dict) else (None, None)
         if not isinstance(kind, str) or not isinstance(name, str):
             raise UserError(f"{path}: must be a list of stages, each with a type and a path")
         if name and (Path(name).name != name or name == ".." or "\0" in name):
             raise UserError(f"{path}: '{name}' is not the name of a folder beside it")
-        found.append((kind.rpartition(".")[2], name))
-    if found and found[0][1]:
-        raise UserError(f"{path}: its Transformer lies in '{found[0][1]}'; bertree reads it from the folder itself")
-    return found
+        stages.append((kind.rpartition(".")[2], name))
+    if stages and stages[0][1]:
+        raise UserError(f"{path}: its Transformer lies in '{stages[0][1]}'; bertree reads it from the folder itself")
+    return stages
 
 
 def wants_lowercase(folder: Path) -> bool:
@@ -133,8 +133,8 @@ def _settings(path: Path) -> dict[str, Any]:
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
         raise UserError(f"{path}: prompts: must map names to texts")
     similarity = config.get("similarity_fn_name") or "cosine"
-    given = tuple((kind, text) for kind, text in prompts.items() if text)
-    return {"similarity": str(similarity), "prompts": given, "prompt": str(default) if default in dict(given) else ""}
+    named = tuple((kind, text) for kind, text in prompts.items() if text)
+    return {"similarity": str(similarity), "prompts": named, "prompt": str(default) if default in dict(named) else ""}
 
 
 def load_dense(vector: SentencePooling, folders: list[Path], dtype: torch.dtype) -> None:
@@ -149,7 +149,7 @@ def load_dense(vector: SentencePooling, folders: list[Path], dtype: torch.dtype)
 def write_pooling(
     vector: SentencePooling, width: int, folder: Path, max_length: int | None, dtype: torch.dtype | None
 ) -> None:
-    """Write the files of sentence-transformers beside a Hugging Face model of that width."""
+    """Write the files of sentence-transformers into the folder of a Hugging Face model of that width."""
     settings = vector.config
     stages = [("Transformer", ""), ("Pooling", POOLING)]
     own = {"cls": "last"} if vector.ends_in_summary else {}  # its cls is the first token

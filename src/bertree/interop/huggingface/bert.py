@@ -1,5 +1,4 @@
-"""Tensor names of Hugging Face's families: BERT and its relatives here, others in modules of
-their own."""
+"""Tensor names of BERT, MegatronBERT, RoBERTa, ALBERT and DistilBERT of Hugging Face, and the table of all families."""
 
 from dataclasses import replace
 

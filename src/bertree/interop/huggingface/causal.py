@@ -1,4 +1,8 @@
-"""config.json of Hugging Face's left-to-right models: GPT-1, GPT-2, CTRL and Transformer-XL."""
+"""GPT-1, GPT-2, CTRL and Transformer-XL of Hugging Face: their configurations and tensor names.
+
+The linear layers of the two GPTs are transposed there, with queries, keys and values in one. Transformer-XL's names are
+those of transformers 4.37, the last release that runs it.
+"""
 
 from itertools import pairwise
 from typing import Any
@@ -119,7 +123,7 @@ CAUSAL_CONFIGS = {
         "ctrl",
         {k: v for k, v in _GPT_KEYS.items() if k != "attention_dropout"} | {"ffn_width": "dff"},
         {},
-        {"layer_norm_epsilon": (1e-6,)},  # of the last norm; the others have it always
+        {"layer_norm_epsilon": (1e-6,)},  # of the last norm; all others always have it
         read=_ctrl_read,
         write=lambda a: {"embd_pdrop": a.dropout},
         defaults={"n_positions": 256},
@@ -166,8 +170,8 @@ CAUSAL_CONFIGS = {
 
 def causal_family(a: Transformer) -> str:
     """Return the `model_type` that may hold a left-to-right architecture."""
-    other = {"sinusoidal": "ctrl", "relative": "transfo-xl"}
-    return other.get(a.positions) or ("gpt2" if a.residual == "pre-norm" else "openai-gpt")
+    by_positions = {"sinusoidal": "ctrl", "relative": "transfo-xl"}
+    return by_positions.get(a.positions) or ("gpt2" if a.residual == "pre-norm" else "openai-gpt")
 
 
 _ATTENTION, _FFN = "encoder.stack.attention.{i}.", "encoder.stack.ffn.{i}."

@@ -1,7 +1,7 @@
 """Hugging Face's config.json and `Architecture`, in both directions.
 
-Plain axes are a table of names per family. What one side derives and the other states (offsets, groups, the MLM head's
-activation) is converted in code, in one place per direction.
+Plain axes are a table of names per family. What one side derives and the other stores (offsets, groups, the MLM head's
+activation) is converted in code, once per direction.
 """
 
 from dataclasses import replace
@@ -104,22 +104,22 @@ def _base(family: Family) -> Transformer:
 
 def _checked(values: dict[str, Any], keys: dict[str, str], where: str) -> dict[str, Any]:
     """Return values of the right types; UserError names the key of a wrong one."""
-    found = {}
+    checked = {}
     for ours, value in values.items():
         try:
-            found[ours] = check_type(ours, value, where)
+            checked[ours] = check_type(ours, value, where)
         except UserError:
             raise UserError(f"{where}: {keys.get(ours, ours)}: {value!r} is not a valid value") from None
-    return found
+    return checked
 
 
 def _encoder_values(config: Json, family: Family, base: Transformer, where: str) -> dict[str, Any]:
     _check_supported(config, where)
     keys = KEYS[family.model_type]
-    given = {ours: config[theirs] for ours, theirs in keys.items() if config.get(theirs) is not None}
-    if "activation" in given:
-        given["activation"] = _activation(given["activation"], f"{where}: {keys['activation']}")
-    values = _checked(given, keys, where)
+    stored = {ours: config[theirs] for ours, theirs in keys.items() if config.get(theirs) is not None}
+    if "activation" in stored:
+        stored["activation"] = _activation(stored["activation"], f"{where}: {keys['activation']}")
+    values = _checked(stored, keys, where)
     if config.get("classifier_dropout") is None and family.model_type in ("bert", "megatron-bert", "roberta"):
         values["classifier_dropout"] = values.get("dropout", base.dropout)
     if family.model_type == "roberta":
@@ -235,13 +235,13 @@ def config_from_architecture(architecture: Architecture, family: Family, pad_id:
     """Return the config.json of an architecture, without class name and labels."""
     a = require_transformer(architecture)
     if family.model_type in CONFIGS:
-        known = write_keys(CONFIGS[family.model_type], a)
+        keys = write_keys(CONFIGS[family.model_type], a)
         if pad_id is None and family.model_type == "reformer":
             pad_id = 0  # transformers pads every text to whole chunks, and needs an id for it
         ends = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": pad_id}
         if family.model_type == "modernbert":  # otherwise transformers assumes ids of the published vocabulary
             ends |= {"cls_token_id": None, "sep_token_id": None}
-        return {"model_type": family.model_type, "tie_word_embeddings": True, **known, **ends}
+        return {"model_type": family.model_type, "tie_word_embeddings": True, **keys, **ends}
     activations = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
     config: Json = {"model_type": family.model_type}
     for ours, theirs in KEYS[family.model_type].items():

@@ -1,8 +1,12 @@
-"""Tensor names of bertree and of a family of Hugging Face: tables that are used in both directions.
+"""One family of Hugging Face: how its tensors are named and how its config.json describes a `Transformer`.
 
-A row pairs one module of bertree with one of Hugging Face, and weight and bias follow; or one tensor with one, where a
-parameter belongs to no such module. Queries, keys and values may be three tensors there, stacked along the rows here;
-`Stored` says so, and what else differs. `{i}` is the number of a stored layer or cluster.
+Tensor names are tables for both directions. A row pairs one module of bertree with one of Hugging Face, and weight and
+bias follow; or one tensor with one, where a parameter belongs to no such module. Queries, keys and values may be three
+tensors there and are stacked along the rows here; `Stored` describes this and other differences. `{i}` is the number of
+a stored layer or cluster.
+
+A configuration is a preset with differences. Some axes have a key of their own, some are computed, some only matter in
+training; every other axis must have the preset's value, and every key under `only` one of the values listed there.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -41,8 +45,8 @@ class Family:
     def class_name(self, heads: Iterable[str], causal: bool = True) -> str | None:
         """Return the Hugging Face class with exactly these heads, or None; of a pair, the one for left-to-right."""
         wanted = set(heads)
-        found = [self.title + name for name, has in self.classes.items() if set(has) == wanted]
-        return found[0 if causal else -1] if found else None
+        names = [self.title + name for name, has in self.classes.items() if set(has) == wanted]
+        return names[0 if causal else -1] if names else None
 
     def heads_of(self, class_name: str) -> tuple[str, ...] | None:
         """Return the heads of a class of the family; None for an unknown class."""
@@ -51,8 +55,8 @@ class Family:
     def original(self, name: str, stored: Iterable[str]) -> str | None:
         """Return the stored tensor that one of this name must be a copy of; None if it is no copy."""
         template, number = _template(name)
-        candidates = (other.replace("{i}", number) for other in self.tied.get(template, ()))
-        return next((other for other in candidates if other in stored), None)
+        originals = (original.replace("{i}", number) for original in self.tied.get(template, ()))
+        return next((original for original in originals if original in stored), None)
 
 
 def _template(name: str) -> tuple[str, str]:
@@ -72,14 +76,14 @@ def hf_tensor_names(
     prefix = family.prefix if (heads := tuple(heads)) and prefixed else ""
     rows = [row for head in heads for row in family.head_rows(head)] + [*family.encoder, *family.special_rows(a)]
     table = {name: _prefixed("" if name.startswith("heads.") else prefix, theirs) for name, theirs in rows}
-    found = {}
+    names = {}
     for name in ours:
         template, number = _template(name)
         module, leaf = template.rsplit(".", 1)
         end = "" if template in table else f".{leaf}"
         stored = table[template if template in table else module]
-        found[name] = stored._replace(names=tuple((other + end).replace("{i}", number) for other in stored.names))
-    return found
+        names[name] = stored._replace(names=tuple((theirs + end).replace("{i}", number) for theirs in stored.names))
+    return names
 
 
 def _prefixed(prefix: str, theirs: str | tuple[str, str, str] | Stored) -> Stored:
@@ -96,7 +100,7 @@ ACTIVATIONS = {
     "relu": "relu",
     "silu": "silu",
 }
-# Axes without influence on the outputs of these models as they are stored.
+# Axes that do not change the outputs of a stored model.
 IDLE = (
     *("mask_activation", "residual_init", "init_std", "dropout", "attention_dropout", "classifier_dropout"),
     *("window", "ffn_chunk"),
@@ -124,32 +128,32 @@ class FamilyConfig:
     read: Callable[[Json, Transformer, str], dict[str, Any]] = lambda config, base, where: {}
     write: Callable[[Transformer], Json] = lambda a: {}
     defaults: Json = field(default_factory=dict)  # what transformers takes for a missing key, if not the preset's value
-    different: Callable[[Transformer], tuple[str, Any] | None] = lambda a: None  # an axis whose value there is another
+    different: Callable[[Transformer], tuple[str, Any] | None] = lambda a: None  # an axis it cannot express
 
 
 def read_values(family: FamilyConfig, config: Json, base: Transformer, where: str) -> dict[str, Any]:
     """Return the values of axes that a config.json sets, some of them not checked yet."""
-    known = family.defaults | with_known_keys(family, config)
+    complete = family.defaults | with_known_keys(family, config)
     for key, allowed in family.only.items():
         if config.get(key, allowed[0]) not in allowed:
             raise UserError(f"{where}: {key}: {config[key]!r} has no equal here, only {allowed[0]!r}")
-    values = {axis: known[key] for axis, key in family.keys.items() if known.get(key) is not None}
+    values = {axis: complete[key] for axis, key in family.keys.items() if complete.get(key) is not None}
     if "activation" in values:
         if not isinstance(values["activation"], str) or values["activation"] not in family.activations:
-            given, names = values["activation"], ", ".join(family.activations)
-            raise UserError(f"{where}: {family.keys['activation']}: {given!r} is not supported; known: {names}")
+            value, names = values["activation"], ", ".join(family.activations)
+            raise UserError(f"{where}: {family.keys['activation']}: {value!r} is not supported; known: {names}")
         values["activation"] = family.activations[values["activation"]]
-    return values | family.read(known, base, where)
+    return values | family.read(complete, base, where)
 
 
 def with_known_keys(family: FamilyConfig, config: Json) -> Json:
     """Return the configuration with the family's own names for keys."""
     missing = {key: OTHER_KEYS[key] for key in family.keys.values() if key in OTHER_KEYS and key not in config}
-    return config | {key: config[other] for key, other in missing.items() if other in config}
+    return config | {key: config[alias] for key, alias in missing.items() if alias in config}
 
 
 def different_axis(family: FamilyConfig, a: Transformer, base: Transformer) -> tuple[str, Any] | None:
-    """Return an axis that the family cannot express as it is, and its value there; None if it holds all of them."""
+    """Return an axis that the family cannot express, and its value there; None if it can express all."""
     free = {*family.keys, *family.derived, *IDLE, "head_width", "embedding_width"}
     wanted = {f.name: getattr(base, f.name) for f in fields(a) if f.name not in free}
     if "head_width" not in family.keys:
@@ -162,8 +166,8 @@ def different_axis(family: FamilyConfig, a: Transformer, base: Transformer) -> t
         wanted["final_norm"] = False
     if "activation" in family.keys and a.activation not in family.activations.values():
         wanted["activation"] = " or ".join(family.activations.values())
-    found = next(((axis, value) for axis, value in wanted.items() if getattr(a, axis) != value), None)
-    return found or family.different(a)
+    different = next(((axis, value) for axis, value in wanted.items() if getattr(a, axis) != value), None)
+    return different or family.different(a)
 
 
 def write_keys(family: FamilyConfig, a: Transformer) -> Json:
@@ -177,7 +181,7 @@ def write_keys(family: FamilyConfig, a: Transformer) -> Json:
 
 def pattern(kinds: Sequence[str]) -> str:
     """Return the kinds of layers as the axis `attention` has them: the shortest list that gives them in turn."""
-    same = [0]  # for each beginning of the list: how long its longest end is that the list begins with too
+    same = [0]  # of each prefix: length of its longest proper suffix that is also a prefix of the list
     for kind in kinds[1:]:
         length = same[-1]
         while length and kind != kinds[length]:

@@ -39,7 +39,7 @@ def read_huggingface(folder: Path, dtype: torch.dtype) -> Contents:
     # Name in our table -> name in the file: prefixes vary, and old files have old names.
     stored = {_current_name(name).removeprefix(family.prefix): name for name in tensors.names}
     stored |= {
-        name: stored[other] for name, other in family.other_names.items() if name not in stored and other in stored
+        name: stored[alias] for name, alias in family.other_names.items() if name not in stored and alias in stored
     }
     heads = _heads_in(config, family, tensors, stored, path)
     if problem := family.problem(a, tuple(heads)):
@@ -80,22 +80,22 @@ def _heads_in(config: Json, family: Family, tensors: Weights, stored: dict[str, 
     if heads is None:
         heads = ()
         _warn(f"{path}: {classes[0]} has a head unknown to bertree; only its encoder is loaded")
-    found = {}
+    head_counts = {}
     for head in heads:
         if head in FIXED_CLASSES:
-            found[head] = FIXED_CLASSES[head]
+            head_counts[head] = FIXED_CLASSES[head]
             continue
         name = next(f"{theirs}.weight" for ours, theirs in family.head_rows(head) if ours.endswith(".out"))
         if name not in stored:
             raise UserError(f"{tensors.path(name)}: tensor '{name}' is missing, though {path.name} names {classes[0]}")
-        found[head] = tensors.shape(stored[name])[0]
-    return found
+        head_counts[head] = tensors.shape(stored[name])[0]
+    return head_counts
 
 
 def _guess_class(family: Family, stored: dict[str, str]) -> str:
     """Guess the class of a folder that does not name it: one that has the tensors of the pretraining heads."""
     rows = {head: family.heads[head] for head in ("mask", "pair") if head in family.heads}
-    # A head without tensors of its own (GPT's) is taken to be there.
+    # A head without tensors of its own (GPT's) is assumed to exist.
     heads = [head for head, of in rows.items() if not of or any(name.startswith(f"{of[0][1]}.") for name in stored)]
     return family.class_name(heads) or f"{family.title}Model"
 
@@ -106,7 +106,7 @@ def _check_unused(
     """Check the tensors that are not loaded: tied ones must be copies; warn about the rest."""
     used = {stored.get(name) for theirs in table.values() for name in theirs.names}
     ignored = re.compile("|".join(family.ignored) or "$.")
-    rest = [name for name, there in stored.items() if there not in used and not ignored.fullmatch(name)]
+    rest = [name for name, in_file in stored.items() if in_file not in used and not ignored.fullmatch(name)]
     for name in list(rest) if "mask" in heads else ():
         original = family.original(name, stored)
         if original is None:
@@ -182,7 +182,7 @@ def known_tokenizer(folder: Path, a: Architecture) -> Tokenizer | None:
     """Return the tokenizer of a Hugging Face folder that holds none: bytes, if it is a Reformer with their number."""
     if read_json(folder / CONFIG).get("model_type") != "reformer" or a.vocab_size != byte_tokenizer.SIZE:
         return None
-    _warn(f"{folder}: holds no tokenizer; with {a.vocab_size} ids it is taken to read bytes (id = byte + 2)")
+    _warn(f"{folder}: holds no tokenizer; with {a.vocab_size} ids it is assumed to read bytes (id = byte + 2)")
     return Tokenizer(byte_tokenizer.build_bytes(), byte_tokenizer.CONFIG)
 
 

@@ -1,7 +1,7 @@
 """ModernBERT of Hugging Face: its configuration and tensor names.
 
 Releases before transformers 5 describe layers and rotary positions by other keys (`global_attn_every_n_layers`,
-`global_rope_theta`, `local_rope_theta`); both are read, and both are written where they can say the same.
+`global_rope_theta`, `local_rope_theta`); both are read, and both are written where they can express the same.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ from bertree.model.architecture import Transformer
 
 _ATTENTION, _FFN = "encoder.stack.attention.{i}.", "encoder.stack.ffn.{i}."
 _LAYER_TYPES = {"full_attention": "full", "sliding_attention": "local"}
-# Axis -> the kind of layers it is of, and its key in older releases.
+# Axis -> its kind of layers, and its key in older releases.
 _BASES = {
     "rotary_base": ("full_attention", "global_rope_theta"),
     "local_rotary_base": ("sliding_attention", "local_rope_theta"),
@@ -43,7 +43,7 @@ def _read(config: Json, base: Transformer, where: str) -> dict[str, Any]:
 
 
 def _pattern(config: Json, layers: int, where: str) -> str:
-    """Return the attention of the layers, as short as it can be said."""
+    """Return the attention of the layers as the shortest repeating pattern."""
     kinds = config.get("layer_types")
     if kinds is None:
         every = number(config, "global_attn_every_n_layers", 3, where)

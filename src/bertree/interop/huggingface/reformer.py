@@ -63,22 +63,22 @@ _KEYS = {
 
 
 def _read(config: Json, base: Transformer, where: str) -> dict[str, Any]:
-    known = _DEFAULTS | {key: value for key, value in config.items() if value is not None}
-    kinds = _layers(known["attn_layers"], where)
+    complete = _DEFAULTS | {key: value for key, value in config.items() if value is not None}
+    kinds = _layers(complete["attn_layers"], where)
     # One axis here, two keys there: that of the layers that hash, if there are any.
     of_kind = "lsh" if "lsh" in kinds else "local"
-    seed = known.get("hash_seed")
+    seed = complete.get("hash_seed")
     return {
         "layers": len(kinds),
         "attention": pattern([_KINDS[kind] for kind in kinds]),
-        "look_ahead": not _flag(known, "is_decoder", where),
-        "buckets": _buckets(known.get("num_buckets"), where),
+        "look_ahead": not _flag(complete, "is_decoder", where),
+        "buckets": _buckets(complete.get("num_buckets"), where),
         "hash_seed": 0 if seed is None else seed,
         "duplicates": "each",
-        "attention_dropout": known[f"{of_kind}_attention_probs_dropout_prob"],
-        "classifier_dropout": known.get("classifier_dropout", known["hidden_dropout_prob"]),
-        **{axis: known[key] for axis, key in _KEYS.items() if key in _DEFAULTS and config.get(key) is None},
-        **_positions(known, where),
+        "attention_dropout": complete[f"{of_kind}_attention_probs_dropout_prob"],
+        "classifier_dropout": complete.get("classifier_dropout", complete["hidden_dropout_prob"]),
+        **{axis: complete[key] for axis, key in _KEYS.items() if key in _DEFAULTS and config.get(key) is None},
+        **_positions(complete, where),
     }
 
 
@@ -137,7 +137,7 @@ def _write(a: Transformer) -> Json:
         "num_hidden_layers": a.layers,
         "attention_head_size": a.head_size,
         "is_decoder": a.causal,
-        # transformers pads a text to whole chunks of attention, and stops if those of the feed-forward part do not fit.
+        # transformers pads a text to full chunks of attention, and fails if those of the feed-forward do not fit.
         "chunk_size_feed_forward": 0 if a.ffn_chunk and _chunk(a) % a.ffn_chunk else a.ffn_chunk,
         "num_buckets": None if factors == [0] else factors[0] if len(factors) == 1 else factors,
         "hash_seed": a.hash_seed or None,

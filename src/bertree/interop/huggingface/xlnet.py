@@ -22,8 +22,8 @@ def _read(config: Json, base: Transformer, where: str) -> dict[str, Any]:
     if config.get("d_head") is not None and number(config, "d_head", 0, where) * heads != width:
         raise UserError(f"{where}: d_head: must be d_model / n_head, not {config['d_head']}")
     if config.get("summary_type", "last") not in _SUMMARIES:
-        known = " or ".join(map(repr, _SUMMARIES))
-        raise UserError(f"{where}: summary_type: {config['summary_type']!r} has no equal here, only {known}")
+        names = " or ".join(map(repr, _SUMMARIES))
+        raise UserError(f"{where}: summary_type: {config['summary_type']!r} has no equal here, only {names}")
     dropout = config.get("dropout")
     return {
         "attention_dropout": base.dropout if dropout is None else dropout,
