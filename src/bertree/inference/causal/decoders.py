@@ -23,6 +23,8 @@ from bertree.model.memory import KEYS, LENGTHS
 from bertree.model.network import Network
 from bertree.model.transformer import TransformerEncoder
 
+FIRST_LENGTH = 256  # tokens of each lane that a recorded step attends to; doubled whenever they are full
+
 
 class Decoder(Protocol):
     """Continues sequences, one in each lane."""
@@ -37,6 +39,29 @@ class Decoder(Protocol):
 
     def keep(self, lanes: Sequence[int]) -> None:
         """Continue with these lanes, in this order; a lane may occur several times."""
+
+
+class StepDecoder(Decoder, Protocol):
+    """A decoder whose steps can be recorded: they change nothing but tensors that stay where they are."""
+
+    @property
+    def lengths(self) -> Sequence[int]:
+        """Tokens of each lane."""
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that a lane can hold."""
+
+    def compute(self, ids_s: Tensor, length: int, even: bool) -> Tensor:
+        """Compute a step without counting its tokens on the host.
+
+        It attends to the first `length` tokens of each lane; `even`: all lanes have this many, the new one included."""
+
+    def count(self, tokens: int) -> None:
+        """Count tokens of every lane, on the host."""
+
+    def rewind(self) -> None:
+        """Undo the count of a computed step on the device."""
 
 
 class ModuleDecoder:
@@ -108,75 +133,6 @@ class ModuleDecoder:
         self.lengths, self.positions_s = [self.lengths[lane] for lane in lanes], self.positions_s[rows_s]
 
 
-class DecoderChoice:
-    """Chooses what computes a network's next tokens, and keeps the weights prepared for it until they change."""
-
-    def __init__(self) -> None:
-        self._built: tuple[object, DecoderWeights | None] = (None, None)
-        self._lock = Lock()
-
-    def __deepcopy__(self, memo: object) -> "DecoderChoice":
-        """Copy nothing: packed weights are those of the original."""
-        return DecoderChoice()
-
-    def choose(
-        self, network: Network, lanes: int, greedy: Tensor | None = None, record: bool = True
-    ) -> Callable[[], Decoder]:
-        """Return a function that makes decoders of a network, for at most `lanes` lanes.
-
-        `greedy`: the most likely token is always chosen, among those that are 0 here, not -inf (v). `record`: False if
-        lanes change with every step, so that recording a step is of no use."""
-        weights = self._weights(network, lanes == 1, greedy is not None)
-        record = record and next(network.parameters()).is_cuda
-
-        def make() -> Decoder:
-            decoder = ModuleDecoder(network) if weights is None else FastDecoder(weights, greedy)
-            return GraphDecoder(decoder) if record and decoder.in_place else decoder
-
-        return make
-
-    def _weights(self, network: Network, one_lane: bool, greedy: bool) -> DecoderWeights | None:
-        versions = weight_versions(network)
-        key = (versions, one_lane, one_lane and greedy)
-        with self._lock:  # threads that generate at the same time may need different weights
-            if versions is None or self._built[0] != key:
-                self._built = (None, None)  # frees the memory of the previous weights first
-                self._built = key, DecoderWeights.of(network, one_lane, greedy)
-            return self._built[1]
-
-
-FIRST_LENGTH = 256  # tokens of each lane that a recorded step attends to; doubled whenever they are full
-
-
-class StepDecoder(Protocol):
-    """A decoder whose steps can be recorded: they change nothing but tensors that stay where they are."""
-
-    @property
-    def lengths(self) -> Sequence[int]:
-        """Tokens of each lane."""
-
-    @property
-    def capacity(self) -> int:
-        """Tokens that a lane can hold."""
-
-    def start(self, prompts: Sequence[Sequence[int]], capacity: int) -> Tensor:
-        """Read prompts and return the logits of their next tokens (s x v)."""
-
-    def compute(self, ids_s: Tensor, length: int, even: bool) -> Tensor:
-        """Compute a step without counting its tokens on the host.
-
-        It attends to the first `length` tokens of each lane; `even`: all lanes have this many, the new one included."""
-
-    def count(self, tokens: int) -> None:
-        """Count tokens of every lane, on the host."""
-
-    def rewind(self) -> None:
-        """Undo the count of a computed step on the device."""
-
-    def keep(self, lanes: Sequence[int]) -> None:
-        """Continue with these lanes."""
-
-
 class GraphDecoder:
     """Records the operations of a decoder's step as a CUDA graph and replays them."""
 
@@ -228,3 +184,40 @@ class GraphDecoder:
             self._graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self._graph):
                 self._logits_sv = self.decoder.compute(self._ids_s, self._length, False)
+
+
+class DecoderChoice:
+    """Chooses what computes a network's next tokens, and keeps the weights prepared for it until they change."""
+
+    def __init__(self) -> None:
+        self._built: tuple[object, DecoderWeights | None] = (None, None)
+        self._lock = Lock()
+
+    def __deepcopy__(self, memo: object) -> "DecoderChoice":
+        """Copy nothing: packed weights are those of the original."""
+        return DecoderChoice()
+
+    def choose(
+        self, network: Network, lanes: int, greedy: Tensor | None = None, record: bool = True
+    ) -> Callable[[], Decoder]:
+        """Return a function that makes decoders of a network, for at most `lanes` lanes.
+
+        `greedy`: the most likely token is always chosen, among those that are 0 here, not -inf (v). `record`: False if
+        lanes change with every step, so that recording a step is of no use."""
+        weights = self._weights(network, lanes == 1, greedy is not None)
+        record = record and next(network.parameters()).is_cuda
+
+        def make() -> Decoder:
+            decoder = ModuleDecoder(network) if weights is None else FastDecoder(weights, greedy)
+            return GraphDecoder(decoder) if record and decoder.in_place else decoder
+
+        return make
+
+    def _weights(self, network: Network, one_lane: bool, greedy: bool) -> DecoderWeights | None:
+        versions = weight_versions(network)
+        key = (versions, one_lane, one_lane and greedy)
+        with self._lock:  # threads that generate at the same time may need different weights
+            if versions is None or self._built[0] != key:
+                self._built = (None, None)  # frees the memory of the previous weights first
+                self._built = key, DecoderWeights.of(network, one_lane, greedy)
+            return self._built[1]
