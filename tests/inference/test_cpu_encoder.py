@@ -103,7 +103,7 @@ def test_bins_hold_every_token_once_and_keep_sequences_apart(lengths: list[int])
 
 
 def test_without_the_attention_kernel_the_network_computes_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_encoder, "_flash", None)
+    monkeypatch.setattr(cpu_encoder, "has_flash_attention_for_cpu", lambda: False)
     made = network(MEMBERS["bert"])
     assert build_cpu_encoder(made.encoder) is None
     assert CpuRuntime().states_of(made) is made

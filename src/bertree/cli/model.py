@@ -22,7 +22,7 @@ def register(app: typer.Typer) -> None:
         "target": Option(metavar="DST", help="Folder to write."),
         "precision": Option(help="Of the written weights: float32, bfloat16, float16; int8 (not for huggingface)."),
     }
-    python_verb(app, "inference.convert.convert", ("source", "target"), panel=USE, own=folders)(convert)
+    python_verb(app, "inference.load.convert", ("source", "target"), panel=USE, own=folders)(convert)
     path = {"path": Option(metavar="PATH", help="A model folder, a token store, an index, a run, or: default.")}
     python_verb(app, "verification.verify.verify", ("path",), panel=CHECK, own=path)(verify)
 
