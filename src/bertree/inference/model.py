@@ -65,16 +65,18 @@ class Model(LoadedModel):
         """
         total = 1 if isinstance(texts, str) else len(texts) if isinstance(texts, Sized) else None
         with showing(progress), bar("embedding", total, speed="texts") as shown:
-            blocks = embed_blocks(
-                self,
-                texts,
-                prompt=prompt,
-                max_length=max_length,
-                batch_tokens=batch_tokens,
-                dimensions=dimensions,
-                advance=shown.advance,
-            )
-            vectors = np.concatenate([np.empty((0, dimensions or self.dimension), np.float32), *blocks])
+            blocks = [
+                *embed_blocks(
+                    self,
+                    texts,
+                    prompt=prompt,
+                    max_length=max_length,
+                    batch_tokens=batch_tokens,
+                    dimensions=dimensions,
+                    advance=shown.advance,
+                )
+            ]
+        vectors = np.concatenate([np.empty((0, dimensions or self.dimension), np.float32), *blocks])
         check_finite(vectors, self.name)
         return vectors
 
