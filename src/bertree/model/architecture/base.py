@@ -127,7 +127,7 @@ class Architecture(ABC):
     )
     layers: int = axis(12, "depth: number of layers", positive, at_most(MAX_LAYERS))
     ffn_width: int = axis(
-        3072, "inner width of the feed-forward part; of a bilstm, of its classifier", positive, at_most(MAX_WIDTH)
+        3072, "inner width of feed-forward; of a bilstm, of its classifier", positive, at_most(MAX_WIDTH)
     )
     embedding_width: int = axis(
         768,
@@ -144,7 +144,7 @@ class Architecture(ABC):
         "dropout before it; normed: with a norm behind it, on tokens too), or alone (linear)",
         one_of(SEQUENCE_HEADS),
     )
-    dropout: float = axis(0.1, "on embeddings and on both parts of each block", probability)
+    dropout: float = axis(0.1, "on embeddings, attention and feed-forward outputs", probability)
     classifier_dropout: float = axis(0.1, "before a task head's last layer", probability)
     init_std: float = axis(0.02, "standard deviation of the initial weights", above_zero)
 

@@ -44,7 +44,7 @@ class TransformerAxes(Architecture):
     attention: str = axis(
         "full",
         "tokens that a token sees: all of its sequence (full), itself and those before it (causal), those near it "
-        "(local), those of its chunk and of chunks beside it (chunked), or those that hash alike (lsh); "
+        "(local), those of its chunk and of neighboring chunks (chunked), or those that hash alike (lsh); "
         "full,local,local: in turn, from layer to layer",
         list_of(ATTENTION),
     )
@@ -88,7 +88,7 @@ class TransformerAxes(Architecture):
         list_of_rising_numbers,
     )
     embedding_divisor: int = axis(
-        1, "embeddings of each cluster are so many times narrower than those of the cluster before", positive
+        1, "factor by which the embeddings of each cluster are narrower than those of the cluster before", positive
     )
     output_projections: str = axis(
         "0",
@@ -97,15 +97,15 @@ class TransformerAxes(Architecture):
     )
     positions: str = axis(
         "learned",
-        "how the order of tokens is known: a vector for each place, learned, learned in two parts (axial) or of sines "
-        "and cosines (sinusoidal); "
-        "scores by distance, as in Transformer-XL (relative); or queries and keys rotated by their place (rotary)",
+        "how the order of tokens is encoded: a vector for each position, learned, learned as row and column of a grid "
+        "(axial) or of sines and cosines (sinusoidal); "
+        "scores by distance, as in Transformer-XL (relative); or queries and keys rotated by their position (rotary)",
         one_of(POSITIONS),
     )
     axial_shape: str = axis(
         "64,64",
-        "rows and columns of axial positions: their product is the longest sequence, and the vector of a place is that "
-        "of its row beside that of its column",
+        "rows and columns of axial positions: their product is the longest sequence, and the vector of a position is "
+        "that of its row followed by that of its column",
         two_sizes,
     )
     axial_widths: str = axis(
@@ -114,7 +114,7 @@ class TransformerAxes(Architecture):
         two_sizes,
     )
     clamp: int = axis(
-        0, "largest distance that relative positions tell apart; 0: no limit", not_negative, at_most(MAX_ROWS)
+        0, "largest distance that relative positions distinguish; 0: no limit", not_negative, at_most(MAX_ROWS)
     )
     shared_position_bias: bool = axis(False, "the two biases of relative positions are the same in all layers")
     memory: int = axis(
@@ -134,15 +134,15 @@ class TransformerAxes(Architecture):
     position_offset: int = axis(
         0, "rows of the position table that are never used, before position 0", not_negative, at_most(MAX_ROWS)
     )
-    segments: int = axis(2, "segments (token types) that are told apart: 0, 1 or more", not_negative, at_most(MAX_ROWS))
+    segments: int = axis(2, "number of segments (token types): 0, 1 or more", not_negative, at_most(MAX_ROWS))
     segment_encoding: str = axis(
         "absolute",
-        "how segments are told apart: by embeddings added to the tokens (absolute), or by scores of whether two tokens "
-        "are of the same segment (relative)",
+        "how segments are distinguished: by embeddings added to the tokens (absolute), or by scores of whether two "
+        "tokens are in the same segment (relative)",
         one_of(SEGMENT_ENCODINGS),
     )
     query_stream: bool = axis(
-        False, "a second stream predicts tokens from their places, in any order of the tokens (XLNet)"
+        False, "a second stream predicts tokens from their positions, in any order of the tokens (XLNet)"
     )
     summary: str = axis(
         "first",
@@ -154,16 +154,16 @@ class TransformerAxes(Architecture):
     groups: int = axis(1, "distinct layers among the shared ones")
     ffn: str = axis(
         "plain",
-        "feed-forward part: two linear layers (plain), or with a gate beside the activation (gated)",
+        "feed-forward: two linear layers (plain), or with a gate that multiplies the activation (gated)",
         one_of(FEED_FORWARD),
     )
     ffn_chunk: int = axis(
         0,
-        "tokens that are in the feed-forward part, and in the MLM or LM head, at the same time in training; 0: all",
+        "tokens that the feed-forward layers, and the MLM or LM head, compute at a time in training; 0: all",
         not_negative,
         at_most(MAX_ROWS),
     )
-    activation: str = axis("gelu", "of the feed-forward part", one_of(ACTIVATIONS))
+    activation: str = axis("gelu", "of the feed-forward layers", one_of(ACTIVATIONS))
     mask_activation: str = axis("gelu", "of the MLM head", one_of(ACTIVATIONS))
     mask_transform: bool = axis(True, "the MLM or LM head has a dense layer, an activation and a norm")
     tied_output: bool = axis(True, "the output matrix of the MLM or LM head is the token embeddings")
@@ -174,11 +174,11 @@ class TransformerAxes(Architecture):
     )
     norm_bias: bool = axis(True, "biases of the encoder's layer norms; rms has none")
     attention_bias: bool = axis(True, "biases of the linear layers of attention")
-    ffn_bias: bool = axis(True, "biases of the linear layers of the feed-forward part")
+    ffn_bias: bool = axis(True, "biases of the linear layers of feed-forward")
     residual: str = axis(
         "post-norm",
-        "norms after each part (post-norm), or before it and once at the end (pre-norm; reversible: so on two streams, "
-        "from which the backward pass computes the states of each layer again)",
+        "norms after attention and feed-forward (post-norm), or before them and once at the end (pre-norm; reversible: "
+        "the same on two streams, from which the backward pass computes the states of each layer again)",
         one_of(RESIDUALS),
     )
     first_norm: bool = axis(True, "norm before the first layer's attention of a pre-norm or reversible model")

@@ -1,4 +1,4 @@
-"""What a kernel computes attention for, and what it says of itself.
+"""The inputs of an attention kernel, and the description of what a kernel supports.
 
 Shape letters: t tokens, s sequences, n heads, d head width, q queries, k keys, x distances.
 """
@@ -15,7 +15,7 @@ from bertree.model.masks import NAMES, Mask
 
 
 class Ranks(NamedTuple):
-    """What a query sees by an order: the keys whose rank is below its bound, of those that the mask lets it see."""
+    """An order of the keys: of the keys that the mask allows, a query sees those whose rank is below its bound."""
 
     bounds_t: Tensor  # int32
     ranks_k: Tensor  # int32
@@ -51,13 +51,13 @@ class Layout(NamedTuple):
 
     @property
     def ranked(self) -> bool:
-        """True if an order says what queries see, or they are not the last keys."""
+        """True if an order restricts what queries see, or queries are not at the last keys."""
         return self.ranks is not None or self.positions is not None
 
 
 class SegmentScores(NamedTuple):
-    """Scores by segment, as XLNet has them: added, before the division by sqrt(d), where query and key are of different
-    segments. A score of those of the same one is not needed: what is added to all keys changes no softmax."""
+    """Scores by segment, as in XLNet: added, before the division by sqrt(d), where query and key are in different
+    segments. Equal segments need no score: adding a constant to all keys does not change the softmax."""
 
     apart_tn: Tensor
     of_t: Tensor  # int32: the segment of each query
@@ -67,7 +67,7 @@ class SegmentScores(NamedTuple):
 class RelativeScores(NamedTuple):
     """Scores by distance, as Transformer-XL has them: ((q + u) k + (q + v) r[position of q - position of k]) / sqrt(d).
 
-    There is a row of r for every distance at which a query sees a key.
+    `r_xnd` has a row for every distance at which a query sees a key.
     """
 
     r_xnd: Tensor  # row i belongs to the distance `lowest` + i
