@@ -34,6 +34,7 @@ os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # which writes to the home folder, an
 # The same examples in every run, so that a rare one fails no run by chance; a busy machine is no failure either.
 hypothesis.settings.register_profile("bertree", derandomize=True, deadline=None, database=None)
 hypothesis.settings.load_profile("bertree")
+hypothesis.settings.register_profile("quick", hypothesis.settings.get_profile("bertree"), max_examples=20)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a background job: tests and their children need it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 BOOKS = Path(__file__).parents[1] / "corpus" / "books.txt"
@@ -79,6 +80,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     for name, meaning in needs.MARKERS.items():
         config.addinivalue_line("markers", f"{name}: {meaning}")
+    if config.option.quick:
+        hypothesis.settings.load_profile("quick")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

@@ -23,6 +23,7 @@ MARKERS = {
     "train": "trains a model",
     "peer": "compares with another implementation, or talks to the client of one",
     "compile": "compiles with PyTorch's compiler",
+    "weights": "loads the real weights of MiniLM",
     "browser": "drives a browser",
     "postgres": "needs a PostgreSQL server",
     "ray": "needs Ray",
@@ -46,7 +47,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "ray": ("ray", "'ray'"),
 }
 STARTS_PROCESSES = {"browser", "postgres", "ray"}
-NOT_QUICK = {"process", "train", "peer", "compile"}
+NOT_QUICK = {"process", "train", "peer", "compile", "weights"}
 ROOT = Path(__file__).parents[2]
 
 
@@ -57,6 +58,8 @@ def markers_of(item: pytest.Function) -> set[str]:
     words |= set().union(*map(_words, [item.function, *fixtures]))
     needed = {name for name, entries in WORDS.items() if any(words.issuperset(entry.split()) for entry in entries)}
     needed |= {marker.name for marker in item.iter_markers()}
+    if "minilm" in item.fixturenames and "small_folder" not in item.fixturenames:  # which needs its vocabulary alone
+        needed.add("weights")
     return needed | ({"process"} if needed & STARTS_PROCESSES else set())
 
 
