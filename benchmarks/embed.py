@@ -294,7 +294,7 @@ def calibrated(source: Path, target: Path, ids: Ids) -> None:
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     tools: Any = importlib.import_module("onnxruntime.quantization")
 
-    class Reader(tools.CalibrationDataReader):  # type: ignore[misc]
+    class Reader(tools.CalibrationDataReader):
         def __init__(self) -> None:
             names = {i.name for i in importlib.import_module("onnx").load(str(source)).graph.input}
             self.rest = ({n: g[n] for n in names} for _, g in rectangles(ids, 8))
