@@ -13,7 +13,8 @@ What FlexAttention cannot express:
 
 - A `score_mod` changes a score by scalars; it cannot multiply vectors. The distance term of Transformer-XL, (q + v) r,
   therefore needs a table of all queries and distances (heads x tokens x distances) in memory, in both directions.
-- The gradient of that table is summed with atomic additions: it is not deterministic.
+- The gradient of that table is summed with atomic additions: it is deterministic only where each cell gets one term,
+  which scores by segment do not.
 - A block mask is a value of (queries / 128) x (keys / 128) cells that the data must build for each batch; our kernels
   read the sequence boundaries.
 """
