@@ -12,8 +12,8 @@ from bertree.data.store import Store, verify_store
 from bertree.data.store_files import HEADER
 from bertree.errors import UserError
 from bertree.text import tokenizer_training
-from bertree.text.control import control_prefix
 from bertree.text.corpus import Corpus, CorpusOptions
+from bertree.text.framing import control_prefix
 from bertree.text.tokenizer import Tokenizer
 
 BOOKS = Path(__file__).parents[2] / "corpus" / "books.txt"

@@ -146,9 +146,8 @@ def _more_tokenizers(root: Path) -> None:
     """Write tokenizers in the files of the original releases, each with a model of its size."""
     import sentencepiece
 
-    from bertree.text import tokenizer_training
+    from bertree.text import tokenizer_training, vocabulary_files
     from bertree.text.tokenizer import Tokenizer
-    from bertree.text.vocabularies import files as vocabulary_files
 
     text = (root / "texts.txt").read_text()
     plain = tokenizer_training.train(lambda: [text], "wordpiece", 200)

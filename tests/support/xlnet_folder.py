@@ -11,8 +11,8 @@ from bertree.interop import folder
 from bertree.interop.contents import Contents
 from bertree.model.network import build
 from bertree.model.presets import preset
+from bertree.text import vocabulary_files
 from bertree.text.tokenizer import Tokenizer
-from bertree.text.vocabularies import files as vocabulary_files
 from tests.support.learnable import WORDS
 
 SPECIAL = ("<unk>", "<s>", "</s>", "<cls>", "<sep>", "<pad>", "<mask>", "<eod>", "<eop>")

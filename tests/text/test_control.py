@@ -5,7 +5,7 @@ from tokenizers import AddedToken, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from bertree.errors import UserError
-from bertree.text.control import control_prefix
+from bertree.text.framing import control_prefix
 from bertree.text.tokenizer import Tokenizer
 
 WORDS = ("Books", "Links", "cnn", "com")

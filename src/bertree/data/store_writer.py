@@ -45,8 +45,8 @@ from bertree.files.atomic import AtomicFile, sync
 from bertree.files.formats import Json, check_regular, read_json
 from bertree.keyed_random import Ints
 from bertree.text.cleaning import DIGEST
-from bertree.text.control import control_prefix
 from bertree.text.corpus import Position
+from bertree.text.framing import control_prefix
 from bertree.text.tokenizer import Tokenizer
 
 PARTIAL = ".part"  # suffix of unfinished files

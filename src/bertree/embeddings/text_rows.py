@@ -12,7 +12,7 @@ from typing import IO, Any
 
 from bertree.errors import UserError, suggest
 from bertree.files.formats import parse_json
-from bertree.text import delimited
+from bertree.text import records
 from bertree.text.cleaning import replace_surrogates
 from bertree.text.readers import MAX_RECORD, open_parquet
 from bertree.text.sources import STANDARD_INPUT, find_sources, open_source
@@ -124,7 +124,7 @@ class TextRows:
 
     def _delimited(self, stream: IO[bytes]) -> Iterator[str]:
         comma = self.source.format == "csv"
-        rows = delimited.read_rows(Path(self.name), self._lines(stream), comma, "cell")
+        rows = records.read_rows(Path(self.name), self._lines(stream), comma, "cell")
         header = [name.strip() for name in next(rows, (1, []))[1]]
         if not header:
             return

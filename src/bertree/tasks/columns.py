@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 
 from bertree.errors import UserError, listed
 from bertree.files.formats import Json
-from bertree.text.delimited import Quoting
-from bertree.text.records import location, read_lines, suffix_of
+from bertree.text.records import Quoting, location, read_lines, suffix_of
 from bertree.text.tables import Table, read_table
 
 

@@ -3,20 +3,30 @@
 The stream is a pure function of the files and the options, and it can be resumed at any position it has been at, with
 its counts: that is how an interrupted preparation resumes. Resuming reads the current file from its start (there is no
 index of it) but skips every file before it.
+
+A document may have a control code, a text that says what kind of text it is (CTRL). The code comes from the folder or
+file name, or from a column of the table: `source`, `url`, `date`. It can be the host of a URL or the year of a date:
+`url:host`, `date:year`.
 """
 
+import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import IO
+from pathlib import Path
+from typing import IO, Any
+from urllib.parse import urlsplit
 
 from bertree.errors import UserError
 from bertree.files.formats import Json
 from bertree.text import cleaning, readers, sources
-from bertree.text.control import ControlRule
+
+FOLDER, FILE = "folder", "file"
+YEAR = re.compile(r"(?<!\d)(1\d{3}|20\d{2})(?!\d)")
+MAX_CODE = 200  # characters
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CorpusOptions:
     """How to read a corpus and what to leave out."""
 
@@ -26,17 +36,79 @@ class CorpusOptions:
     wrapped: bool = False  # a line break within a paragraph is a space, not the end of a sentence
     deduplicate: bool = False
     min_characters: int = 1
-    control: str = ""  # where the control codes come from (control.py); "": documents have none
+    control: str = ""  # where the control codes come from (ControlRule); "": documents have none
     control_default: str = ""  # code of documents without one; "": they are refused
 
 
 @dataclass(frozen=True)
 class Position:
-    """A place between two documents."""
+    """A position between two documents of the corpus."""
 
     file: int = 0
     documents: int = 0  # raw documents of that file already read
     check: int = 0  # CRC over those, to detect a file that has changed
+
+
+@dataclass(frozen=True)
+class ControlRule:
+    """Where the control codes of documents come from."""
+
+    source: str  # "folder", "file" or "": a column
+    column: str = ""
+    part: str = ""  # "host" of a URL, "year" of a date; "": as it is
+    default: str = ""  # code of documents without one; "": they are refused
+
+    @classmethod
+    def parse(cls, text: str, default: str = "") -> "ControlRule":
+        """Parse `folder`, `file`, or the name of a column, which may end in `:host` or `:year`."""
+        if text in (FOLDER, FILE):
+            return cls(text, default=default)
+        column, colon, part = text.rpartition(":")
+        column, part = (column, part) if colon and part in PARTS else (text, "")
+        if not column.strip():
+            raise UserError(f"control '{text}': is no column; give folder, file, or a column such as url:host")
+        return cls("", column, part, default)
+
+    def code(self, path: str, value: Any, where: str) -> str:
+        """Return the code of a document of this file, whose column has this value; `where` names it in messages."""
+        if self.source and path == sources.STANDARD_INPUT:
+            raise UserError(f"control '{self.source}': standard input has none; give files")
+        if self.source:
+            name = Path(path).absolute().parent.name if self.source == FOLDER else _file_name(path)
+        elif isinstance(value, str | int) and not isinstance(value, bool):
+            name = PARTS[self.part](str(value))
+        elif value is None:
+            name = ""
+        else:
+            raise UserError(f"{where}: '{self.column}' is {type(value).__name__}, not a text or a whole number")
+        code = " ".join(name.split()) or self.default
+        if not code:
+            missing = f"no {self.part} in '{self.column}'" if self.part and value else f"no '{self.column}'"
+            raise UserError(f"{where}: has {missing}, so it has no control code; give `control_default=CODE`")
+        if len(code) > MAX_CODE:
+            raise UserError(f"{where}: its control code has {len(code)} characters; the most is {MAX_CODE}")
+        return code
+
+
+def _file_name(path: str) -> str:
+    """Return the name of a file without its suffix and that of its compression."""
+    name = Path(path)
+    return (Path(name.stem) if name.suffix.lower() in sources.COMPRESSED else name).stem
+
+
+def _host(url: str) -> str:
+    try:
+        return (urlsplit(url if "//" in url else f"//{url}").hostname or "").removeprefix("www.")
+    except ValueError:
+        return ""
+
+
+def _year(date: str) -> str:
+    match = YEAR.search(date)
+    return match[0] if match else ""
+
+
+PARTS: dict[str, Callable[[str], str]] = {"": str, "host": _host, "year": _year}
 
 
 class Corpus:

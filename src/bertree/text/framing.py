@@ -1,12 +1,12 @@
-"""Add a tokenizer's special tokens to ids that are already there.
+"""Put a tokenizer's special tokens around ids that were encoded without them.
 
 Texts that repeat (a passage with each of its questions, the words of a language) are tokenized once. The special tokens
-around them are found once, by encoding a probe text with the tokenizer's own template. This requires that a pair is its
-two texts one after the other, which holds for every tokenizer of the family.
+around them are derived once, by encoding a probe text with the tokenizer's own template. This requires that a pair is
+its two texts in order, which holds for every tokenizer of the family.
 
-Left-to-right models need a special token where a text starts, where a pair is divided, and at the end, whose state has
-seen all others (Radford et al. 2018). Most tokenizers write such tokens ([CLS] and [SEP]). Those of GPT write none, so
-new tokens are added to the vocabulary, and to the template in tokenizer.json.
+Left-to-right models need a special token before a text, between the texts of a pair, and at the end, where the hidden
+state has seen all other tokens (Radford et al. 2018). Most tokenizers add such tokens ([CLS] and [SEP]). Those of GPT
+add none, so new tokens are added to the vocabulary, and to the template in tokenizer.json.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -100,8 +100,9 @@ def encode_distinct(
     """Yield each distinct text with its encoding without special tokens. `offsets` costs time."""
     distinct = list(dict.fromkeys(texts))
     for start in range(0, len(distinct), _BATCH):
-        some = distinct[start : start + _BATCH]
-        yield from zip(some, tokenizer.encode_plain([replace_surrogates(text) for text in some], offsets), strict=True)
+        batch = distinct[start : start + _BATCH]
+        encodings = tokenizer.encode_plain([replace_surrogates(text) for text in batch], offsets)
+        yield from zip(batch, encodings, strict=True)
 
 
 def tokenize_distinct(texts: Iterable[str], tokenizer: Tokenizer) -> dict[str, list[int]]:
@@ -138,3 +139,17 @@ def special_ids(tokenizer: Tokenizer) -> frozenset[int]:
     added = tokenizer.backend.get_added_tokens_decoder().items()
     roles = (tokenizer.id_of(kind) for kind in KINDS)
     return frozenset({i for i, token in added if token.special} | {i for i in roles if i is not None})
+
+
+def control_prefix(tokenizer: Tokenizer, code: str) -> list[int]:
+    """Return the tokens before a text of this code: [CLS], those of the code, [SEP].
+
+    A tokenizer without [CLS] or [SEP] leaves them out.
+    """
+    ids = tokenizer.encode_plain([code])[0].ids
+    cls, sep = tokenizer.id_of("cls"), tokenizer.id_of("sep")
+    if not ids:
+        raise UserError(f"control code '{code}': gives no token; choose a code that the tokenizer can read")
+    if {cls, sep, tokenizer.id_of("unk")} & set(ids):
+        raise UserError(f"control code '{code}': gives an unknown or special token; choose a code of plain words")
+    return [*([] if cls is None else [cls]), *ids, *([] if sep is None else [sep])]

@@ -1,4 +1,4 @@
-"""The identity of a tokenizer, independent of its files: a hash of its behaviour, and which tokens start a word."""
+"""The identity of a tokenizer, independent of its files: a hash of its behavior, and which tokens start a word."""
 
 import hashlib
 import json
@@ -11,16 +11,8 @@ from tokenizers import models
 from bertree.text.tokenizer import Tokenizer
 from bertree.text.tokenizer_trial import TEXTS
 
-BYTE_SPACES = (
-    "Ġ",
-    "Ċ",
-    "ĉ",
-    "č",
-    "ċ",
-    "Č",
-)  # space, line feed, tab, carriage return, vertical tab, form feed
-
-_HASHES: dict[bytes, str] = {}  # what was found of the tokenizers of this process, which takes a second for large ones
+BYTE_SPACES = tuple("ĠĊĉčċČ")  # space, line feed, tab, carriage return, vertical tab, form feed
+_HASHES: dict[bytes, str] = {}  # cached for this process: hashing a large tokenizer takes a second
 
 
 def tokenizer_hash(tokenizer: Tokenizer) -> str:
@@ -29,13 +21,13 @@ def tokenizer_hash(tokenizer: Tokenizer) -> str:
     Two sets of files that turn text into the same ids have the same hash, whatever their format or library version; a
     hash of the files would reject a store because of a changed blank.
     """
-    known = hashlib.sha256(tokenizer.backend.to_str().encode()).digest()
-    if known not in _HASHES:
-        _HASHES[known] = _hash_behaviour(tokenizer)
-    return _HASHES[known]
+    content = hashlib.sha256(tokenizer.backend.to_str().encode()).digest()
+    if content not in _HASHES:
+        _HASHES[content] = _hash_behavior(tokenizer)
+    return _HASHES[content]
 
 
-def _hash_behaviour(tokenizer: Tokenizer) -> str:
+def _hash_behavior(tokenizer: Tokenizer) -> str:
     vocabulary = sorted(
         tokenizer.backend.get_vocab(with_added_tokens=True).items(), key=lambda item: (item[1], item[0])
     )
@@ -68,7 +60,7 @@ def word_starts(tokenizer: Tokenizer) -> NDArray[np.bool_]:
 
 
 def _continuation_test(tokenizer: Tokenizer) -> Callable[[str], bool]:
-    """Return a function that tells whether a token of this vocabulary continues a word."""
+    """Return a function that says whether a token of this vocabulary continues a word."""
     model = tokenizer.backend.model
     if isinstance(model, models.WordPiece):
         prefix: str = model.continuing_subword_prefix

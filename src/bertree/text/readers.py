@@ -43,7 +43,7 @@ class RawDocument(NamedTuple):
 
     text: str
     row: int = 0  # its line or row in the file; 0: of a text file
-    value: Any = None  # of the column asked for beside the text
+    value: Any = None  # of the additional column
 
 
 def read_documents(
@@ -172,10 +172,11 @@ def _read_csv(source: Source, stream: IO[bytes], fields: Sequence[str], counts: 
         header = [name.strip().removeprefix("\ufeff") for name in next(rows, [])]
         if header:
             _check_fields(source, fields, header)
-        column, other = (header.index(field) if header else 0 for field in (fields[0], fields[-1]))
+        text_column, value_column = (header.index(field) if header else 0 for field in (fields[0], fields[-1]))
         for row in rows:
-            if len(row) > column:
-                yield RawDocument(row[column], rows.line_num, row[other] if len(row) > other else None)
+            if len(row) > text_column:
+                value = row[value_column] if len(row) > value_column else None
+                yield RawDocument(row[text_column], rows.line_num, value)
             elif row:
                 counts.broken += 1
     except csv.Error as error:

@@ -2,19 +2,28 @@
 
 A task's file is small compared with a corpus and every row counts, so nothing is skipped or repaired here: what cannot
 be read stops the work with its file and line.
+
+Files of examples use every style of quoting, and a wrong guess silently moves text into the wrong column. So the style
+can be given; if it is not, the complete file is read before it is decided.
 """
 
-from collections.abc import Iterator
+import csv
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from bertree.errors import UserError, suggest
 from bertree.files.formats import Json, parse_json
-from bertree.text import delimited
 from bertree.text.cleaning import replace_surrogates
-from bertree.text.delimited import Quoting
 from bertree.text.readers import MAX_RECORD, open_parquet
 from bertree.text.sources import COMPRESSED, Source, open_source
+
+# none: a quote is a character. standard: RFC 4180. cell: only a cell that is quoted as a whole loses its quotes
+# (released files that mix both). auto: standard if the whole file can be read so, else none.
+Quoting = Literal["none", "standard", "cell", "auto"]
+Line = tuple[int, str]  # line number, text without the line end
+Row = tuple[int, list[str]]  # line it starts on, cells
 
 
 def suffix_of(path: Path) -> str:
@@ -102,10 +111,10 @@ def list_field(record: Json, name: str, where: str) -> list[Any]:
 
 def texts_field(record: Json, name: str, where: str) -> list[str]:
     """Return a field that holds a list of texts."""
-    found = field(record, name, where)
-    if not isinstance(found, list) or not all(isinstance(item, str) for item in found):
+    texts = field(record, name, where)
+    if not isinstance(texts, list) or not all(isinstance(item, str) for item in texts):
         raise UserError(f"{where}: '{name}' must be a list of texts")
-    return [replace_surrogates(item) for item in found]
+    return [replace_surrogates(item) for item in texts]
 
 
 def _source(path: Path) -> Source:
@@ -113,7 +122,7 @@ def _source(path: Path) -> Source:
 
 
 def _read_delimited(path: Path, quoting: Quoting) -> Iterator[tuple[int, Json]]:
-    rows = delimited.read_rows(path, read_lines(path), suffix_of(path) == ".csv", quoting)
+    rows = read_rows(path, read_lines(path), suffix_of(path) == ".csv", quoting)
     header = [name.strip() for name in next(rows, (1, []))[1]]
     for number, cells in rows:
         if len(cells) != len(header):
@@ -142,3 +151,53 @@ def _read_parquet(path: Path) -> Iterator[tuple[int, Json]]:
             for record in batch.to_pylist():
                 number += 1
                 yield number, record
+
+
+def read_rows(path: Path, lines: Iterator[Line], comma: bool, quoting: Quoting = "auto") -> Iterator[Row]:
+    """Return the rows of a file. `quoting` is that of tab-separated files; commas always follow the standard."""
+    first = next(lines, None)
+    if first is None:
+        return iter(())
+    lines = chain([first], lines)
+    if comma and "\t" not in first[1]:  # STS benchmark files are named .csv and are separated by tabs
+        return _read_csv(path, lines, ",")
+    if quoting == "standard":
+        return _read_csv(path, lines, "\t")
+    if quoting != "auto":
+        return _split_tabs(lines, quoting == "cell")
+    everything = list(lines)
+    if any('"' in line for _, line in everything):
+        try:
+            rows = list(_read_csv(path, everything, "\t"))
+        except UserError:
+            rows = []
+        if len({len(cells) for _, cells in rows}) == 1:
+            return iter(rows)
+    return _split_tabs(everything, unquote=False)
+
+
+def _split_tabs(lines: Iterable[Line], unquote: bool) -> Iterator[Row]:
+    for number, line in lines:
+        if line:
+            cells = line.split("\t")
+            yield number, [_unquote(cell) for cell in cells] if unquote and '"' in line else cells
+
+
+def _unquote(cell: str) -> str:
+    """Undo the quoting of a cell that is quoted as a whole."""
+    if len(cell) < 2 or cell[0] != '"' or cell[-1] != '"' or '"' in (inner := cell[1:-1]).replace('""', ""):
+        return cell
+    return inner.replace('""', '"')
+
+
+def _read_csv(path: Path, lines: Iterable[Line], delimiter: str) -> Iterator[Row]:
+    csv.field_size_limit(MAX_RECORD)
+    reader = csv.reader((f"{line}\n" for _, line in lines), delimiter=delimiter, strict=True)
+    start = 1
+    try:
+        for cells in reader:
+            if cells:
+                yield start, cells
+            start = reader.line_num + 1
+    except csv.Error as error:
+        raise UserError(f"{path}: line {start}: is not valid CSV ({error}); look for an unclosed quote") from None

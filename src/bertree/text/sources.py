@@ -59,24 +59,24 @@ def find_sources(names: Sequence[str], format: str | None = None, extra: Mapping
     """
     if format is not None and format not in FORMATS.values():
         raise UserError(f"format '{format}': unknown; known: {', '.join(sorted(set(FORMATS.values())))}")
-    found: dict[str, Source] = {}
+    by_path: dict[str, Source] = {}
     for name in names:
         for source in _resolve(name, format, extra):
-            found.setdefault(source.path, source)
-    if not found:
+            by_path.setdefault(source.path, source)
+    if not by_path:
         raise UserError("no corpus given; name a file, a folder, a glob or - for standard input")
-    return list(found.values())
+    return list(by_path.values())
 
 
 def _resolve(name: str, format: str | None, extra: Mapping[str, str]) -> Iterator[Source]:
     if name == STANDARD_INPUT:
         yield Source(name, format or "text", 0, 0)
         return
-    known = ", ".join((*FORMATS, *extra))
+    suffixes = ", ".join((*FORMATS, *extra))
     if os.path.isdir(name):
         below = sorted(path for path in _walk(name) if os.path.isfile(path) and (format or format_of(path, extra)))
         if not below:
-            raise UserError(f"{name}: no text files in this folder (known: {known}, each also .gz, .xz or .zst)")
+            raise UserError(f"{name}: no text files in this folder (known: {suffixes}, each also .gz, .xz or .zst)")
         paths = below
     elif os.path.exists(name):
         paths = [name]
@@ -91,7 +91,7 @@ def _resolve(name: str, format: str | None, extra: Mapping[str, str]) -> Iterato
         kind = format or format_of(path, extra)
         if kind is None:
             hint = "" if extra else ", or give `format=text`"
-            raise UserError(f"{path}: unknown kind of file; known: {known}{hint}")
+            raise UserError(f"{path}: unknown kind of file; known: {suffixes}{hint}")
         try:
             status = os.stat(path)
         except OSError as error:
@@ -185,15 +185,15 @@ class _ZstdReader(io.RawIOBase):
         return count
 
     def _unpack(self, data: bytes) -> bytes:
-        found = []
+        pieces = []
         while data:
             if self._frame is None:
                 self._frame = self._library.ZstdDecompressor().decompressobj()
-            found.append(self._frame.decompress(data))
+            pieces.append(self._frame.decompress(data))
             data = b""
             if self._frame.eof:
                 data, self._frame = self._frame.unused_data, None
-        return b"".join(found)
+        return b"".join(pieces)
 
 
 def import_zstandard(path: str) -> Any:

@@ -12,13 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from bertree.errors import UserError, listed, suggest
-from bertree.text import delimited
-from bertree.text.delimited import Quoting, Row
-from bertree.text.records import read_lines, read_records, suffix_of
+from bertree.text.records import Quoting, Row, read_lines, read_records, read_rows, suffix_of
 from bertree.text.sources import format_of
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Table:
     """The columns of a file. Cells of text files are strings as written; JSON and parquet cells keep their types."""
 
@@ -73,7 +71,7 @@ def read_table(
         raise UserError(f"{path}: {'is a folder, not a file' if path.is_dir() else 'no such file'}")
     if kind in ("jsonl", "json", "parquet"):
         return _from_records(path)
-    rows = delimited.read_rows(path, read_lines(path), kind == "csv", quoting)
+    rows = read_rows(path, read_lines(path), kind == "csv", quoting)
     rows = dropwhile(lambda row: not any(cell.strip() for cell in row[1]), rows)
     if (first := next(rows, None)) is None:
         raise UserError(f"{path}: is empty")
@@ -127,9 +125,13 @@ def _from_rows(
 
 
 def _from_records(path: Path) -> Table:
-    found = list(read_records(path))
-    if not found:
+    rows = list(read_records(path))
+    if not rows:
         raise UserError(f"{path}: has no rows")
-    names = tuple(dict.fromkeys(chain.from_iterable(record for _, record in found)))
-    values = [record for _, record in found]
-    return Table(path, names, [n for n, _ in found], lambda column: [record.get(names[column]) for record in values])
+    names = tuple(dict.fromkeys(chain.from_iterable(record for _, record in rows)))
+    return Table(
+        path=path,
+        names=names,
+        lines=[number for number, _ in rows],
+        values=lambda column: [record.get(names[column]) for _, record in rows],
+    )

@@ -17,9 +17,8 @@ from tokenizers import Tokenizer as Backend
 
 from bertree.errors import UserError
 from bertree.files.formats import Json, read_json
-from bertree.text import tokenizer_checks
+from bertree.text import tokenizer_checks, vocabulary_files
 from bertree.text.cleaning import replace_surrogates
-from bertree.text.vocabularies import files as vocabulary_files
 
 JSON, CONFIG = "tokenizer.json", "tokenizer_config.json"
 FILES = (
@@ -163,10 +162,10 @@ class Tokenizer:
                 tokens["eos_token"] = self.backend.id_to_token(self.end_id)
             marked = segments and any(self.backend.encode("a", "a").type_ids)
             inputs = ["input_ids", *(["token_type_ids"] if marked else []), "attention_mask"]
-            known: Json = {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": inputs}
+            new_config: Json = {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": inputs}
             if self.cls_last:
-                known["padding_side"] = "left"  # the last token of every row is the one that stands for the text
-            files[CONFIG] = json.dumps(known | tokens, indent=2).encode()
+                new_config["padding_side"] = "left"  # models read their summary at the last token of a row
+            files[CONFIG] = json.dumps(new_config | tokens, indent=2).encode()
         for name, data in files.items():
             (folder / name).write_bytes(data)
 
@@ -223,15 +222,15 @@ class Tokenizer:
         with tokenizer_checks.LibraryErrors(self.name, CANNOT_ENCODE):
             encodings = self.backend.encode_batch_fast(cleaned)
         return [
-            self._encode_truncated(given, max_length, cut)
-            if max_length is not None and len(e) > max_length  # e.ids would copy them
-            else self._to_encoded(e, isinstance(given, tuple), 0)
-            for given, e in zip(cleaned, encodings, strict=True)
+            self._encode_truncated(text, max_length, cut)
+            if max_length is not None and len(encoding) > max_length  # encoding.ids would copy them
+            else self._to_encoded(encoding, isinstance(text, tuple), 0)
+            for text, encoding in zip(cleaned, encodings, strict=True)
         ]
 
-    def _encode_truncated(self, given: str | tuple[str, str], max_length: int, cut: str) -> Encoded:
-        pair = isinstance(given, tuple)
-        parts = self.encode_plain(given if isinstance(given, tuple) else (given,))
+    def _encode_truncated(self, text: str | tuple[str, str], max_length: int, cut: str) -> Encoded:
+        pair = isinstance(text, tuple)
+        parts = self.encode_plain(text if isinstance(text, tuple) else (text,))
         room = max_length - self.backend.num_special_tokens_to_add(pair)
         if room < 1:
             raise UserError(f"max_length {max_length}: leaves no room for text beside the special tokens")
@@ -241,17 +240,12 @@ class Tokenizer:
         joined = self.backend.post_process(parts[0], parts[1] if pair else None)
         return self._to_encoded(joined, pair, before - room)
 
-    def _to_encoded(self, given: Encoding, pair: bool, dropped: int) -> Encoded:
+    def _to_encoded(self, encoding: Encoding, pair: bool, dropped: int) -> Encoded:
         if not pair:
-            return Encoded(given.ids, given.type_ids if self.marks_special else None, dropped)
-        segments = given.type_ids
-        return Encoded(given.ids, segments, dropped, 0 if 1 in segments else second_text_start(given.sequence_ids))
-
-
-def second_text_start(texts: Sequence[int | None]) -> int:
-    """Return the number of tokens before the second text, given the text of each token (None: special); 0 if there is
-    none."""
-    return texts.index(1) if 1 in texts else 0
+            return Encoded(encoding.ids, encoding.type_ids if self.marks_special else None, dropped)
+        segments, texts = encoding.type_ids, encoding.sequence_ids
+        second = texts.index(1) if 1 not in segments and 1 in texts else 0
+        return Encoded(encoding.ids, segments, dropped, second)
 
 
 def truncated_lengths(lengths: Sequence[int], room: int) -> list[int]:

@@ -144,13 +144,13 @@ def _check_processor(part: Json, size: int) -> None:
         for token in special.values():
             _check_ids(token["ids"], size)
         for template, sequences in (("single", {"A"}), ("pair", {"A", "B"})):
-            found = set()
+            used = set()
             for piece in part[template]:
                 if "SpecialToken" in piece and (name := piece["SpecialToken"]["id"]) not in special:
                     raise ValueError(f"post_processor: {template} uses {name!r}, which is not in special_tokens")
                 if "Sequence" in piece:
-                    found.add(piece["Sequence"]["id"])
-            if found != sequences:
+                    used.add(piece["Sequence"]["id"])
+            if used != sequences:
                 wanted = " and ".join(sorted(sequences))
                 raise ValueError(f"post_processor: {template} must have the sequence {wanted}")
 

@@ -1,8 +1,7 @@
-"""Train a tokenizer: BERT's WordPiece, RoBERTa's byte-level BPE, ALBERT's or XLNet's Unigram. One
-of bytes needs no training.
+"""Train a tokenizer: BERT's WordPiece, RoBERTa's byte-level BPE, ALBERT's or XLNet's Unigram, or bytes.
 
-The algorithms are those of the `tokenizers` library. Ours are the family's normalization, special tokens and template,
-and a report on documents that were not trained on.
+The algorithms are those of the `tokenizers` library. This module adds the family's normalization, special tokens and
+template, and a report on held-out documents.
 
 The library's WordPiece and Unigram trainers give different ids on every run, because they number pieces in the order of
 a hash table. Here the same text always gives the same tokenizer: WordPiece is given its alphabet, which takes a second
@@ -24,9 +23,8 @@ from tokenizers import Tokenizer as Backend
 
 from bertree.errors import UserError, suggest
 from bertree.files.atomic import new_folder
+from bertree.text import vocabulary_files
 from bertree.text.tokenizer import CONFIG, JSON, Tokenizer
-from bertree.text.vocabularies import byte_tokenizer
-from bertree.text.vocabularies import files as vocabulary_files
 
 BERT = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 ROBERTA = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
@@ -36,7 +34,7 @@ NAMES = {
     "bpe": ROBERTA,
     "unigram": ALBERT,
     "xlnet": vocabulary_files.XLNET,
-    "bytes": byte_tokenizer.SPECIAL,
+    "bytes": vocabulary_files.BYTE_SPECIAL,
 }
 OF_BYTES = ("bpe", "bytes")
 CASED = (*OF_BYTES, "xlnet")  # kinds that keep capitals unless asked not to
@@ -48,9 +46,9 @@ WORD_RUN = re.compile(rf"[^\W_]{{{LONG_WORD}}}(?=[^\W_])")
 Documents = Callable[[], Iterable[str]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TokenizerReport:
-    """How a tokenizer does on text it was not trained on."""
+    """Figures of a tokenizer on held-out text."""
 
     documents: int
     words: int
@@ -115,7 +113,7 @@ def train(
     if kind == "bytes":
         for _ in documents():  # counted, and held out for the report
             pass
-        return Tokenizer(byte_tokenizer.build_bytes(), byte_tokenizer.CONFIG)
+        return Tokenizer(vocabulary_files.build_bytes(), vocabulary_files.BYTE_CONFIG)
     make = {"wordpiece": _wordpiece, "bpe": _bpe}.get(kind) or partial(_unigram, special=NAMES[kind])
     try:
         backend = make(documents, vocab_size, lower)
@@ -255,8 +253,8 @@ def _sort_pieces(pieces: list[tuple[str, float]]) -> list[tuple[str, float]]:
     scores = {piece: round(score, 6) for piece, score in pieces}
     lowest, step = min(scores.values(), default=0.0), 0
     letters: dict[str, float] = {}
-    while found := {p: s for p, s in scores.items() if len(p) == 1 and abs(s - lowest - step * 1e-4) < 2e-6}:
-        letters |= found
+    while level := {p: s for p, s in scores.items() if len(p) == 1 and abs(s - lowest - step * 1e-4) < 2e-6}:
+        letters |= level
         step += 1
     scores |= dict(zip(sorted(letters), sorted(letters.values(), reverse=True), strict=True))
     return sorted(scores.items(), key=lambda item: (-item[1], item[0]))

@@ -11,7 +11,7 @@ import bertree
 from bertree.batch import Batch
 from bertree.errors import BertreeWarning, UserError
 from bertree.inference.model import Model
-from bertree.text.control import control_prefix
+from bertree.text.framing import control_prefix
 from tests.support.language_models import CODES, language_model
 
 TEXTS = ["the lamp of a stone", "red", "to the garden by the window in the river"]

@@ -5,7 +5,7 @@ import torch
 
 from bertree.batch import Batch
 from bertree.inference.model import Model
-from bertree.text.control import control_prefix
+from bertree.text.framing import control_prefix
 from tests.support.language_models import language_model
 
 TEXTS = {"boat": "the river in the garden by the road", "tree": "a lamp on the table with a stone and a cloud"}

@@ -10,7 +10,7 @@ from bertree.errors import UserError
 from bertree.inference.causal.scoring import score
 from bertree.inference.causal.texts import check_control, check_left_to_right, position_limit
 from bertree.inference.loaded import LoadedModel
-from bertree.text.control import control_prefix
+from bertree.text.framing import control_prefix
 
 # How likely codes are before a text is read: the same for all, a weight for each, or the documents of a token store.
 Prior = Mapping[str, float] | str | Path

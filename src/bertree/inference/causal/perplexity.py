@@ -20,7 +20,7 @@ from bertree.inference.causal.scoring import SEGMENT, Ints, Losses, check_memory
 from bertree.inference.causal.texts import TextMarks, check_control, check_left_to_right, position_limit
 from bertree.inference.inputs import check_finite
 from bertree.inference.loaded import LoadedModel
-from bertree.text.control import control_prefix
+from bertree.text.framing import control_prefix
 
 LONGEST = 1024  # tokens of a window, if the positions of a model have no limit
 

@@ -11,7 +11,7 @@ from bertree.inference.loaded import LoadedModel
 from bertree.model.architecture import Architecture
 from bertree.model.presets import PRESETS
 from bertree.text.cleaning import replace_surrogates
-from bertree.text.control import control_prefix
+from bertree.text.framing import control_prefix
 from bertree.text.readers import CorpusCounts, read_documents
 from bertree.text.sources import STANDARD_INPUT, find_sources, open_source
 from bertree.text.tokenizer import Tokenizer

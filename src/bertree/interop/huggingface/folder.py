@@ -22,8 +22,8 @@ from bertree.interop.huggingface.family import Family, hf_tensor_names
 from bertree.interop.weights import Stored, Weights
 from bertree.model.architecture import Architecture, Transformer
 from bertree.model.network import FIXED_CLASSES, Network
+from bertree.text import vocabulary_files
 from bertree.text.tokenizer import Tokenizer
-from bertree.text.vocabularies import byte_tokenizer
 
 CONFIG = "config.json"
 CONTROLS = "control_codes"  # a key of config.json, which transformers keeps
@@ -180,10 +180,10 @@ def make_config(contents: Contents) -> Json:
 
 def known_tokenizer(folder: Path, a: Architecture) -> Tokenizer | None:
     """Return the tokenizer of a Hugging Face folder that holds none: bytes, if it is a Reformer with their number."""
-    if read_json(folder / CONFIG).get("model_type") != "reformer" or a.vocab_size != byte_tokenizer.SIZE:
+    if read_json(folder / CONFIG).get("model_type") != "reformer" or a.vocab_size != vocabulary_files.BYTE_VOCAB_SIZE:
         return None
     _warn(f"{folder}: holds no tokenizer; with {a.vocab_size} ids it is assumed to read bytes (id = byte + 2)")
-    return Tokenizer(byte_tokenizer.build_bytes(), byte_tokenizer.CONFIG)
+    return Tokenizer(vocabulary_files.build_bytes(), vocabulary_files.BYTE_CONFIG)
 
 
 def read_controls(folder: Path, tokenizer: Tokenizer | None) -> tuple[str, ...]:

@@ -20,8 +20,7 @@ from bertree.objectives.embedding_losses import ROWS
 from bertree.tasks import glue, splits
 from bertree.tasks.columns import TextExample
 from bertree.tasks.task import Splits
-from bertree.text.delimited import Quoting
-from bertree.text.records import location, read_lines, read_records, suffix_of
+from bertree.text.records import Quoting, location, read_lines, read_records, suffix_of
 from bertree.text.sources import FORMATS
 from bertree.text.tables import Table, read_table
 

@@ -15,7 +15,7 @@ SPACE = "▁"
 
 
 class PieceModel(NamedTuple):
-    """What a SentencePiece model says, as far as it is used."""
+    """The contents of a SentencePiece model, as far as they are used."""
 
     pieces: list[tuple[str, float]]  # with their scores
     kinds: list[int]
@@ -136,7 +136,7 @@ def _bpe(model: PieceModel, normal: set[str]) -> models.BPE:
 
 def _read_message(data: bytes) -> list[tuple[int, int | bytes]]:
     """Return the fields of a protocol-buffer message: numbers as int, everything else as bytes."""
-    found: list[tuple[int, int | bytes]] = []
+    fields: list[tuple[int, int | bytes]] = []
     at = 0
 
     def varint() -> int:
@@ -156,11 +156,11 @@ def _read_message(data: bytes) -> list[tuple[int, int | bytes]]:
         key = varint()
         field, wire = key >> 3, key & 7
         if wire == 0:
-            found.append((field, varint()))
+            fields.append((field, varint()))
             continue
         size = {1: 8, 5: 4}.get(wire) or (varint() if wire == 2 else -1)
         if size < 0 or at + size > len(data):
             raise ValueError("broken field")
-        found.append((field, data[at : at + size]))
+        fields.append((field, data[at : at + size]))
         at += size
-    return found
+    return fields

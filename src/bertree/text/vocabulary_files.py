@@ -1,4 +1,11 @@
-"""Build tokenizers from the vocabulary files of the original releases, as their own code reads them."""
+"""Build tokenizers from the vocabulary files of the original releases, as the original code reads them.
+
+GPT-1 and CTRL use byte-pair encoding within words. Both learn merges of pieces with `</w>` at the end of a word. The
+vocabulary of GPT-1 has the same mark; the one of CTRL has no mark at the end of a word and `@@` at the end of every
+other piece. The library supports only the first form, so CTRL's vocabulary is translated into it, with its own ids.
+
+A tokenizer of bytes needs no files: id = byte + 2, as in google/reformer-enwik8; 0 pads, 1 ends a document.
+"""
 
 from typing import Any
 
@@ -6,10 +13,21 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from bertree.errors import UserError
 from bertree.files.formats import Json, parse_json
-from bertree.text.vocabularies import word_bpe
-from bertree.text.vocabularies.sentencepiece import UNIGRAM, PieceModel, build_plain, read_sentencepiece
+from bertree.text.sentencepiece import UNIGRAM, PieceModel, build_plain, read_sentencepiece
 
 XLNET = ["<unk>", "<s>", "</s>", "<cls>", "<sep>", "<pad>", "<mask>", "<eod>", "<eop>"]  # special tokens, by their ids
+WORD_END, CONTINUED = "</w>", "@@"
+CTRL_WORDS = r"\S+\n?"  # CTRL's words: a line break belongs to the word before it
+Pairs = list[tuple[str, str]]
+BYTE_SPECIAL = ["<pad>", "<eos>"]
+BYTE_VOCAB_SIZE = len(BYTE_SPECIAL) + 256
+BYTE_CONFIG: Json = {
+    "tokenizer_class": "PreTrainedTokenizerFast",
+    "model_input_names": ["input_ids", "attention_mask"],
+    "clean_up_tokenization_spaces": False,
+    "pad_token": "<pad>",
+    "eos_token": "<eos>",
+}
 
 
 def build_tokenizer(files: dict[str, bytes], config: Json) -> Tokenizer | None:
@@ -95,13 +113,13 @@ def build_bpe(vocab: bytes, merges: bytes, config: Json) -> Tokenizer:
     if len(set(table.values())) < len(table):
         raise UserError("vocab.json: two tokens have the same id")
     pairs = [(a, b) for a, b in split]
-    end = word_bpe.first_end(pairs)
+    end = first_word_end(pairs)
     if end is None:
         return build_byte_bpe(table, pairs, config)
-    return word_bpe.build_gpt(table, pairs, config) if end in table else word_bpe.build_ctrl(table, text, config)
+    return build_gpt(table, pairs, config) if end in table else build_ctrl(table, text, config)
 
 
-def build_byte_bpe(vocab: dict[str, int], pairs: word_bpe.Pairs, config: Json) -> Tokenizer:
+def build_byte_bpe(vocab: dict[str, int], pairs: Pairs, config: Json) -> Tokenizer:
     """Build GPT-2's and RoBERTa's tokenizer: byte-level pieces, merged in the order they were learned."""
     tokenizer = Tokenizer(models.BPE(vocab, pairs))
     prefix = bool(config.get("add_prefix_space", False))
@@ -172,3 +190,72 @@ def set_xlnet_template(tokenizer: Tokenizer) -> None:
         pair="$A:0 <sep>:0 $B:1 <sep>:1 <cls>:2",
         special_tokens=[(token, tokenizer.token_to_id(token)) for token in ("<sep>", "<cls>")],
     )
+
+
+def first_word_end(pairs: Pairs) -> str | None:
+    """Return the first marked piece that early merges make; None if they are merges of bytes."""
+    return next((first + second for first, second in pairs[:1000] if second.endswith(WORD_END)), None)
+
+
+def build_gpt(vocab: dict[str, int], pairs: Pairs, config: Json) -> Tokenizer:
+    """Build GPT-1's tokenizer: lower case, words and punctuation split as BERT does."""
+    tokenizer = Tokenizer(_word_bpe(vocab, pairs, config))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    return _finish_word_bpe(tokenizer, config)
+
+
+def build_ctrl(vocab: dict[str, int], merges: str, config: Json) -> Tokenizer:
+    """Build CTRL's tokenizer: words between white space.
+
+    As in transformers, a merge is split at any white space (the file has no-break spaces within pieces), and the last
+    of equal ones counts. A merge whose result is not in the vocabulary is left out, so that its two parts remain, where
+    transformers has an unknown token; the authors' code splits such pieces again.
+    """
+    unknown = _unknown(config)
+    table = {unknown: vocab[unknown]} if unknown in vocab else {}
+    for token, number in vocab.items():
+        if token != unknown:
+            table[token.removesuffix(CONTINUED) if token.endswith(CONTINUED) else token + WORD_END] = number
+    if len(table) != len(vocab):
+        raise UserError("vocab.json: two tokens are the same piece of a word, so it is not a vocabulary of CTRL")
+    ranks = {tuple(line.split()): rank for rank, line in enumerate(merges.split("\n")[1:])}
+    pairs = [(pair[0], pair[1]) for pair in sorted(ranks, key=ranks.__getitem__) if len(pair) == 2]
+    tokenizer = Tokenizer(_word_bpe(table, [(a, b) for a, b in pairs if {a, b, a + b} <= table.keys()], config))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(CTRL_WORDS), "removed", invert=True)
+    return _finish_word_bpe(tokenizer, config)
+
+
+def _unknown(config: Json) -> str:
+    named = config.get("unk_token", "<unk>")
+    return str(named.get("content")) if isinstance(named, dict) else str(named)
+
+
+def _word_bpe(vocab: dict[str, int], pairs: Pairs, config: Json) -> models.BPE:
+    unknown = _unknown(config)
+    if unknown not in vocab:
+        raise UserError(f"vocab.json: has no {unknown} token")
+    return models.BPE(vocab, pairs, unk_token=unknown, end_of_word_suffix=WORD_END)
+
+
+def _finish_word_bpe(tokenizer: Tokenizer, config: Json) -> Tokenizer:
+    tokenizer.decoder = decoders.BPEDecoder(suffix=WORD_END)
+    tokenizer.add_special_tokens([AddedToken(_unknown(config), special=True, normalized=False)])
+    return tokenizer
+
+
+def build_bytes() -> Tokenizer:
+    """Build the tokenizer of bytes."""
+    vocab = {token: number for number, token in enumerate([*BYTE_SPECIAL, *_byte_characters()])}
+    tokenizer = Tokenizer(models.BPE(vocab, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in BYTE_SPECIAL])
+    return tokenizer
+
+
+def _byte_characters() -> list[str]:
+    """Return the character the library uses for each byte: itself if it is printable, else one from 256 on."""
+    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    substitutes = iter(range(256, 512))
+    return [chr(byte if byte in printable else next(substitutes)) for byte in range(256)]

@@ -1,1 +1,0 @@
-"""Tokenizers from vocabularies: the files of the original releases, SentencePiece models, bytes."""
