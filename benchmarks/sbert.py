@@ -40,9 +40,9 @@ from bertree.finetuning.job import encode_job
 from bertree.inference.load import Model, load, make_model
 from bertree.model.pooling import PoolingConfig
 from bertree.scale.world import World
+from bertree.tasks import similarity_files as read_sentences
 from bertree.tasks.metrics import spearman
-from bertree.tasks.similarity import read as read_sentences
-from bertree.tasks.similarity.read import ColumnNames, SentenceExample
+from bertree.tasks.similarity_files import ColumnNames, SentenceExample
 from bertree.text.tokenizer import Encoded, Tokenizer
 
 UNTRAINED = ("mean", "cls", "max")

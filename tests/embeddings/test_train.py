@@ -21,7 +21,7 @@ from bertree.objectives import embedding_losses
 from bertree.objectives.embedding_losses import TripletLoss
 from bertree.objectives.objective import Loss
 from bertree.tasks.metrics import spearman
-from bertree.tasks.similarity.task import SimilarityTask
+from bertree.tasks.similarity import SimilarityTask
 from tests.support.command import Command
 from tests.support.learnable import model, one_thread, tokenizer
 from tests.support.topics import files

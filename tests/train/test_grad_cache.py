@@ -17,8 +17,8 @@ from bertree.model.pooling import PoolingConfig
 from bertree.objectives.embedding import EmbeddingObjective, embedding_objective
 from bertree.objectives.embedding_losses import LOSSES, RankingLoss
 from bertree.tasks.collate import collate
-from bertree.tasks.similarity.read import SentenceExample
-from bertree.tasks.similarity.task import SimilarityTask
+from bertree.tasks.similarity import SimilarityTask
+from bertree.tasks.similarity_files import SentenceExample
 from bertree.tasks.task import Unit
 from bertree.text.tokenizer import Encoded, Tokenizer
 from bertree.train.cuda_graph import CudaGraphRecorder

@@ -28,12 +28,10 @@ from bertree.interop.contents import Contents
 from bertree.model.network import Network
 from bertree.objectives.embedding import embedding_objective
 from bertree.objectives.embedding_losses import CROSS, ROWS, default_loss, loss_named
-from bertree.tasks.options import configure_task
-from bertree.tasks.similarity import read as read_sentences
-from bertree.tasks.similarity.examples import cross_encoder_examples, examples_for_loss, score_range
-from bertree.tasks.similarity.read import ColumnNames, SentenceExample
-from bertree.tasks.similarity.task import SimilarityTask
-from bertree.tasks.task import Splits
+from bertree.tasks import similarity_files as read_sentences
+from bertree.tasks.similarity import SimilarityTask, cross_encoder_examples, examples_for_loss, score_range
+from bertree.tasks.similarity_files import ColumnNames, SentenceExample
+from bertree.tasks.task import Splits, configure_task
 from bertree.tasks.text import TextTask
 
 

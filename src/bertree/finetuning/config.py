@@ -13,8 +13,7 @@ from bertree.files.formats import Json
 from bertree.model.architecture import Architecture
 from bertree.model.readout import DEPTHS, MOST, Readout
 from bertree.objectives.distill_task import KINDS
-from bertree.tasks.options import configure_task, task_options
-from bertree.tasks.task import Task
+from bertree.tasks.task import Task, configure_task, task_options
 
 DROPOUTS = ("dropout", "attention_dropout", "classifier_dropout")
 MOST_COPIES = 1000

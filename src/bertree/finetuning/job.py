@@ -29,8 +29,7 @@ from bertree.objectives.supervised import HEAD_KINDS
 from bertree.scale.world import World
 from bertree.tasks.files import TaskFiles
 from bertree.tasks.logits import effective_max_length
-from bertree.tasks.options import configure_task
-from bertree.tasks.task import Task, Truncation
+from bertree.tasks.task import Task, Truncation, configure_task
 from bertree.text.framing import add_task_tokens, frames_texts, special_ids
 from bertree.train.device_setup import DeviceSetup, set_deterministic
 

@@ -14,8 +14,7 @@ from bertree.inference.inputs import check_finite, check_inputs
 from bertree.inference.loaded import LoadedModel
 from bertree.objectives.supervised import HEAD_KINDS
 from bertree.tasks.logits import effective_max_length, inference_autocast, logits
-from bertree.tasks.squad.answers import Answers, choose_answer
-from bertree.tasks.squad.task import SquadTask
+from bertree.tasks.squad.task import Answers, SquadTask, choose_answer
 from bertree.tasks.task import Logits, Task, Unit
 from bertree.tasks.text import TextTask
 from bertree.text.records import text_field

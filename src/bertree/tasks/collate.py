@@ -17,7 +17,7 @@ from bertree.tasks.task import Unit
 def collate(units: Sequence[Unit], head: str, regression: bool = False, special: frozenset[int] | None = None) -> Batch:
     """Pack units into a batch with their labels and, where a teacher has scored them, its scores.
 
-    `special`: label the next tokens of the texts too, but those of these ids."""
+    `special`: also label the next tokens of the texts, except tokens of these ids."""
     kind = HEAD_KINDS[head]
     sequences = [sequence for unit in units for sequence in unit.sequences]
     batch = Batch.pack([s.ids for s in sequences], [s.segments for s in sequences], [s.second for s in sequences])
@@ -45,8 +45,8 @@ def _next_tokens(batch: Batch, special: frozenset[int]) -> PretrainingLabels:
     ids, starts = batch.ids.numpy(), batch.cu_seqlens[:-1].numpy()
     predicted = ~np.isin(ids, list(special))
     predicted[starts[starts < len(ids)]] = False
-    places = predicted.nonzero()[0]
-    return PretrainingLabels(torch.from_numpy(places - 1), torch.from_numpy(ids[places]))
+    targets = predicted.nonzero()[0]
+    return PretrainingLabels(torch.from_numpy(targets - 1), torch.from_numpy(ids[targets]))
 
 
 def logit_rows(unit: Unit, head: str) -> int:
@@ -70,18 +70,18 @@ def _answers(units: Sequence[Unit], counts: Sequence[int], kind: HeadKind, regre
 
 def _teacher_logits(units: Sequence[Unit], head: str) -> list[NDArray[np.float32]]:
     """Return a teacher's scores of all units, NaN for those it has not scored; empty if there is no teacher."""
-    known = next((unit.teacher_logits for unit in units if unit.teacher_logits is not None), None)
-    if known is None:
+    scored = next((unit.teacher_logits for unit in units if unit.teacher_logits is not None), None)
+    if scored is None:
         return []
-    unknown = np.full((1, known.shape[1]), np.nan, np.float32)
+    missing = np.full((1, scored.shape[1]), np.nan, np.float32)
     return [
-        unknown.repeat(logit_rows(unit, head), 0) if unit.teacher_logits is None else unit.teacher_logits
+        missing.repeat(logit_rows(unit, head), 0) if unit.teacher_logits is None else unit.teacher_logits
         for unit in units
     ]
 
 
 def _grid(counts: Sequence[int], least: int = 0) -> tuple[NDArray[np.int64], int]:
-    """Return the cell of each score in a grid of one row a unit, and the width of the grid."""
+    """Return the cell of each score in a grid of one row per unit, and the width of the grid."""
     width = max(least, max(counts, default=0))
     sizes = np.asarray(counts, np.int64)
     columns = np.arange(sizes.sum()) - (sizes.cumsum() - sizes).repeat(sizes)

@@ -19,7 +19,7 @@ TABLES = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson", ".json")
 
 @dataclass(frozen=True)
 class TaskFiles:
-    """A folder or a file of examples, and files that take the place of a split."""
+    """A folder or a file of examples, and files that replace a split."""
 
     data: Path | None
     train: Path | None = None
@@ -35,17 +35,19 @@ class TaskFiles:
         for path in (self.data, self.train, self.dev):
             if path is not None and not path.exists():
                 raise UserError(f"{path}: no such file or folder")
-        found: dict[str, tuple[Path, ...]] = {}
+        splits: dict[str, tuple[Path, ...]] = {}
         if self.data is not None:
-            found = dict(task.splits(self.data)) if self.data.is_dir() else {_split_of(self.data, alone): (self.data,)}
+            splits = {_split_of(self.data, alone): (self.data,)}
+            if self.data.is_dir():
+                splits = dict(task.splits(self.data))
         if self.train is not None:
-            found["train"] = (self.train,)
+            splits["train"] = (self.train,)
         if self.dev is not None:
-            found = {name: paths for name, paths in found.items() if not name.startswith("dev")}
-            found["dev"] = (self.dev,)
-        if not found:
+            splits = {name: paths for name, paths in splits.items() if not name.startswith("dev")}
+            splits["dev"] = (self.dev,)
+        if not splits:
             raise UserError("no data given: `data=DIR`, or `train=FILE` and `dev=FILE`")
-        return found
+        return splits
 
 
 def note_all_rows_scored(data: Path | None) -> None:
@@ -63,22 +65,24 @@ def read_inputs(
     task: Task[Example], path: Path, question: str | None = None, keep_blank: bool = False
 ) -> Iterator[Example]:
     """Yield the examples of a file to predict: whatever `task.read` reads, or a table, JSON lines, or plain lines."""
-    found = task.read_unlabelled(path) if question is None else None
-    yield from parse_inputs(task, read_records(path), str(path), question, keep_blank) if found is None else found
+    examples = task.read_unlabelled(path) if question is None else None
+    if examples is None:
+        examples = parse_inputs(task, read_records(path), str(path), question, keep_blank)
+    yield from examples
 
 
 def parse_inputs(
     task: Task[Example],
-    given: Iterable[tuple[str, str | Json]],
+    inputs: Iterable[tuple[str, str | Json]],
     source: str,
     question: str | None = None,
     keep_blank: bool = False,
 ) -> Iterator[Example]:
-    """Yield the examples of records, each given with its place for messages.
+    """Yield the examples of records, each with its location for messages.
 
     Empty lines are skipped with a note, unless `keep_blank`. `question` is added to every record."""
     blank = 0
-    for where, record in given:
+    for where, record in inputs:
         if isinstance(record, str) and not (record.strip() or keep_blank):
             blank += 1
             continue
@@ -90,12 +94,12 @@ def parse_inputs(
 
 
 def read_records(path: Path) -> Iterator[tuple[str, str | Json]]:
-    """Yield a file's records, or its lines, each with its place."""
+    """Yield a file's records, or its lines, each with its location."""
     if suffix_of(path) in TABLES:
         yield from ((location(path, number), row) for number, row in records.read_records(path))
     else:
-        places = ((location(path, number), text) for number, text in read_lines(path))
-        yield from ((where, parse_line(text, where)) for where, text in places)
+        lines = ((location(path, number), text) for number, text in read_lines(path))
+        yield from ((where, parse_line(text, where)) for where, text in lines)
 
 
 def parse_line(text: str, where: str) -> str | Json:

@@ -18,7 +18,7 @@ from bertree.tasks.task import Logits, Unit
 
 TOKENS = {"cpu": 4096, "cuda": 65536}  # computed at once
 Autocast = Callable[[], AbstractContextManager[object]]
-Advance = Callable[[int], None]  # hears how many units are done
+Advance = Callable[[int], None]  # called with the number of units done
 
 
 def inference_autocast(device: torch.device) -> AbstractContextManager[object]:
@@ -26,11 +26,11 @@ def inference_autocast(device: torch.device) -> AbstractContextManager[object]:
     return torch.autocast("cuda", torch.bfloat16) if device.type == "cuda" else nullcontext()
 
 
-def effective_max_length(asked: int, usual: object, most: int) -> int:
+def effective_max_length(requested: int, usual: object, most: int) -> int:
     """Return the maximum length: as requested, which must not exceed the model's positions, or else the usual one."""
-    if asked > most:
-        raise UserError(f"max_length {asked}: the model has only {most} positions")
-    return asked or (min(usual, most) if type(usual) is int and usual > 0 else most)
+    if requested > most:
+        raise UserError(f"max_length {requested}: the model has only {most} positions")
+    return requested or (min(usual, most) if type(usual) is int and usual > 0 else most)
 
 
 def logits(
@@ -40,16 +40,13 @@ def logits(
     autocast: Autocast = nullcontext,
     advance: Advance = lambda count: None,
 ) -> list[Logits]:
-    """Return one array a unit: a row for its sequence, each chosen token, or each option; for `vector`, its vectors."""
+    """Return one array per unit: a row for its sequence, each chosen token or each option; or the vectors."""
 
     def head_outputs(hidden_tw: Tensor, batch: Batch) -> Tensor:
         labels = TaskLabels.of(batch)
         if head in ("vector", "compare"):
             vectors_sd = network.vectors(hidden_tw, batch)
-            return (
-                vectors_sd if head == "vector" else pair_logits(network, vector_table(vectors_sd, TaskLabels.of(batch)))
-            )
-        labels = TaskLabels.of(batch)
+            return vectors_sd if head == "vector" else pair_logits(network, vector_table(vectors_sd, labels))
         if head == "beam-span":
             assert labels.chosen is not None
             return network.beam_scores(hidden_tw, labels.chosen, labels.grid)
@@ -82,20 +79,20 @@ def _run_batches(
     advance: Advance,
 ) -> list[Logits]:
     device = next(network.parameters()).device
-    found: dict[int, Logits] = {}
+    by_row: dict[int, Logits] = {}
     before = network.training
     network.eval()
     try:
         with torch.no_grad():
             for rows in batches_by_length(units, TOKENS["cuda" if device.type == "cuda" else "cpu"]):
-                some = [units[row]._replace(answer=None, teacher_logits=None) for row in rows]
-                batch = collate(some, head).to(device)
+                unlabelled = [units[row]._replace(answer=None, teacher_logits=None) for row in rows]
+                batch = collate(unlabelled, head).to(device)
                 with autocast():
-                    given = head_outputs(network(batch), batch)
-                sizes = [logit_rows(unit, head) for unit in some]
-                pieces = np.split(given.float().cpu().numpy(), np.cumsum(sizes)[:-1])
-                found.update(zip(rows, pieces, strict=True))
+                    outputs = head_outputs(network(batch), batch)
+                sizes = [logit_rows(unit, head) for unit in unlabelled]
+                pieces = np.split(outputs.float().cpu().numpy(), np.cumsum(sizes)[:-1])
+                by_row.update(zip(rows, pieces, strict=True))
                 advance(len(rows))
     finally:
         network.train(before)
-    return [found[row] for row in range(len(units))]
+    return [by_row[row] for row in range(len(units))]

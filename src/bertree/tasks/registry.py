@@ -12,12 +12,11 @@ from typing import Any, TypeVar
 from bertree.errors import UserError, suggest
 from bertree.files.formats import Json
 from bertree.tasks import glue
-from bertree.tasks.choice.task import ChoiceTask
-from bertree.tasks.options import configure_task, task_options
+from bertree.tasks.choice import ChoiceTask
 from bertree.tasks.splits import normalize_name
 from bertree.tasks.squad.task import SquadTask
 from bertree.tasks.tagging.task import TaggingTask
-from bertree.tasks.task import Task
+from bertree.tasks.task import Task, configure_task, task_options
 from bertree.tasks.text import text_task
 
 COLUMNS = ("text", "pair", "label")

@@ -6,30 +6,30 @@ names the head that reads them, and gets the head's logits back. So all tasks sh
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bertree.errors import UserError
+from bertree.config import settings
+from bertree.errors import UserError, suggest
 from bertree.files.formats import Json
 from bertree.text.tokenizer import Encoded, Tokenizer
 
 Example = TypeVar("Example")
 Logits = NDArray[np.float32]
 Splits = dict[str, tuple[Path, ...]]
-
-
-MOST_LABELS = 10_000
+MAX_LABELS = 10_000
+INTERNAL = {"setting": False}  # metadata of a plain field that is not a setting of the task
 
 
 def check_label_count(labels: Sequence[str], source: object) -> None:
     """Raise an error if a column has so many different values that it can hardly hold labels."""
-    if len(labels) > MOST_LABELS:
+    if len(labels) > MAX_LABELS:
         raise UserError(
-            f"{source}: has {len(labels):,} different labels, of which at most {MOST_LABELS:,} can be learned; "
+            f"{source}: has {len(labels):,} different labels, but at most {MAX_LABELS:,} are supported; "
             "is `label` the right column?"
         )
 
@@ -67,16 +67,19 @@ class Truncation(NamedTuple):
 
 @dataclass(frozen=True)
 class Task(ABC, Generic[Example]):
-    """A task. It is frozen: labels or a threshold that are learned from data make a new task."""
+    """A task. It is frozen: labels or a threshold that are learned from data give a new task.
 
-    name: str
+    Fields of plain types are settings (`stride=64`) unless they are marked as internal.
+    """
+
+    name: str = field(metadata=INTERNAL)
     labels: tuple[str, ...] = ()  # names of the head's classes, in order; empty for span, choice, regression
-    max_length: int = 128  # default length of a sequence in tokens
-    about: str = ""  # what is predicted, in a few words, for help texts
+    max_length: int = field(default=128, metadata=INTERNAL)  # default length of a sequence in tokens
+    about: str = field(default="", metadata=INTERNAL)  # what is predicted, in a few words, for help texts
 
     regression = False  # True if the head's one output is a number
     head = "sequence"  # a name of HEAD_KINDS (objectives/supervised.py)
-    kind = "classification"  # of problem, for people
+    kind = "classification"  # of problem, for display
     metric = "accuracy"  # a key of `score`; higher is better
     layout: ClassVar[tuple[str, ...]] = ()  # settings that say how a model reads its input; its folder stores them
 
@@ -140,7 +143,7 @@ class Task(ABC, Generic[Example]):
         """Return the scores of a split with gold answers, the task's `metric` among them, from 0 to 1."""
 
     def prediction_text(self, line: Json) -> str:
-        """Return a prediction for people, as one line or more, with tabs between columns."""
+        """Return a readable prediction: one line or more, with tabs between columns."""
         predicted = line["predicted"]
         text = "\t".join(" ".join(str(line[key]).split()) for key in ("text", "pair") if line.get(key) is not None)
         if isinstance(predicted, float):
@@ -168,7 +171,7 @@ class Task(ABC, Generic[Example]):
         return self
 
     def apply_tuning(self, predictions: Sequence[Json]) -> list[Json]:
-        """Return predictions that were made before `tune` as the tuned task makes them."""
+        """Return predictions from before `tune` as the tuned task would give them."""
         return list(predictions)
 
     def settings(self) -> Json:
@@ -178,3 +181,29 @@ class Task(ABC, Generic[Example]):
     def submission(self, examples: Sequence[Example], predictions: Sequence[Json]) -> dict[str, str]:
         """Return names and contents of the files that the task's evaluation server takes."""
         raise UserError(f"{self.name}: there is no submission format for this task")
+
+
+def task_options(task: Task[Any]) -> list[str]:
+    """Return the names of the settings of a task."""
+    hints = get_type_hints(type(task))
+    plain = (int, float, bool, str)
+    return [field.name for field in fields(task) if hints[field.name] in plain and field.metadata.get("setting", True)]
+
+
+def configure_task(task: Task[Any], options: Json, where: str = "settings") -> Task[Any]:
+    """Return the task with these settings; `where` they come from is named in messages."""
+    hints = get_type_hints(type(task))
+    for key, value in options.items():
+        if key not in task_options(task):
+            raise UserError(f"{where}: task.{key}: is not a setting of {task.name}, {suggest(key, task_options(task))}")
+        figures = getattr(task, "figures", ())
+        if key == "metric" and value not in figures:
+            raise UserError(
+                f"{where}: metric '{value}': is not a figure of {task.name}, {suggest(str(value), figures)}"
+            )
+        checked = settings.read(hints[key], value, where, f"task.{key}")
+        try:
+            task = replace(task, **{key: checked})
+        except UserError as error:  # from the task's own checks
+            raise UserError(f"{where}: {error}") from None
+    return task

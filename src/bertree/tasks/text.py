@@ -18,7 +18,7 @@ from bertree.errors import UserError, suggest
 from bertree.files.formats import Json, read_text
 from bertree.tasks import metrics, splits
 from bertree.tasks.columns import Columns, RawRow, TextExample
-from bertree.tasks.task import Logits, Splits, Task, Truncation, Unit, check_label_count
+from bertree.tasks.task import INTERNAL, Logits, Splits, Task, Truncation, Unit, check_label_count
 from bertree.text.sources import FORMATS
 from bertree.text.tables import read_table
 from bertree.text.tokenizer import Tokenizer
@@ -41,20 +41,21 @@ class TextTask(Task[TextExample]):
     """Classification or regression of texts or pairs."""
 
     columns: Columns = field(default_factory=Columns)
-    regression: bool = False
+    regression: bool = field(default=False, metadata=INTERNAL)
     bounds: tuple[float, float] = (-math.inf, math.inf)  # of a regression's gold scores
     figures: tuple[str, ...] = ("accuracy", "macro_f1", "matthews")
     metric: str = "accuracy"
-    numbered: bool = False  # a file may have the number of a class instead of its name
+    numbered: bool = field(default=False, metadata=INTERNAL)  # a file may number the classes
     aliases: Mapping[str, str] = field(default_factory=dict)  # other names of the classes
     missing: tuple[str, ...] = ("",)  # contents of the label column if there is no gold answer
     blanked: tuple[str, ...] = ()  # strings in the text that are replaced by spaces
     folders: tuple[str, ...] = ()  # other names of a folder of this task
     prefixes: tuple[str, ...] = ()  # beginnings of released file names before the split's name
     words: Mapping[str, str] = field(default_factory=lambda: dict(splits.WORDS))  # beginning of a file name -> split
-    symmetric: bool = False  # the order of a pair has no meaning
-    both_orders: bool = False  # a pair is read in both orders, and the states that the head reads are added
-    label_folders: bool = False  # a split may be a folder with one folder of .txt files per class
+    symmetric: bool = field(default=False, metadata=INTERNAL)  # the order of a pair has no meaning
+    both_orders: bool = False  # a pair is read in two orders, and the hidden states that the head reads are added
+    # A split may be a folder with one folder of .txt files per class.
+    label_folders: bool = field(default=False, metadata=INTERNAL)
 
     layout = ("both_orders",)
 

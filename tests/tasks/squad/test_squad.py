@@ -9,7 +9,7 @@ import pytest
 
 from bertree.errors import UserError
 from bertree.files.formats import Json
-from bertree.tasks.squad import spans
+from bertree.tasks.squad import windows as spans
 from bertree.tasks.squad.read import GoldAnswer, SquadExample
 from bertree.tasks.squad.task import SquadTask
 from bertree.tasks.task import Unit
@@ -125,11 +125,11 @@ def test_the_limit_and_the_order_of_tokens_hold(minilm: Path) -> None:
 
 def test_most_around_a_token() -> None:
     # Token 3 has one token on its narrow side in both windows; the second window is longer.
-    first, second = spans.widest([(0, 5), (2, 8)])
+    first, second = spans.most_context([(0, 5), (2, 8)])
     assert first.tolist() == [True, True, True, False, False]
     assert second.tolist() == [False, True, True, True, True, True]
     # The same on both sides: the first window.
-    assert [own.tolist() for own in spans.widest([(0, 3), (1, 4)])] == [[True, True, False], [False, True, True]]
+    assert [own.tolist() for own in spans.most_context([(0, 3), (1, 4)])] == [[True, True, False], [False, True, True]]
 
 
 def line_of(task: SquadTask, minilm: Path, null: float, span: float) -> Json:

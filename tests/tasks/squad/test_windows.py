@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer as Backend
 
 from bertree.errors import UserError
-from bertree.tasks.squad import spans
+from bertree.tasks.squad import windows as spans
 from bertree.tasks.squad.read import GoldAnswer, SquadExample
 from bertree.tasks.squad.windows import windows
 from bertree.tasks.task import Unit

@@ -13,8 +13,7 @@ import pytest
 from bertree.errors import BertreeWarning, UserError
 from bertree.tasks.tagging.conll import Sentence
 from bertree.tasks.tagging.task import TaggingTask
-from bertree.tasks.tagging.windows import windows
-from bertree.tasks.tagging.words import words
+from bertree.tasks.tagging.words import windows, words
 from bertree.tasks.task import Unit
 from bertree.text.tokenizer import Tokenizer
 

@@ -12,8 +12,7 @@ from bertree.serve.routes.inputs import check_text, field_error, report_truncati
 from bertree.serve.routes.scores import task_logits
 from bertree.serve.routes.search import HitReply, Where, describe_hit, find_hits
 from bertree.serve.served import ServedModel
-from bertree.tasks.squad.answers import Answer, Answers, choose_answer
-from bertree.tasks.squad.task import SquadTask
+from bertree.tasks.squad.task import Answer, Answers, SquadTask, choose_answer
 
 MOST = 5  # candidates that are shown
 

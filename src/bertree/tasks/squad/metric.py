@@ -48,14 +48,14 @@ def exact(gold: str, predicted: str) -> float:
 
 def f1(gold: str, predicted: str, empty_counts: bool) -> float:
     """Return the overlap of two bags of words. `empty_counts`: two empty bags agree (version 2.0)."""
-    expected, given = normalize(gold).split(), normalize(predicted).split()
-    if not expected or not given:
-        return float(empty_counts and expected == given)
-    common = sum((Counter(expected) & Counter(given)).values())
+    expected, actual = normalize(gold).split(), normalize(predicted).split()
+    if not expected or not actual:
+        return float(empty_counts and expected == actual)
+    common = sum((Counter(expected) & Counter(actual)).values())
     if common == 0:
         return 0.0
     # The same order of operations as the scripts', so that the last bit agrees.
-    precision, recall = common / len(given), common / len(expected)
+    precision, recall = common / len(actual), common / len(expected)
     return 2 * precision * recall / (precision + recall)
 
 
@@ -71,9 +71,9 @@ def score_questions(golds: Sequence[Sequence[str]], predicted: Sequence[str | No
     return counted
 
 
-def mean_score(figures: Figures, of: NDArray[np.bool_] | None = None) -> float:
-    """Return the mean over some of the questions; 0 if there are none."""
-    figures = figures if of is None else figures[of]
+def mean_score(figures: Figures, questions: NDArray[np.bool_] | None = None) -> float:
+    """Return the mean over the selected questions; 0 if there are none."""
+    figures = figures if questions is None else figures[questions]
     # A plain sum, as the scripts do: numpy adds in pairs and may differ in the last bit.
     return sum(figures.tolist()) / len(figures) if len(figures) else 0.0
 
@@ -85,10 +85,10 @@ def best_threshold(
 
     `counted` is the score of each question if it is answered, `answered` whether its prediction is not empty. If
     answering nothing is best, the script returns 0, whatever the odds are."""
-    known = np.asarray(has_answer, bool)
+    answerable = np.asarray(has_answer, bool)
     order = np.argsort(np.asarray(odds, np.float64), kind="stable")
-    change = np.where(known, counted, -np.asarray(answered, np.float64))[order]
-    totals = np.concatenate([[np.float64((~known).sum())], change]).cumsum()
+    change = np.where(answerable, counted, -np.asarray(answered, np.float64))[order]
+    totals = np.concatenate([[np.float64((~answerable).sum())], change]).cumsum()
     where = int(totals.argmax())
     return BestThreshold(float(totals[where]) / max(len(order), 1), float(odds[order[where - 1]]) if where else 0.0)
 

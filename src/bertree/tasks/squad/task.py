@@ -1,16 +1,20 @@
 """SQuAD 1.1 and 2.0: the answer to a question is a span of its context, or (2.0) there is none.
 
 Version 2.0 also compares "no answer", the score of the first token, with the best span: an answer is given if s_best >
-s_null + threshold. The threshold is chosen on the dev split from its predictions, so nothing is computed twice. With
-XLNet's head (`head=beam`) an answer is given if the logit of "no answer" is below -threshold.
+s_null + threshold. The threshold is chosen on the dev split, from its predictions. With XLNet's head
+(`head=beam`) an answer is given if the logit of "no answer" is below -threshold.
+
+`choose_answer` answers a question from several passages. They are treated like the windows of one long context: a
+span's score is not normalized within its passage, so spans of different passages can be compared, and probabilities are
+a softmax over the best spans of all passages.
 """
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -19,10 +23,10 @@ from bertree.errors import UserError, listed, suggest
 from bertree.files.formats import Json
 from bertree.tasks.metrics import softmax
 from bertree.tasks.splits import find_splits, split_in_name
-from bertree.tasks.squad import metric, windows
-from bertree.tasks.squad import spans as squad_spans
+from bertree.tasks.squad import metric
 from bertree.tasks.squad.read import VERSIONS, SquadExample, read, read_questions
-from bertree.tasks.task import Logits, Splits, Task, Truncation, Unit
+from bertree.tasks.squad.windows import NULL_TOKENS, AnswerSpan, SpanCandidates, best_spans, question_units
+from bertree.tasks.task import INTERNAL, Logits, Splits, Task, Truncation, Unit
 from bertree.text.cleaning import replace_surrogates
 from bertree.text.records import suffix_of
 from bertree.text.tokenizer import Tokenizer
@@ -35,12 +39,12 @@ HEADS = {"span": "span", "beam": "beam-span"}
 class SquadTask(Task[SquadExample]):
     """`squad` (1.1: every question has an answer) or `squad2` (2.0: some have none)."""
 
-    max_length: int = 384
+    max_length: int = field(default=384, metadata=INTERNAL)
     stride: int = 128  # tokens from the start of one window to the start of the next
     max_answer: int = 30  # tokens
     best: int = 20  # spans that share a question's probability
     threshold: float = 0.0  # 2.0: by how much a span's score must exceed that of "no answer"
-    no_answer: str = "first"  # the token that stands for it; left to right, only the last sees the whole input
+    no_answer: str = "first"  # the token that stands for it; left to right, only the last sees all of the input
     head: str = "span"  # a key of HEADS, or the name of the network's head
     kind = "question answering"
     layout = ("no_answer",)
@@ -60,8 +64,8 @@ class SquadTask(Task[SquadExample]):
             if self.head not in HEADS:
                 raise UserError(f"head '{self.head}': unknown; {suggest(self.head, HEADS)}")
             object.__setattr__(self, "head", HEADS[self.head])
-        if self.no_answer not in windows.PLACES:
-            raise UserError(f"no_answer '{self.no_answer}': unknown; {suggest(self.no_answer, windows.PLACES)}")
+        if self.no_answer not in NULL_TOKENS:
+            raise UserError(f"no_answer '{self.no_answer}': unknown; {suggest(self.no_answer, NULL_TOKENS)}")
 
     @property
     def classes(self) -> int:
@@ -84,9 +88,9 @@ class SquadTask(Task[SquadExample]):
         if data.is_file():
             return {split_in_name(data.name) or "dev": (data,)}
         version = VERSIONS[self.name]
-        others = [other for other in VERSIONS.values() if other != version]
-        names = (self.name, f"squad{version}", f"squad-v{version}", "squad")  # the last may hold both versions
-        return find_splits(data, names, kinds=(".json",), versions=(version, *others))
+        other_versions = [name for name in VERSIONS.values() if name != version]
+        names = (self.name, f"squad{version}", f"squad-v{version}", "squad")  # the last may hold 1.1 and 2.0
+        return find_splits(data, names, kinds=(".json",), versions=(version, *other_versions))
 
     def read(self, paths: Sequence[Path]) -> list[SquadExample]:
         """Read the questions of files in the official layout, plain or compressed."""
@@ -132,23 +136,32 @@ class SquadTask(Task[SquadExample]):
         if absent:
             where = examples[0].file or self.name
             note(f"{where}: {absent} answers are not in their contexts at the given places; they are only scored")
-        return windows.units(examples, tokenizer, max_length, self.stride, self.max_answer, self.no_answer)
+        return question_units(
+            examples,
+            tokenizer,
+            max_length,
+            stride=self.stride,
+            max_answer=self.max_answer,
+            no_answer=self.no_answer,
+        )
 
     def predict(self, examples: Sequence[SquadExample], units: Sequence[Unit], logits: Sequence[Logits]) -> list[Json]:
         """Return the answers as they stand in the contexts, with their offsets."""
         lines = []
         together = zip(units, logits, strict=True)
         for number, group in groupby(together, key=lambda pair: pair[0].example):
-            parts, rows = zip(*group, strict=True)
-            found = squad_spans.best_spans(parts, rows, self.max_answer, self.best, self.head == "beam-span")
-            lines.append(self._prediction(examples[number], found))
+            windows, rows = zip(*group, strict=True)
+            candidates = best_spans(windows, rows, self.max_answer, self.best, self.head == "beam-span")
+            lines.append(self._prediction(examples[number], candidates))
         assert len(lines) == len(examples), "units of every example, in their order"
         return lines
 
     def prediction_text(self, line: Json) -> str:
         """Return answer, probability, offsets and question."""
-        place = f"{line['start']}-{line['end']}" if line.get("start") is not None else "-"
-        return f"{' '.join(line['predicted'].split()) or 'no answer'}\t{line['score']:.3f}\t{place}\t{line['question']}"
+        offsets = f"{line['start']}-{line['end']}" if line.get("start") is not None else "-"
+        return (
+            f"{' '.join(line['predicted'].split()) or 'no answer'}\t{line['score']:.3f}\t{offsets}\t{line['question']}"
+        )
 
     def score(self, examples: Sequence[SquadExample], predictions: Sequence[Json]) -> dict[str, float]:
         """Return the scores of the official scripts, from 0 to 1. The best thresholds are theirs: on `null_odds`, with
@@ -158,15 +171,15 @@ class SquadTask(Task[SquadExample]):
         figures = {"exact": metric.mean_score(counted.exact), "f1": metric.mean_score(counted.f1)}
         if not self.impossible:
             return figures
-        known = np.fromiter(map(bool, golds), bool, len(golds))
-        for name, these in (("has_answer", known), ("no_answer", ~known)):
-            figures[f"{name}_exact"] = metric.mean_score(counted.exact, these)
-            figures[f"{name}_f1"] = metric.mean_score(counted.f1, these)
+        has_answer = np.fromiter(map(bool, golds), bool, len(golds))
+        for name, questions in (("has_answer", has_answer), ("no_answer", ~has_answer)):
+            figures[f"{name}_exact"] = metric.mean_score(counted.exact, questions)
+            figures[f"{name}_f1"] = metric.mean_score(counted.f1, questions)
         texts, odds = _candidates(predictions)
         answered = metric.score_questions(golds, texts, 2)
         for name, each in (("exact", answered.exact), ("f1", answered.f1)):
-            found = metric.best_threshold(each, [bool(text) for text in texts], known.tolist(), odds)
-            figures[f"best_{name}"], figures[f"best_{name}_threshold"] = found
+            best = metric.best_threshold(each, [bool(text) for text in texts], has_answer.tolist(), odds)
+            figures[f"best_{name}"], figures[f"best_{name}_threshold"] = best
         return figures
 
     def tune(self, examples: Sequence[SquadExample], predictions: Sequence[Json]) -> Self:
@@ -174,7 +187,7 @@ class SquadTask(Task[SquadExample]):
         if not self.impossible:
             return self
         golds, (texts, odds) = _gold_texts(examples), _candidates(predictions)
-        answering, refusing = (metric.score_questions(golds, given, 2).f1 for given in (texts, [""] * len(texts)))
+        answering, refusing = (metric.score_questions(golds, answers, 2).f1 for answers in (texts, [""] * len(texts)))
         cut = metric.best_null_odds(answering, refusing, odds)
         return replace(self, threshold=-cut)
 
@@ -192,12 +205,12 @@ class SquadTask(Task[SquadExample]):
         files = {"predictions.json": _by_id(predictions, "predicted")}
         return files | ({"null_odds.json": _by_id(predictions, "null_odds")} if self.impossible else {})
 
-    def _prediction(self, example: SquadExample, found: squad_spans.SpanCandidates) -> Json:
+    def _prediction(self, example: SquadExample, candidates: SpanCandidates) -> Json:
         line: Json = {"id": example.id, "question": example.question, "context": example.context}
         if example.answers is not None:
             line["gold"] = [answer.text for answer in example.answers]
-        spans = found.spans
-        scores = [span.score for span in spans] + ([found.null] if self.impossible or not spans else [])
+        spans = candidates.spans
+        scores = [span.score for span in spans] + ([candidates.null] if self.impossible or not spans else [])
         shares = softmax(scores).tolist()
         answer: Json = {"predicted": "", "start": None, "end": None, "score": shares[0]}
         if spans:
@@ -206,7 +219,7 @@ class SquadTask(Task[SquadExample]):
         if not self.impossible:
             return line | answer
         # Without any span (a context without a token) the odds say nothing: both decisions give no answer.
-        odds = {"null_odds": found.odds if spans else 0.0, "null_score": shares[-1]}
+        odds = {"null_odds": candidates.odds if spans else 0.0, "null_score": shares[-1]}
         return self._decide(line | answer | odds | {"best": answer})
 
     def _decide(self, line: Json) -> Json:
@@ -236,3 +249,59 @@ def _by_id(predictions: Sequence[Json], field: str) -> str:
     if len(values) < len(predictions):
         raise UserError("several questions have the same id; a submission needs a different one for each")
     return json.dumps(values, ensure_ascii=False)
+
+
+class Answer(NamedTuple):
+    """A candidate answer: passages[passage][start:end]."""
+
+    text: str
+    score: float  # its probability among the candidates
+    passage: int
+    start: int
+    end: int
+
+
+class Answers(NamedTuple):
+    """The answer to a question."""
+
+    best: Answer | None  # None: the passages do not say it
+    score: float  # probability of the best answer, or of there being none
+    candidates: list[Answer]  # the likeliest first, with different texts
+
+
+def choose_answer(
+    task: SquadTask, passages: Sequence[str], units: Sequence[Unit], logits: Sequence[Logits], most: int = 5
+) -> Answers:
+    """Return the best answer and at most `most` candidates, from the units of all passages in order."""
+    beam = task.head == "beam-span"
+    spans: list[tuple[AnswerSpan, int]] = []
+    nulls: list[SpanCandidates] = []
+    for number, group in groupby(zip(units, logits, strict=True), key=lambda pair: pair[0].example):
+        windows, rows = zip(*group, strict=True)
+        candidates = best_spans(windows, rows, task.max_answer, task.best, beam)
+        nulls.append(candidates)
+        spans += [(span, number) for span in candidates.spans]
+    kept = _distinct(spans, passages)[: task.best]
+    scores = [span.score for span, _ in kept]
+    odds = null = min(candidates.null for candidates in nulls)
+    if beam:
+        odds = min(candidates.odds for candidates in nulls)
+        null = odds + float(np.logaddexp.reduce(scores or [0.0]))
+    elif scores:
+        odds = null - scores[0]
+    shares = softmax([*scores, null] if task.impossible or not kept else scores).tolist()
+    answers = [
+        Answer(passages[number][span.start : span.end], share, number, span.start, span.end)
+        for (span, number), share in zip(kept, shares, strict=False)
+    ]
+    if answers and (not task.impossible or odds < -task.threshold):
+        return Answers(answers[0], answers[0].score, answers[:most])
+    return Answers(None, shares[-1], answers[:most])
+
+
+def _distinct(spans: Sequence[tuple[AnswerSpan, int]], passages: Sequence[str]) -> list[tuple[AnswerSpan, int]]:
+    """Return the best span of each text, best first."""
+    kept: dict[str, tuple[AnswerSpan, int]] = {}
+    for span, number in sorted(spans, key=lambda pair: -pair[0].score):
+        kept.setdefault(passages[number][span.start : span.end], (span, number))
+    return list(kept.values())

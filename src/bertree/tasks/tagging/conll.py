@@ -1,6 +1,6 @@
 """Tagged sentences from CoNLL column files and from tables: JSONL, Parquet, CSV, TSV with named columns.
 
-Sentences keep their place in the file: tags can only be checked when all of them are known (their scheme, and
+Sentences keep their line in the file: tags can only be checked when all of them are read (their scheme, and
 whether the training data had them), and messages must still name the line.
 """
 
@@ -17,7 +17,7 @@ from bertree.text.records import location, read_lines, read_records, suffix_of, 
 
 TABLES = (".jsonl", ".ndjson", ".json", ".parquet", ".csv")
 CELLS = (".csv", ".tsv")  # tables without lists: words and tags are separated by spaces
-SAMPLE = 1000  # lines by which the layout of a file is found
+SAMPLE = 1000  # first lines, which decide the layout of a file
 PREFIXED = 10  # words at least that must have a prefix
 WORD_FILES = (".conll", ".iob", ".bio")
 COLUMNS = (".txt", *WORD_FILES, ".tsv")
@@ -41,15 +41,15 @@ class Sentence:
         """Return the text (by default the words joined by spaces) and each word's offsets in it."""
         if self.text is not None and self.offsets is not None:
             return self.text, self.offsets
-        found, at = [], 0
+        offsets, at = [], 0
         for word in self.words:
-            found.append((at, at + len(word)))
+            offsets.append((at, at + len(word)))
             at += len(word) + 1
-        return " ".join(self.words), tuple(found)
+        return " ".join(self.words), tuple(offsets)
 
 
 class SentenceRecord(NamedTuple):
-    """A sentence and its place in a file, for messages."""
+    """A sentence and its line in a file, for messages."""
 
     path: Path
     line: int
@@ -57,8 +57,8 @@ class SentenceRecord(NamedTuple):
     words: list[str]
     tags: list[str] | None
 
-    def word_place(self, word: int) -> str:
-        """Return the place of a word, which messages begin with."""
+    def word_location(self, word: int) -> str:
+        """Return file and line of a word, which messages begin with."""
         return location(self.path, self.line + (word if self.by_word else 0))
 
 
@@ -66,18 +66,18 @@ def read(path: Path, text: str | None, label: str | None) -> Iterator[SentenceRe
     """Yield the sentences of a file. `text` and `label` are names of fields, or numbers of columns.
 
     A .tsv file is in columns (one word a line) unless one of them is a name: only a table has names."""
-    named = any(given is not None and not NUMBER.fullmatch(given) for given in (text, label))
+    named = any(name is not None and not NUMBER.fullmatch(name) for name in (text, label))
     if suffix_of(path) in TABLES or (suffix_of(path) == ".tsv" and named):
         return _table(path, text or "words", label)
     return _columns(path, _column(path, text, 0), _column(path, label, -1), label is not None)
 
 
-def _column(path: Path, given: str | None, default: int) -> int:
-    if given is None:
+def _column(path: Path, column: str | None, default: int) -> int:
+    if column is None:
         return default
-    if not NUMBER.fullmatch(given):
-        raise UserError(f"{path}: column '{given}': a file in columns has no names; give a number from 0, or -1")
-    return int(given)
+    if not NUMBER.fullmatch(column):
+        raise UserError(f"{path}: column '{column}': a file in columns has no names; give a number from 0, or -1")
+    return int(column)
 
 
 class _Layout(NamedTuple):
@@ -126,18 +126,18 @@ def _layout(path: Path, text: int, label: int, must: bool) -> _Layout:
     sample = _sample(path)
     if not sample:
         return _Layout(False, 0, "")
-    told = [(number, line) for number, line in sample if not _REMARK.match(line)] or sample[:1]
-    number, line = told[0]
+    rows = [(number, line) for number, line in sample if not _REMARK.match(line)] or sample[:1]
+    number, line = rows[0]
     layout = _Layout(False, len(_BLANKS.split(line.strip(" \t"))), "")
-    spaced = any(len(layout.row(other)) != layout.width for _, other in told)  # words that hold spaces
-    tabbed = all(other.count("\t") == line.count("\t") > 0 for _, other in told)
+    spaced = any(len(layout.row(other_line)) != layout.width for _, other_line in rows)  # words that hold spaces
+    tabbed = all(other_line.count("\t") == line.count("\t") > 0 for _, other_line in rows)
     if "\t" in line and (suffix_of(path) == ".tsv" or (spaced and tabbed)):
         layout = _Layout(True, line.count("\t") + 1, "")
     width = layout.width
     if not (-width <= text < width and -width <= label < width) or (must and width == 1):
         raise UserError(f"{location(path, number)}: has {width} columns; there is no column {label} beside {text}")
-    words = [row[text] for _, other in told if len(row := layout.row(other)) == width]
-    prefix = found[0] if (found := _LANGUAGE.match(words[0])) else ""
+    words = [cells[text] for _, row in rows if len(cells := layout.row(row)) == width]
+    prefix = match[0] if (match := _LANGUAGE.match(words[0])) else ""
     everywhere = len(words) >= PREFIXED and all(word.startswith(prefix) for word in words)
     return layout._replace(prefix=prefix if everywhere else "")
 

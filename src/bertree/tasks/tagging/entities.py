@@ -1,7 +1,7 @@
 """Entities in tag sequences, and their precision, recall and F1.
 
 Entities are read as in the CoNLL evaluation, which accepts every sequence: predicted tags need not be well formed,
-and a stray I- or a change of type begins a new entity. Whole entities are counted, as papers report: an entity with
+and a stray I- or a change of type begins a new entity. Complete entities are counted, as papers report: an entity with
 one wrong word is both a false negative and a false positive.
 """
 
@@ -38,34 +38,34 @@ def split_tag(tag: str) -> tuple[str, str]:
     return tag[:1], tag[1:].split("-", 1)[-1] or "_"
 
 
-def join_tag(place: str, kind: str) -> str:
+def join_tag(position: str, kind: str) -> str:
     """Return the tag with this position and type."""
-    return place if kind == "_" else f"{place}-{kind}"
+    return position if kind == "_" else f"{position}-{kind}"
 
 
 def entities(tags: Sequence[str]) -> list[Entity]:
     """Return the entities of a sequence of IOB1, IOB2 or IOBES tags, well formed or not."""
-    found: list[Entity] = []
+    spans: list[Entity] = []
     start, before, kind_before = -1, "O", "_"
-    for at, (place, kind) in enumerate((*map(split_tag, tags), ("O", "_"))):
-        begins = place != "O" and (place in "BS" or before in "OES" or kind != kind_before)
-        if start >= 0 and (begins or place == "O" or before in "ES"):
-            found.append(Entity(kind_before, start, at))
+    for at, (position, kind) in enumerate((*map(split_tag, tags), ("O", "_"))):
+        begins = position != "O" and (position in "BS" or before in "OES" or kind != kind_before)
+        if start >= 0 and (begins or position == "O" or before in "ES"):
+            spans.append(Entity(kind_before, start, at))
             start = -1
         if begins:
             start = at
-        before, kind_before = place, kind
-    return found
+        before, kind_before = position, kind
+    return spans
 
 
 def to_iob2(tags: Sequence[str], scheme: str = "iob2") -> list[str]:
     """Convert tags to IOB2. IOB1, IOBES and broken IOB2 are read by the same rule; BILOU is renamed first."""
     if scheme == "bilou":
         tags = [_AS_IOBES.get(tag[:1], tag[:1]) + tag[1:] for tag in tags]
-    made = ["O"] * len(tags)
+    converted = ["O"] * len(tags)
     for kind, start, end in entities(tags):
-        made[start:end] = [join_tag("B", kind), *[join_tag("I", kind)] * (end - start - 1)]
-    return made
+        converted[start:end] = [join_tag("B", kind), *[join_tag("I", kind)] * (end - start - 1)]
+    return converted
 
 
 def scheme_of(sequences: Iterable[Sequence[str]]) -> str:
@@ -73,7 +73,7 @@ def scheme_of(sequences: Iterable[Sequence[str]]) -> str:
 
     Sequences that are both IOB1 and IOB2 (no entity at all) are IOB2. If a few tags break every scheme, the one with
     fewer broken tags is chosen."""
-    places: set[str] = set()
+    positions: set[str] = set()
     shaped: set[str] = set()
     inside_first = needless = 0  # entities begun by I-, and by B- where no entity of the type ended just before
     for tags in sequences:
@@ -83,15 +83,15 @@ def scheme_of(sequences: Iterable[Sequence[str]]) -> str:
                 if not SHAPE.fullmatch(tag):
                     return PLAIN
                 shaped.add(tag)
-            place, kind = split_tag(tag)
-            places.add(place)
+            position, kind = split_tag(tag)
+            positions.add(position)
             apart = before == "O" or kind != kind_before
-            inside_first += place == "I" and apart
-            needless += place == "B" and apart
-            before, kind_before = place, kind
-    if places & set("ES"):
-        return PLAIN if places & set("LU") else "iobes"
-    if places & set("LU"):
+            inside_first += position == "I" and apart
+            needless += position == "B" and apart
+            before, kind_before = position, kind
+    if positions & set("ES"):
+        return PLAIN if positions & set("LU") else "iobes"
+    if positions & set("LU"):
         return "bilou"
     return "iob1" if inside_first > needless else "iob2"
 
@@ -101,20 +101,19 @@ def score_entities(
 ) -> tuple[EntityScores, dict[str, EntityScores]]:
     """Return precision, recall and F1 over all entities and for each type; 0 if there is nothing to count."""
     true: Counter[str] = Counter()
-    said: Counter[str] = Counter()
+    predicted_counts: Counter[str] = Counter()
     right: Counter[str] = Counter()
-    for gold_tags, said_tags in zip(gold, predicted, strict=True):
-        assert len(gold_tags) == len(said_tags), "a tag for each word"
-        here, there = set(entities(gold_tags)), set(entities(said_tags))
-        true.update(entity.kind for entity in here)
-        said.update(entity.kind for entity in there)
-        right.update(entity.kind for entity in here & there)
-    total = _entity_scores(right.total(), said.total(), true.total())
-    return total, {
-        kind: _entity_scores(right[kind], said[kind], true[kind]) for kind in sorted(true.keys() | said.keys())
-    }
+    for gold_tags, predicted_tags in zip(gold, predicted, strict=True):
+        assert len(gold_tags) == len(predicted_tags), "a tag for each word"
+        expected, actual = set(entities(gold_tags)), set(entities(predicted_tags))
+        true.update(entity.kind for entity in expected)
+        predicted_counts.update(entity.kind for entity in actual)
+        right.update(entity.kind for entity in expected & actual)
+    total = _entity_scores(right.total(), predicted_counts.total(), true.total())
+    kinds = sorted(true.keys() | predicted_counts.keys())
+    return total, {kind: _entity_scores(right[kind], predicted_counts[kind], true[kind]) for kind in kinds}
 
 
-def _entity_scores(right: int, said: int, true: int) -> EntityScores:
-    precision, recall = right / said if said else 0.0, right / true if true else 0.0
+def _entity_scores(right: int, predicted: int, true: int) -> EntityScores:
+    precision, recall = right / predicted if predicted else 0.0, right / true if true else 0.0
     return EntityScores(precision, recall, 2 * precision * recall / (precision + recall) if right else 0.0)

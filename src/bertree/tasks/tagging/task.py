@@ -6,7 +6,7 @@ sentence that is too long is read in overlapping windows, so every word gets a t
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, Self
@@ -30,9 +30,9 @@ from bertree.tasks.tagging.entities import (
     split_tag,
     to_iob2,
 )
-from bertree.tasks.tagging.windows import windows
+from bertree.tasks.tagging.words import windows
 from bertree.tasks.tagging.words import words as words_of
-from bertree.tasks.task import Logits, Splits, Task, Truncation, Unit, check_label_count
+from bertree.tasks.task import INTERNAL, Logits, Splits, Task, Truncation, Unit, check_label_count
 from bertree.text.cleaning import replace_surrogates
 from bertree.text.framing import Frame, tokenize_distinct
 from bertree.text.records import texts_field
@@ -52,7 +52,7 @@ SPLITS |= {f"{language}.{word}": split for language in LANGUAGES for word, split
 class TaggingTask(Task[Sentence]):
     """`ner` (CoNLL-2003; entities only) or `tagging` (the user's own data)."""
 
-    max_length: int = 256
+    max_length: int = field(default=256, metadata=INTERNAL)
     crf: bool = False  # decode the best sequence of tags instead of the best tag for each word
     scheme: str = "auto"  # entities or plain; auto: by the labels
     subword: str = "first"  # that is labelled; left to right, only the last sees the whole word
@@ -87,53 +87,53 @@ class TaggingTask(Task[Sentence]):
         return find_splits(data, names, words=SPLITS, kinds=(*conll.COLUMNS, *conll.TABLES, ""))
 
     def read(self, paths: Sequence[Path]) -> list[Sentence]:
-        found = [sentence for path in paths for sentence in self._read_file(path)]
-        tagged = [sentence.tags for sentence in found if sentence.tags is not None]
-        scheme = self._scheme(found, tagged)
+        records = [record for path in paths for record in self._read_file(path)]
+        tagged = [record.tags for record in records if record.tags is not None]
+        scheme = self._scheme(records, tagged)
         converted = tagged if scheme == PLAIN else [to_iob2(tags, scheme) for tags in tagged]
-        self._check(found, converted)
+        self._check(records, converted)
         self._note_conversion(scheme, tagged, converted)
         remaining = (tuple(tags) for tags in converted)
         return [
-            Sentence(tuple(one.words), None if one.tags is None else next(remaining), file=str(one.path))
-            for one in found
+            Sentence(tuple(record.words), None if record.tags is None else next(remaining), file=str(record.path))
+            for record in records
         ]
 
     def _read_file(self, path: Path) -> list[SentenceRecord]:
-        found = list(conll.read(path, self.text, self.label))
-        if not found:
+        records = list(conll.read(path, self.text, self.label))
+        if not records:
             raise UserError(f"{path}: holds no sentence")
-        return found
+        return records
 
-    def _scheme(self, found: Sequence[SentenceRecord], tagged: Sequence[Sequence[str]]) -> str:
+    def _scheme(self, records: Sequence[SentenceRecord], tagged: Sequence[Sequence[str]]) -> str:
         """Return the scheme of a file's tags; where entities are expected, every tag must be one of an entity."""
         if self.scheme == PLAIN or (self.labels and not self.has_entity_tags):
             return PLAIN
         scheme = scheme_of(tagged)
         if scheme == PLAIN and (self.labels or self.scheme == ENTITIES or self.name == "ner"):
-            for sentence in found:
+            for sentence in records:
                 for at, tag in enumerate(sentence.tags or ()):
                     if not SHAPE.fullmatch(tag):
-                        known = f"known: {', '.join(self.labels)}" if self.labels else "use the task 'tagging'"
+                        hint = f"known: {', '.join(self.labels)}" if self.labels else "use the task 'tagging'"
                         raise UserError(
-                            f"{sentence.word_place(at)}: tag '{tag}' is not of an entity (O, B-, I-); {known}"
+                            f"{sentence.word_location(at)}: tag '{tag}' is not of an entity (O, B-, I-); {hint}"
                         )
-            raise UserError(f"{found[0].path}: tags of IOBES (E-, S-) and of BILOU (L-, U-) are mixed; use one scheme")
+            raise UserError(f"{records[0].path}: tags of IOBES (E-, S-) and BILOU (L-, U-) are mixed; use one scheme")
         return scheme
 
-    def _check(self, found: Sequence[SentenceRecord], tagged: Sequence[Sequence[str]]) -> None:
+    def _check(self, records: Sequence[SentenceRecord], tagged: Sequence[Sequence[str]]) -> None:
         """Raise an error about a tag that the head does not have."""
         if not self.labels:
             return
-        known = set(self.labels)
-        for sentence, tags in zip((s for s in found if s.tags is not None), tagged, strict=True):
-            if not known.issuperset(tags):
-                at = next(at for at, tag in enumerate(tags) if tag not in known)
+        labels = set(self.labels)
+        for sentence, tags in zip((s for s in records if s.tags is not None), tagged, strict=True):
+            if not labels.issuperset(tags):
+                at = next(at for at, tag in enumerate(tags) if tag not in labels)
                 assert sentence.tags is not None
-                raise UserError(f"{sentence.word_place(at)}: {self._unknown(sentence.tags[at])}")
+                raise UserError(f"{sentence.word_location(at)}: {self._unknown(sentence.tags[at])}")
 
     def _unknown(self, tag: str) -> str:
-        return f"tag '{tag}' is not one of the training's; known: {', '.join(self.labels)}"
+        return f"tag '{tag}' is not in the training data; known: {', '.join(self.labels)}"
 
     def _note_conversion(self, scheme: str, before: Sequence[Sequence[str]], after: Sequence[Sequence[str]]) -> None:
         # Without the file name, so that the note is shown once for all splits.
@@ -148,7 +148,7 @@ class TaggingTask(Task[Sentence]):
 
     def read_unlabelled(self, path: Path) -> Iterable[Sentence] | None:
         """Return the words of a file in columns, whether it has tags or not."""
-        text, label = (given if given and conll.NUMBER.fullmatch(given) else None for given in (self.text, self.label))
+        text, label = (name if name and conll.NUMBER.fullmatch(name) else None for name in (self.text, self.label))
         numbers = int(text or 0), int(label or -1)
         if not conll.holds_columns(path, *numbers, self._is_tag, {self._words_field, "text"}):
             return None
@@ -170,15 +170,15 @@ class TaggingTask(Task[Sentence]):
 
     def parse(self, record: str | Json, where: str = "input") -> Sentence:
         if isinstance(record, dict):
-            field = self._words_field
-            if isinstance(record.get(field), str):  # a cell of a table of text
-                return Sentence(tuple(conll.split_words(replace_surrogates(record[field]))))
-            if field in record:
-                return Sentence(tuple(texts_field(record, field, where)))
+            name = self._words_field
+            if isinstance(record.get(name), str):  # a cell of a table of text
+                return Sentence(tuple(conll.split_words(replace_surrogates(record[name]))))
+            if name in record:
+                return Sentence(tuple(texts_field(record, name, where)))
             text = record.get("text")
             if not isinstance(text, str):
                 raise UserError(
-                    f"{where}: needs '{field}', a list of texts, or 'text', a text; there is: {listed(record)}"
+                    f"{where}: needs '{name}', a list of texts, or 'text', a text; there is: {listed(record)}"
                 )
             record = text
         text = replace_surrogates(record)
@@ -196,13 +196,13 @@ class TaggingTask(Task[Sentence]):
             labels: tuple[str, ...] = tuple(sorted(tags))
         else:
             kinds = sorted({split_tag(tag)[1] for tag in tags if tag != "O"})
-            labels = ("O", *(join_tag(place, kind) for kind in kinds for place in "BI"))
+            labels = ("O", *(join_tag(position, kind) for kind in kinds for position in "BI"))
         check_label_count(labels, source)
         return labels
 
     def with_labels(self, labels: Sequence[str]) -> Self:
-        made = replace(self, labels=tuple(labels))
-        return replace(made, scheme=ENTITIES if made.has_entity_tags else PLAIN)
+        labelled = replace(self, labels=tuple(labels))
+        return replace(labelled, scheme=ENTITIES if labelled.has_entity_tags else PLAIN)
 
     def units(
         self, examples: Sequence[Sentence], tokenizer: Tokenizer, max_length: int
@@ -211,12 +211,12 @@ class TaggingTask(Task[Sentence]):
         room = frame.room(max_length)
         # With a space in front: words of a byte-level BPE begin with one inside a sentence.
         pieces = tokenize_distinct((f" {word}" for example in examples for word in example.words), tokenizer)
-        nothing = next((i for kind in ("unk", "mask", "sep") if (i := tokenizer.id_of(kind)) is not None), 0)
+        placeholder = next((i for kind in ("unk", "mask", "sep") if (i := tokenizer.id_of(kind)) is not None), 0)
         classes = {label: number for number, label in enumerate(self.labels)}
-        found: list[Unit] = []
+        units: list[Unit] = []
         cut_examples = cut_tokens = 0
         for number, example in enumerate(examples):
-            ids = [pieces[f" {word}"] or [nothing] for word in example.words]
+            ids = [pieces[f" {word}"] or [placeholder] for word in example.words]
             dropped = sum(max(0, len(word) - room) for word in ids)
             if dropped:
                 ids = [word[:room] for word in ids]
@@ -224,34 +224,34 @@ class TaggingTask(Task[Sentence]):
             if unknown := next((tag for tag in example.tags or () if tag not in classes), None):
                 raise UserError(self._unknown(unknown))
             answers = None if example.tags is None else [classes[tag] for tag in example.tags]
-            found += self._windows(number, ids, answers, frame, room)
-        return found, Truncation(cut_examples, cut_tokens)
+            units += self._windows(number, ids, answers, frame, room)
+        return units, Truncation(cut_examples, cut_tokens)
 
     def _windows(
         self, number: int, ids: list[list[int]], answers: list[int] | None, frame: Frame, room: int
     ) -> list[Unit]:
         lengths = np.fromiter(map(len, ids), np.int64, len(ids))
         starts = np.concatenate([[0], lengths.cumsum()])
-        made = []
+        units = []
         for start, end, first, last in windows(lengths, room):
-            places = starts[first:last] if self.subword == "first" else starts[first + 1 : last + 1] - 1
-            chosen = (places - starts[start] + frame.start()).tolist()
+            positions = starts[first:last] if self.subword == "first" else starts[first + 1 : last + 1] - 1
+            chosen = (positions - starts[start] + frame.start()).tolist()
             answer = None if answers is None else answers[first:last]
-            made.append(Unit(number, (frame.wrap([i for word in ids[start:end] for i in word]),), chosen, answer))
-        return made
+            units.append(Unit(number, (frame.wrap([i for word in ids[start:end] for i in word]),), chosen, answer))
+        return units
 
     def predict(self, examples: Sequence[Sentence], units: Sequence[Unit], logits: Sequence[Logits]) -> list[Json]:
         rows: list[list[Logits]] = [[] for _ in examples]
-        for unit, some in zip(units, logits, strict=True):
-            rows[unit.example].append(some)
-        return [self._line(example, some) for example, some in zip(examples, rows, strict=True)]
+        for unit, unit_rows in zip(units, logits, strict=True):
+            rows[unit.example].append(unit_rows)
+        return [self._line(example, of_example) for example, of_example in zip(examples, rows, strict=True)]
 
     def _line(self, example: Sentence, rows: list[Logits]) -> Json:
-        """Return the prediction for a sentence. A CRF decodes the whole sequence and has no score for a word: None."""
+        """Return the prediction for a sentence. A CRF decodes all words together and has no score for a word: None."""
         scores = np.concatenate(rows).astype(np.float64) if rows else np.zeros((0, max(self.classes, 1)))
         assert len(scores) == len(example.words), "a row of scores for each word"
         best = scores.argmax(1)
-        sure = softmax(scores).max(1)
+        probabilities = softmax(scores).max(1)
         predicted = [self.labels[i] for i in best]
         text, offsets = example.with_offsets()
         line: dict[str, Any] = {"text": text, "words": list(example.words)}
@@ -265,19 +265,19 @@ class TaggingTask(Task[Sentence]):
                     "text": text[offsets[start][0] : offsets[end - 1][1]],
                     "start": offsets[start][0],
                     "end": offsets[end - 1][1],
-                    "score": None if self.crf else float(sure[start:end].mean()),
+                    "score": None if self.crf else float(probabilities[start:end].mean()),
                 }
                 for kind, start, end in entities(predicted)
             ]
-        line["score"] = None if self.crf or not predicted else float(sure.mean())
+        line["score"] = None if self.crf or not predicted else float(probabilities.mean())
         return line
 
     def prediction_text(self, line: Json) -> str:
         """Return the text and, below it, its entities; for plain tags, each word with its tag."""
         if "entities" not in line:
             return " ".join(f"{word}/{tag}" for word, tag in zip(line["words"], line["predicted"], strict=True))
-        found = [_entity_text(entity) for entity in line["entities"]]
-        return "\n".join([str(line["text"]), *(found or ["  no entity"])])
+        lines = [_entity_text(entity) for entity in line["entities"]]
+        return "\n".join([str(line["text"]), *(lines or ["  no entity"])])
 
     def score(self, examples: Sequence[Sentence], predictions: Sequence[Json]) -> dict[str, float]:
         gold = [list(example.tags or ()) for example in examples]
@@ -286,14 +286,14 @@ class TaggingTask(Task[Sentence]):
         if not self.has_entity_tags:
             return right
         total, kinds = score_entities(gold, predicted)
-        by_type = {f"f1-{kind}": found.f1 for kind, found in kinds.items()}
+        by_type = {f"f1-{kind}": scores.f1 for kind, scores in kinds.items()}
         return {**total._asdict(), **right, **by_type}
 
     def settings(self) -> Json:
         columns = {"text": self.text, "label": self.label}
-        given = {name: column for name, column in columns.items() if column is not None}
+        named = {name: column for name, column in columns.items() if column is not None}
         layout = {"subword": self.subword} if self.subword != "first" else {}
-        return {"crf": self.crf, "scheme": self.scheme} | given | layout
+        return {"crf": self.crf, "scheme": self.scheme} | named | layout
 
 
 def _entity_text(entity: Json) -> str:

@@ -5,8 +5,8 @@ import pytest
 
 from bertree.batch import IGNORED
 from bertree.errors import UserError
-from bertree.tasks.similarity.read import SentenceExample
-from bertree.tasks.similarity.task import SimilarityTask
+from bertree.tasks.similarity import SimilarityTask
+from bertree.tasks.similarity_files import SentenceExample
 from bertree.tasks.task import Unit
 from bertree.text.tokenizer import Tokenizer
 from tests.support.learnable import tokenizer

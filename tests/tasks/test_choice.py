@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from bertree.errors import UserError
-from bertree.tasks.choice.read import ChoiceExample
-from bertree.tasks.choice.task import FORMS, ChoiceTask
+from bertree.tasks.choice import FORMS, ChoiceExample, ChoiceTask
 from bertree.text.tokenizer import Tokenizer
 
 CHOICE = {name: ChoiceTask(name) for name in FORMS}

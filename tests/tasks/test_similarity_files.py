@@ -7,9 +7,9 @@ import pytest
 
 from bertree.errors import BertreeWarning, UserError
 from bertree.objectives.embedding_losses import LOSSES
-from bertree.tasks.similarity import examples
-from bertree.tasks.similarity import read as read_sentences
-from bertree.tasks.similarity.read import ColumnNames, SentenceExample
+from bertree.tasks import similarity as examples
+from bertree.tasks import similarity_files as read_sentences
+from bertree.tasks.similarity_files import ColumnNames, SentenceExample
 from tests.support.learnable import write
 
 STS = """main-captions\tMSRvid\t2012test\t0001\t5.000\tA bird sings.\tA bird is singing.
