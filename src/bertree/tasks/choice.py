@@ -8,7 +8,7 @@ however many questions and options it has.
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ from bertree.errors import UserError, suggest
 from bertree.files.formats import Json
 from bertree.tasks.metrics import accuracy, softmax
 from bertree.tasks.splits import find_splits, split_folders, split_of_folder
-from bertree.tasks.task import INTERNAL, Logits, Splits, Task, Truncation, Unit
+from bertree.tasks.task import Logits, Splits, Task, Truncation, Unit
 from bertree.text.framing import Frame, tokenize_distinct
 from bertree.text.records import (
     json_object,
@@ -68,7 +68,7 @@ _BLANK_ALONE = re.compile(r"(?<![^\W_])_+(?![^\W_])")  # in the user's own quest
 class ChoiceTask(Task[ChoiceExample]):
     """`swag`, `hellaswag`, `race` or `choice` (the user's own data)."""
 
-    max_length: int = field(default=0, metadata=INTERNAL)  # 0: the task's default
+    max_length: int = 0  # 0: the task's default
 
     head = "choice"
     kind = "multiple choice"

@@ -78,16 +78,26 @@ class Columns:
 
     def read(self, path: Path) -> tuple[list[RawRow], int]:
         """Return the rows of a file, and how many broken ones were skipped."""
-        known = (*self.text, *self.pair) if self.headless else None
+        header = (*self.text, *self.pair) if self.headless else None
         wanted = (*self.text, *self.pair, *self.label, *self.id, *(name for _, name in self.lead))
         forms = [(form.fewest, form.most) for form in self.headless]
-        table = read_table(path, known, forms, self.quoting, self.skip, self.optional, wanted)
+        table = read_table(
+            path,
+            header,
+            forms,
+            quoting=self.quoting,
+            skip=self.skip,
+            optional=self.optional,
+            wanted=wanted,
+        )
         if table.headless is not None:
             form = self.headless[table.headless]
-            places = _ColumnNumbers(form.text, form.pair, form.label, None, form.lead, form.first)
+            numbers = _ColumnNumbers(
+                text=form.text, pair=form.pair, label=form.label, id=None, lead=form.lead, first=form.first
+            )
         else:
-            places = self._column_numbers(table)
-        return _rows(table, places, self.skip)
+            numbers = self._column_numbers(table)
+        return _rows(table, numbers, self.skip)
 
     def _column_numbers(self, table: Table) -> "_ColumnNumbers":
         text = table.column(self.text)
@@ -118,18 +128,18 @@ class Columns:
         alternatives: Sequence[str] = tuple(dict.fromkeys((*getattr(self, role), role)))
         name = next((name for name in alternatives if name in record), None)
         if name is None:
-            others = ", ".join(name for name in alternatives if name != role)
-            there = listed(record) or "nothing"
+            columns = ", ".join(name for name in alternatives if name != role)
+            present = listed(record) or "nothing"
             raise UserError(
-                f"{where}: an object needs '{role}' as text{others and f' (or {others})'}; there is: {there}"
+                f"{where}: an object needs '{role}' as text{columns and f' (or {columns})'}; there is: {present}"
             )
-        if not isinstance(found := record[name], str):
-            raise UserError(f"{where}: '{name}' {_not_text(found)}")
-        return found.strip()
+        if not isinstance(text := record[name], str):
+            raise UserError(f"{where}: '{name}' {_not_text(text)}")
+        return text.strip()
 
 
 class _ColumnNumbers(NamedTuple):
-    """The positions of the columns."""
+    """The number of each role's column."""
 
     text: int
     pair: int | None
@@ -139,28 +149,28 @@ class _ColumnNumbers(NamedTuple):
     first: int
 
 
-def _rows(table: Table, places: _ColumnNumbers, skip: bool) -> tuple[list[RawRow], int]:
+def _rows(table: Table, numbers: _ColumnNumbers, skip: bool) -> tuple[list[RawRow], int]:
     empty: list[Any] = [None] * len(table.lines)
-    columns = [empty if place is None else table.values(place) for place in places[:5]]
+    columns = [empty if column is None else table.values(column) for column in numbers[:5]]
     file = str(table.path)
     rows: list[RawRow] = []
     skipped = table.skipped
     # A test file may have no label in any row; if other rows have one, a row without is broken.
-    labelled = places.label is not None and any(label not in (None, "") for label in columns[2])
+    labelled = numbers.label is not None and any(label not in (None, "") for label in columns[2])
     for number, (line, cells) in enumerate(zip(table.lines, zip(*columns, strict=True), strict=True)):
         text, pair, label, index, lead = cells
-        if skip and (None in (text, "" if places.pair is None else pair) or (labelled and label in (None, ""))):
+        if skip and (None in (text, "" if numbers.pair is None else pair) or (labelled and label in (None, ""))):
             skipped += 1
             continue
         for name, cell in (("text", text), ("pair", pair)):
-            if not isinstance(cell, str) and (name == "text" or places.pair is not None):
+            if not isinstance(cell, str) and (name == "text" or numbers.pair is not None):
                 raise UserError(f"{location(table.path, line)}: the {name} column {_not_text(cell)}")
         if lead is not None:
             text = f"{lead} {text}"
         name = str(number) if index is None else _text(index)
-        answer = None if places.label is None else "" if label is None else _text(label)
+        answer = None if numbers.label is None else "" if label is None else _text(label)
         pair = pair if pair is None else pair.strip()
-        rows.append(RawRow(name, text.strip(), pair, answer, places.first, file, line))
+        rows.append(RawRow(name, text.strip(), pair, answer, numbers.first, file, line))
     return rows, skipped
 
 

@@ -26,7 +26,7 @@ __all__ = ["GLUE_AVERAGES", "TEXT_TASKS", "GlueTask", "glue_task"]
 class GlueTask(TextTask):
     """A task of a known release, with known labels and, if GLUE's server evaluates it, the file name it expects."""
 
-    numbered: bool = field(default=True, metadata=INTERNAL)
+    numbered: bool = True
     missing: tuple[str, ...] = ("", "-1")
     server: str = field(default="", metadata=INTERNAL)  # name of the file to submit
 

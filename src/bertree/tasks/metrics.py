@@ -21,9 +21,9 @@ def accuracy(gold: Sequence[object], predicted: Sequence[object]) -> float:
 def f1(gold: Sequence[str], predicted: Sequence[str], positive: str = "1") -> float:
     """Return the binary F1 of one class; 0.0 if it is neither in the gold labels nor predicted."""
     assert len(gold) == len(predicted)
-    both = sum(g == p == positive for g, p in zip(gold, predicted, strict=True))
+    true_positives = sum(g == p == positive for g, p in zip(gold, predicted, strict=True))
     total = sum(g == positive for g in gold) + sum(p == positive for p in predicted)
-    return 2 * both / total if total else 0.0
+    return 2 * true_positives / total if total else 0.0
 
 
 def macro_f1(gold: Sequence[str], predicted: Sequence[str]) -> float:

@@ -58,17 +58,19 @@ def register_task(task: Registered, *, own_data: bool = False, aliases: Sequence
     make: Callable[..., Any] = _Same(task) if isinstance(task, Task) else task
     if isinstance(task, type):
         make = _with_defaults(task)
-    known = inspect.signature(make).parameters
+    parameters = inspect.signature(make).parameters
     try:
-        made = make()
+        instance = make()
     except TypeError as error:
-        raise UserError(f"{title}: cannot be made without arguments ({error})") from None
-    if not isinstance(made, Task) or not normalize_name(made.name):
-        raise UserError(f"{title}: must be, or make, a task with a name")
-    if made.name in TASKS and type(TASKS[made.name].task).__module__.startswith("bertree."):
-        raise UserError(f"{made.name}: there is such a task already; choose another name")
-    columns = tuple(column for column in COLUMNS if column in known)
-    TASKS[made.name] = TaskEntry(made, make, columns, own_data, tuple(aliases))
+        raise UserError(f"{title}: cannot be created without arguments ({error})") from None
+    if not isinstance(instance, Task) or not normalize_name(instance.name):
+        raise UserError(f"{title}: must be, or return, a task with a name")
+    if instance.name in TASKS and type(TASKS[instance.name].task).__module__.startswith("bertree."):
+        raise UserError(f"{instance.name}: there is such a task already; choose another name")
+    columns = tuple(column for column in COLUMNS if column in parameters)
+    TASKS[instance.name] = TaskEntry(
+        task=instance, make=make, columns=columns, own_data=own_data, aliases=tuple(aliases)
+    )
     return task
 
 
@@ -86,7 +88,7 @@ def _with_defaults(kind: type[Task[Any]]) -> type[Task[Any]]:
     """Turn plain attributes of a class (`name = "mail"`) into defaults of the fields it inherits."""
     if "__dataclass_params__" in vars(kind):
         return kind
-    hints = {one.name: one.type for one in fields(kind)}
+    hints = {base.name: base.type for base in fields(kind)}
     for name in [name for name in vars(kind) if name in hints]:
         kind.__annotations__ = {**vars(kind).get("__annotations__", {}), name: hints[name]}
         value = vars(kind)[name]
@@ -103,8 +105,8 @@ def task_names() -> list[str]:
 def task_help() -> str:
     """Return the names of all tasks and what they predict, for the command line."""
     published, own = (
-        "; ".join(f"{entry.name} ({entry.task.about})" if entry.task.about else entry.name for entry in some)
-        for some in (
+        "; ".join(f"{entry.name} ({entry.task.about})" if entry.task.about else entry.name for entry in entries)
+        for entries in (
             [entry for entry in TASKS.values() if not entry.own_data],
             [entry for entry in TASKS.values() if entry.own_data],
         )
@@ -114,30 +116,30 @@ def task_help() -> str:
 
 def make_task(name: str, text: str | None = None, pair: str | None = None, label: str | None = None) -> Task[Any]:
     """Return the task of a name; `text`, `pair` and `label` are columns of the user's own data."""
-    known = {normalize_name(other): entry for entry in TASKS.values() for other in (entry.name, *entry.aliases)}
-    entry = known.get(normalize_name(name))
+    by_name = {normalize_name(alias): entry for entry in TASKS.values() for alias in (entry.name, *entry.aliases)}
+    entry = by_name.get(normalize_name(name))
     if entry is None:
         raise UserError(f"{name}: unknown task, {suggest(name, task_names())}")
-    given = {key: value for key, value in zip(COLUMNS, (text, pair, label), strict=True) if value}
-    for column in given:
+    columns = {key: value for key, value in zip(COLUMNS, (text, pair, label), strict=True) if value}
+    for column in columns:
         if column not in entry.columns:
-            own = ", ".join(other.name for other in TASKS.values() if other.own_data and column in other.columns)
+            own = ", ".join(e.name for e in TASKS.values() if e.own_data and column in e.columns)
             raise UserError(f"`{column}`: {name} has its own columns; name yours with the tasks {own}")
-    return entry.make(**given)
+    return entry.make(**columns)
 
 
 def task_of_model(
     heads: Mapping[str, int],
     labels: Sequence[str],
-    known: Json,
+    stored: Json,
     crf: bool,
     name: str | None = None,
     columns: Mapping[str, str | None] | None = None,
 ) -> Task[Any]:
     """Return the task of that name, or the one a model was fine-tuned for, with the model's labels.
 
-    `heads` maps the model's heads to their classes, `known` is what its folder says about the task. Columns and
-    settings that are not given are those it was trained with. Refuse a task that does not fit the model."""
+    `heads` maps the model's heads to their classes, `stored` are the settings of the task in its folder. Columns and
+    settings default to those it was trained with. Refuse a task that does not fit the model."""
     from bertree.objectives.supervised import HEAD_KINDS
 
     head = next((kind for kind in HEAD_KINDS.values() if kind.default_task and kind.name in heads), None)
@@ -146,17 +148,17 @@ def task_of_model(
     default = head.default_task if head else ""
     if default == "classification" and heads["sequence"] == 1:
         default = "regression"
-    remembered = str(known.get("name") or "")
+    remembered = str(stored.get("name") or "")
     if name is None and remembered and remembered not in TASKS:
         nearest = suggest(remembered, task_names())
         raise UserError(f"{remembered}: unknown task, {nearest}; one of your own must be registered (register_task)")
     task = make_task(name or remembered or default)
-    mine = known if remembered == task.name else {}
-    given = {key: (columns or {}).get(key) or _text(mine.get(key)) for key in TASKS[task.name].columns}
-    given |= {key: value for key, value in (columns or {}).items() if value}
-    task = make_task(task.name, **given)
-    task = configure_task(task, {key: mine[key] for key in mine if key in task_options(task)}, DESCRIPTION)
-    task = with_model_layout(task, known)
+    own = stored if remembered == task.name else {}
+    named = {key: (columns or {}).get(key) or _text(own.get(key)) for key in TASKS[task.name].columns}
+    named |= {key: value for key, value in (columns or {}).items() if value}
+    task = make_task(task.name, **named)
+    task = configure_task(task, {key: own[key] for key in own if key in task_options(task)}, DESCRIPTION)
+    task = with_model_layout(task, stored)
     if hasattr(task, "crf"):
         task = replace(task, crf=crf)  # type: ignore[call-arg]
     return with_model_labels(task, heads, labels)
@@ -166,10 +168,10 @@ def _text(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def with_model_layout(task: Task[Any], known: Json) -> Task[Any]:
-    """Return the task with the layout of a model, on whatever task it was fine-tuned; `known`: what its folder says."""
+def with_model_layout(task: Task[Any], stored: Json) -> Task[Any]:
+    """Return the task with the layout of a model, from the settings `stored` in its folder."""
     usual = {field.name: field.default for field in fields(task) if field.name in task.layout}
-    return configure_task(task, {key: known.get(key, value) for key, value in usual.items()}, DESCRIPTION)
+    return configure_task(task, {key: stored.get(key, value) for key, value in usual.items()}, DESCRIPTION)
 
 
 def with_model_labels(task: Task[Any], heads: Mapping[str, int], labels: Sequence[str]) -> Task[Any]:
@@ -178,8 +180,8 @@ def with_model_labels(task: Task[Any], heads: Mapping[str, int], labels: Sequenc
 
     task = task.for_heads(heads)
     if task.head not in heads:
-        there = f"its heads: {', '.join(heads)}" if heads else "it has none"
-        raise UserError(f"{task.name} needs a model with a '{task.head}' head, but {there}; fine-tune it first")
+        present = f"its heads: {', '.join(heads)}" if heads else "it has none"
+        raise UserError(f"{task.name} needs a model with a '{task.head}' head, but {present}; fine-tune it first")
     classes = heads[task.head]
     if not HEAD_KINDS[task.head].named_classes:
         return task
@@ -191,7 +193,7 @@ def with_model_labels(task: Task[Any], heads: Mapping[str, int], labels: Sequenc
     named = list(labels) if len(labels) == classes else [f"LABEL_{number}" for number in range(classes)]
     if not task.labels:
         return task.with_labels(named)
-    aliases = {other.lower(): label for other, label in getattr(task, "aliases", {}).items()}
+    aliases = {alias.lower(): label for alias, label in getattr(task, "aliases", {}).items()}
     aliases |= {label.lower(): label for label in task.labels}
     meant = [aliases.get(label.lower()) for label in named]
     if set(meant) == set(task.labels):
@@ -220,8 +222,8 @@ def _tagging(text: str | None = None, label: str | None = None) -> Task[Any]:
     return TaggingTask("tagging", about="a tag for each word", text=text, label=label)
 
 
-for known_task in glue.TASKS:
-    register_task(known_task)
+for glue_task in glue.TASKS:
+    register_task(glue_task)
 register_task(SquadTask("squad", about="an answer as a span of a passage"), aliases=["squad1.1"])
 register_task(SquadTask("squad2", about="the same, or no answer"), aliases=["squad2.0"])
 register_task(ChoiceTask("swag", about="how a scene goes on"))

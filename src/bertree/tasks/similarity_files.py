@@ -20,7 +20,7 @@ from bertree.objectives.embedding_losses import ROWS
 from bertree.tasks import glue, splits
 from bertree.tasks.columns import TextExample
 from bertree.tasks.task import Splits
-from bertree.text.records import Quoting, location, read_lines, read_records, suffix_of
+from bertree.text.records import location, read_lines, read_records, suffix_of
 from bertree.text.sources import FORMATS
 from bertree.text.tables import Table, read_table
 
@@ -95,13 +95,13 @@ def find(data: Path) -> Splits:
 
 def read(paths: Sequence[Path], named: ColumnNames) -> list[SentenceExample]:
     """Read the rows of files, all of one kind."""
-    found: list[SentenceExample] = []
+    examples: list[SentenceExample] = []
     for path in paths:
-        some = _file(path, named)
-        if found and some[0].kind != found[0].kind:
-            raise UserError(f"{path}: holds {ROWS[some[0].kind]}, but {paths[0]} {ROWS[found[0].kind]}")
-        found += some
-    return found
+        of_file = _file(path, named)
+        if examples and of_file[0].kind != examples[0].kind:
+            raise UserError(f"{path}: holds {ROWS[of_file[0].kind]}, but {paths[0]} {ROWS[examples[0].kind]}")
+        examples += of_file
+    return examples
 
 
 def _file(path: Path, named: ColumnNames) -> list[SentenceExample]:
@@ -111,21 +111,21 @@ def _file(path: Path, named: ColumnNames) -> list[SentenceExample]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", BertreeWarning)  # about training; our own note is below
             rows = [_from_task(example) for example in task.read([path])]
-        found = [row for row in rows if row.gold is not None]
+        kept = [row for row in rows if row.gold is not None]
     else:
         rows = _table(path, named)
         kinds = {row.kind for row in rows}
-        # A label or score is there or not; more texts or fewer are both fine.
+        # All rows need a label or score, or none; the number of texts may differ.
         answered = bool(kinds & {"label", "score"})
-        found = [row for row in rows if row.gold is not None] if answered else rows
-    if not found:
+        kept = [row for row in rows if row.gold is not None] if answered else rows
+    if not kept:
         raise UserError(f"{path}: no row has a label or a score")
-    if len(found) < len(rows):
-        note(f"{path}: {len(rows) - len(found):,} of {len(rows):,} rows have no answer and are skipped")
-    if any(row.kind == "triplet" for row in found) and (alone := next((r for r in found if len(r.texts) < 3), None)):
+    if len(kept) < len(rows):
+        note(f"{path}: {len(rows) - len(kept):,} of {len(rows):,} rows have no answer and are skipped")
+    if any(row.kind == "triplet" for row in kept) and (alone := next((r for r in kept if len(r.texts) < 3), None)):
         note(f"{path}: {alone.where.removeprefix(f'{path}: ')} and others have no negative; they are pairs")
-        found.sort(key=lambda row: len(row.texts) < 3)  # the first says what the file is
-    return found
+        kept.sort(key=lambda row: len(row.texts) < 3)  # the first row decides the kind of the file
+    return kept
 
 
 def _from_task(example: TextExample) -> SentenceExample:
@@ -146,8 +146,8 @@ def _release(path: Path) -> str | None:
         return None
     if BENCHMARK[0] <= len(fields) <= BENCHMARK[1] and _number(fields[4]) is not None:
         return "sts-b"
-    known = (*glue.INFERENCE, "-", "0", "1", "2")
-    return "snli" if len(fields) == NUMBERED and fields[2].strip() in known else None
+    labels = (*glue.INFERENCE, "-", "0", "1", "2")
+    return "snli" if len(fields) == NUMBERED and fields[2].strip() in labels else None
 
 
 def _top(path: Path) -> tuple[list[str], list[str]]:
@@ -170,12 +170,9 @@ def _number(text: Any) -> float | None:
 
 
 def _table(path: Path, named: ColumnNames) -> list[SentenceExample]:
-    quoting: Quoting = "auto"
-    table = read_table(path, None, (), quoting)
+    table = read_table(path)
     text = table.column([named.text] if named.text else TEXT)
-    others = [name for name in PAIR if name != table.names[text]]
-    pair = table.column([named.pair] if named.pair else others)
-    taken = (table.names[text], table.names[pair])
+    pair = table.column([named.pair] if named.pair else [name for name in PAIR if name != table.names[text]])
     if named.negatives:
         negatives = [table.column([name]) for name in named.negatives]
     else:
@@ -185,7 +182,7 @@ def _table(path: Path, named: ColumnNames) -> list[SentenceExample]:
         SentenceExample(_texts(table, line, cells), None, str(path), line)
         for line, *cells in zip(table.lines, *columns, strict=True)
     ]
-    answer = _answer(table, named, taken) if not negatives or named.label else None
+    answer = _answer(table, named, (text, pair)) if not negatives or named.label else None
     return rows if answer is None else _answered(table, rows, answer, named)
 
 
@@ -200,31 +197,30 @@ def _texts(table: Table, line: int, cells: Sequence[Any]) -> tuple[str, ...]:
     return tuple(str(cell).strip() for cell in (*cells[:2], *kept))
 
 
-def _answer(table: Table, named: ColumnNames, taken: Sequence[str]) -> int | None:
+def _answer(table: Table, named: ColumnNames, text_columns: Sequence[int]) -> int | None:
     """Return the column with the label or score."""
     if named.label:
         return table.column([named.label])
     orders = (LABEL, SCORE) if named.wants == "label" else (SCORE, LABEL)
-    found = [number for names in orders if (number := table.find(names)) is not None]
-    return next((number for number in found if table.names[number] not in taken), None)
+    candidates = (table.find(names) for names in orders)
+    return next((number for number in candidates if number is not None and number not in text_columns), None)
 
 
 def _answered(table: Table, rows: Sequence[SentenceExample], answer: int, named: ColumnNames) -> list[SentenceExample]:
     """Return the rows with their answers. They are scores if the column is named so, if that is wanted, or if all are
     numbers and some are not whole; otherwise labels."""
-    cells = table.values(answer)
-    given = [None if cell in (None, "", "-") else cell for cell in cells]
-    numbers = [None if cell is None else _number(cell) for cell in given]
-    plain = all(number is not None for number, cell in zip(numbers, given, strict=True) if cell is not None)
+    cells = [None if cell in (None, "", "-") else cell for cell in table.values(answer)]
+    numbers = [None if cell is None else _number(cell) for cell in cells]
+    plain = all(number is not None for number, cell in zip(numbers, cells, strict=True) if cell is not None)
     name = table.names[answer]
     called = name.casefold() in SCORE and not named.label
     broken = any(number is not None and not number.is_integer() for number in numbers)
     if named.wants == "score" or called or (plain and broken and named.wants != "label"):
-        for row, number, cell in zip(rows, numbers, given, strict=True):
+        for row, number, cell in zip(rows, numbers, cells, strict=True):
             if cell is not None and number is None:
                 raise UserError(f"{row.where}: '{name}' is {str(cell)!r:.40}, not a number")
         return [row._replace(gold=number) for row, number in zip(rows, numbers, strict=True)]
-    return [row._replace(gold=_label(cell)) for row, cell in zip(rows, given, strict=True)]
+    return [row._replace(gold=_label(cell)) for row, cell in zip(rows, cells, strict=True)]
 
 
 def _label(cell: Any) -> str | None:

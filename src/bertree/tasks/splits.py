@@ -50,26 +50,26 @@ def find_splits(
     like a split and nothing else. Files that differ only in one of `parts` after the word form one split. With
     `versions` the word may be anywhere in the name; the first version is preferred, and files of the others are
     ignored if there is any of it."""
-    for place in _candidate_folders(folder, names):
-        fits = [_fit(path, prefixes, words, kinds, versions) for path in _visible(place) if path.is_file()]
-        found = [fit for fit in fits if fit is not None]
-        if any(fit.rank == 0 for fit in found) and versions:
-            found = [fit for fit in found if not any(_names_version(fit.path, version) for version in versions[1:])]
-        if found:
-            present = [split for split in ORDER if any(fit.split == split for fit in found)]
-            return {split: _best(place, [fit for fit in found if fit.split == split], parts) for split in present}
-    there = ", ".join(path.name for path in _visible(folder)[:8]) or "nothing"
+    for candidate in _candidate_folders(folder, names):
+        matches = [_fit(path, prefixes, words, kinds, versions) for path in _visible(candidate) if path.is_file()]
+        fits = [fit for fit in matches if fit is not None]
+        if any(fit.rank == 0 for fit in fits) and versions:
+            fits = [fit for fit in fits if not any(_names_version(fit.path, version) for version in versions[1:])]
+        if fits:
+            present = [split for split in ORDER if any(fit.split == split for fit in fits)]
+            return {split: _best(candidate, [fit for fit in fits if fit.split == split], parts) for split in present}
+    names_present = ", ".join(path.name for path in _visible(folder)[:8]) or "nothing"
     how = "has a word of" if versions else "begins with"
     wanted = f"none whose name {how} {', '.join(list(words)[:8])} and ends with {' '.join(kinds).strip()}"
-    raise UserError(f"{folder}: holds no train, dev or test file, {wanted}; there is: {there}")
+    raise UserError(f"{folder}: holds no train, dev or test file, {wanted}; there is: {names_present}")
 
 
 def split_folders(folder: Path, names: Sequence[str]) -> dict[str, Path]:
     """Return folders that are named like splits, for releases with one file for each example."""
-    for place in _candidate_folders(folder, names):
-        below = {path.name.casefold(): path for path in _visible(place) if path.is_dir()}
-        if found := {WORDS[word]: below[word] for word in reversed(WORDS) if word in below}:
-            return {split: found[split] for split in ORDER if split in found}
+    for candidate in _candidate_folders(folder, names):
+        below = {path.name.casefold(): path for path in _visible(candidate) if path.is_dir()}
+        if by_split := {WORDS[word]: below[word] for word in reversed(WORDS) if word in below}:
+            return {split: by_split[split] for split in ORDER if split in by_split}
     return {}
 
 
@@ -83,13 +83,13 @@ def _candidate_folders(folder: Path, names: Sequence[str]) -> list[Path]:
 
     All of them, since a folder named like the task may be a model that was trained for it."""
     below = [path for path in _visible(folder) if path.is_dir()]
-    found: list[Path] = []
+    candidates: list[Path] = []
     for wanted in dict.fromkeys(map(normalize_name, names)):
         same = [path for path in below if normalize_name(path.name) == wanted]
         if len(same) > 1:
             raise UserError(f"{folder}: holds {' and '.join(path.name for path in same)}; give one of them")
-        found += same
-    return [*found, folder]
+        candidates += same
+    return [*candidates, folder]
 
 
 def split_in_name(name: str, words: Mapping[str, str] = WORDS) -> str | None:
@@ -127,17 +127,17 @@ def _fit(
     split = words[match[1]] + ("-mismatched" if "mismatched" in rest else "")
     if prefix:
         return _Fit(path, split, BEHIND_PREFIX, rest)
-    whole = not rest or SHARD.fullmatch(rest)
-    return _Fit(path, split, 0 if whole else 1 if rest[1:] in ("matched", "mismatched") else 2, rest)
+    complete = not rest or SHARD.fullmatch(rest)
+    return _Fit(path, split, 0 if complete else 1 if rest[1:] in ("matched", "mismatched") else 2, rest)
 
 
 def _names_version(path: Path, version: str) -> bool:
     return re.search(rf"(?<![0-9.]){re.escape(version)}(?![0-9])", path.name) is not None
 
 
-def _best(folder: Path, found: Sequence[_Fit], parts: Sequence[str]) -> tuple[Path, ...]:
-    rank = min(fit.rank for fit in found)
-    equals = [fit for fit in found if fit.rank == rank]
+def _best(folder: Path, fits: Sequence[_Fit], parts: Sequence[str]) -> tuple[Path, ...]:
+    rank = min(fit.rank for fit in fits)
+    equals = [fit for fit in fits if fit.rank == rank]
     if rank == BEHIND_PREFIX and len(equals) > 1:
         equals = [fit for fit in equals if format_of(fit.path.name) == "jsonl"] or equals
     rests = {fit.rest for fit in equals}

@@ -6,7 +6,7 @@ names the head that reads them, and gets the head's logits back. So all tasks sh
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar, get_type_hints
 
@@ -22,7 +22,7 @@ Example = TypeVar("Example")
 Logits = NDArray[np.float32]
 Splits = dict[str, tuple[Path, ...]]
 MAX_LABELS = 10_000
-INTERNAL = {"setting": False}  # metadata of a plain field that is not a setting of the task
+INTERNAL = {"setting": False}  # metadata of a plain field that is not a setting, in the class that declares it first
 
 
 def check_label_count(labels: Sequence[str], source: object) -> None:
@@ -187,7 +187,9 @@ def task_options(task: Task[Any]) -> list[str]:
     """Return the names of the settings of a task."""
     hints = get_type_hints(type(task))
     plain = (int, float, bool, str)
-    return [field.name for field in fields(task) if hints[field.name] in plain and field.metadata.get("setting", True)]
+    declared = [kind.__dataclass_fields__.values() for kind in type(task).__mro__ if is_dataclass(kind)]
+    internal = {field.name for kind_fields in declared for field in kind_fields if field.metadata == INTERNAL}
+    return [field.name for field in fields(task) if hints[field.name] in plain and field.name not in internal]
 
 
 def configure_task(task: Task[Any], options: Json, where: str = "settings") -> Task[Any]:

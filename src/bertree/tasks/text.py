@@ -72,9 +72,9 @@ class TextTask(Task[TextExample]):
             if self._holds_classes(data):
                 return {splits.split_of_folder(data): (data,)}
             folders = splits.split_folders(data, names)
-            found: Splits = {split: (folder,) for split, folder in folders.items() if self._holds_classes(folder)}
-            if found:
-                return found
+            labelled: Splits = {split: (folder,) for split, folder in folders.items() if self._holds_classes(folder)}
+            if labelled:
+                return labelled
         return splits.find_splits(data, names, self.prefixes, self.words, (*FORMATS, ".json"))
 
     def _holds_classes(self, folder: Path) -> bool:
@@ -87,14 +87,14 @@ class TextTask(Task[TextExample]):
                 rows, skipped = self._from_folders(path), 0
             else:
                 rows, skipped = self.columns.read(path)
-            found = [self._example(row) for row in rows]
+            of_file = [self._example(row) for row in rows]
             if skipped:
-                found = [example._replace(left_out=skipped) for example in found]
+                of_file = [example._replace(left_out=skipped) for example in of_file]
                 note(f"{path}: {skipped} broken rows are skipped")
-            without = sum(e.gold is None and r.label is not None for e, r in zip(found, rows, strict=True))
-            if 0 < without < len(found):
-                note(f"{path}: {without} of {len(found)} rows have no gold answer and are not used")
-            examples += found
+            without = sum(e.gold is None and r.label is not None for e, r in zip(of_file, rows, strict=True))
+            if 0 < without < len(of_file):
+                note(f"{path}: {without} of {len(of_file)} rows have no gold answer and are not used")
+            examples += of_file
         return examples
 
     def _from_folders(self, folder: Path) -> list[RawRow]:
@@ -140,8 +140,8 @@ class TextTask(Task[TextExample]):
         raise self._unknown(example, label)
 
     def _unknown(self, example: TextExample, label: str) -> UserError:
-        known = ", ".join(self.labels[:20])
-        return UserError(f"{example.where}: label '{label:.40}' is not among those of the training set ({known})")
+        labels = ", ".join(self.labels[:20])
+        return UserError(f"{example.where}: label '{label:.40}' is not among those of the training set ({labels})")
 
     def read_unlabelled(self, path: Path) -> Iterable[TextExample] | None:
         """Return the rows of a released file; tables with plain column names are parsed row by row instead."""
@@ -177,9 +177,9 @@ class TextTask(Task[TextExample]):
         numbers = {label: number for number, label in enumerate(self.labels)}
         units: list[Unit] = []
         for start in range(0, len(examples), TOKENIZE_AT_ONCE):
-            some = examples[start : start + TOKENIZE_AT_ONCE]
-            encoded = [tokenizer.encode(texts, max_length, cut) for texts in self._orders(some)]
-            for example, *sequences in zip(some, *encoded, strict=True):
+            batch = examples[start : start + TOKENIZE_AT_ONCE]
+            encoded = [tokenizer.encode(texts, max_length, cut) for texts in self._orders(batch)]
+            for example, *sequences in zip(batch, *encoded, strict=True):
                 answer = example.gold
                 if isinstance(answer, str) and (answer := numbers.get(answer)) is None:
                     raise self._unknown(example, str(example.gold))
@@ -188,18 +188,18 @@ class TextTask(Task[TextExample]):
         return units, Truncation(sum(map(bool, dropped)), sum(dropped))
 
     def _orders(self, examples: Sequence[TextExample]) -> list[list[str | tuple[str, str]]]:
-        """Return the texts as the model reads them: once, or pairs in both orders."""
-        given: list[str | tuple[str, str]] = [e.text if e.pair is None else (e.text, e.pair) for e in examples]
+        """Return the texts as the model reads them: once, or pairs in two orders."""
+        inputs: list[str | tuple[str, str]] = [e.text if e.pair is None else (e.text, e.pair) for e in examples]
         if not self.both_orders:
-            return [given]
+            return [inputs]
         if single := next((example for example in examples if example.pair is None), None):
             raise UserError(f"{single.where}: has one text, but both_orders is for pairs; set both_orders=false")
-        return [given, [texts[::-1] for texts in given]]
+        return [inputs, [texts[::-1] for texts in inputs]]
 
     def predict(self, examples: Sequence[TextExample], units: Sequence[Unit], logits: Sequence[Logits]) -> list[Json]:
         lines: list[Json] = []
-        for unit, given in zip(units, logits, strict=True):
-            example, row = examples[unit.example], np.asarray(given, np.float64).reshape(-1)
+        for unit, scores in zip(units, logits, strict=True):
+            example, row = examples[unit.example], np.asarray(scores, np.float64).reshape(-1)
             assert len(row) == self.classes, f"{len(row)} scores for {self.classes} classes"
             line: Json = {"text": example.text}
             if example.pair is not None:
@@ -217,26 +217,26 @@ class TextTask(Task[TextExample]):
         return lines
 
     def score(self, examples: Sequence[TextExample], predictions: Sequence[Json]) -> dict[str, float]:
-        known = [
+        answers = [
             (example.gold, line["predicted"])
             for example, line in zip(examples, predictions, strict=True)
             if example.gold is not None
         ]
-        if not known:
+        if not answers:
             raise UserError(f"{examples[0].file or self.name}: has no gold answers to score")
-        gold, predicted = [g for g, _ in known], [p for _, p in known]
+        gold, predicted = [g for g, _ in answers], [p for _, p in answers]
         return {name: FIGURES[name](gold, predicted) for name in self.figures}
 
     def labels_in(self, examples: Sequence[TextExample]) -> tuple[str, ...]:
-        found = Counter(example.gold for example in examples)
-        found.pop(None, None)
-        if not found:
+        counts = Counter(example.gold for example in examples)
+        counts.pop(None, None)
+        if not counts:
             raise self._without_gold(examples)
         if self.regression or self.labels:
             return self.labels
-        if len(found) < 2:
-            raise UserError(f"{examples[0].file}: all rows have the same label '{next(iter(found))}'")
-        labels = _sorted([str(label) for label in found])
+        if len(counts) < 2:
+            raise UserError(f"{examples[0].file}: all rows have the same label '{next(iter(counts))}'")
+        labels = _sorted([str(label) for label in counts])
         check_label_count(labels, examples[0].file)
         return labels
 
@@ -244,7 +244,7 @@ class TextTask(Task[TextExample]):
         if not examples or not Path(examples[0].file).is_file():
             return UserError(f"{self.name}: no gold answers to train on")
         path = Path(examples[0].file)
-        table = read_table(path, None, (), self.columns.quoting, skip=True)
+        table = read_table(path, quoting=self.columns.quoting, skip=True)
         try:
             table.column(self.columns.label)
         except UserError as error:

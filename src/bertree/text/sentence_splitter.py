@@ -9,32 +9,32 @@ import sentencex
 
 from bertree.text.tokenizer_checks import is_panic
 
-WINDOW = 4096  # characters per call: the library's time is quadratic on some texts
+MAX_CALL = 4096  # characters per call: the library's time is quadratic on some texts
 
 
 def split_sentences(document: str, language: str = "en") -> list[str]:
     """Return the sentences of a document; a line break always ends a sentence."""
-    found: list[str] = []
+    pieces: list[str] = []
     for line in document.split("\n"):
-        found += _segment(language, line) if len(line) <= WINDOW else _split_long_line(language, line)
-    return [sentence for piece in found if (sentence := piece.strip())]
+        pieces += _segment(language, line) if len(line) <= MAX_CALL else _split_long_line(language, line)
+    return [sentence for piece in pieces if (sentence := piece.strip())]
 
 
 def _split_long_line(language: str, line: str) -> list[str]:
-    """Split a long line window by window; the last sentence of a window is read again at the start of the next."""
-    found: list[str] = []
+    """Split a long line in several calls; the last sentence of a call is read again at the start of the next."""
+    sentences: list[str] = []
     start = 0
     while start < len(line):
-        end = start + WINDOW
+        end = start + MAX_CALL
         if end < len(line):
-            blank = line.rfind(" ", start + WINDOW // 2, end)
+            blank = line.rfind(" ", start + MAX_CALL // 2, end)
             end = blank + 1 if blank > 0 else end
         pieces = _segment(language, line[start:end])
-        if end < len(line) and len(pieces) > 1 and len(pieces[-1]) < WINDOW // 2:
+        if end < len(line) and len(pieces) > 1 and len(pieces[-1]) < MAX_CALL // 2:
             end -= len(pieces.pop())
-        found += pieces
+        sentences += pieces
         start = end
-    return found
+    return sentences
 
 
 def _segment(language: str, text: str) -> list[str]:

@@ -51,6 +51,7 @@ def read_table(
     path: Path,
     header: Collection[str] | None = None,
     headless: Sequence[tuple[int, int]] = (),
+    *,
     quoting: Quoting = "auto",
     skip: bool = False,
     optional: Collection[str] = (),

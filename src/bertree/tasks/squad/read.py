@@ -62,12 +62,12 @@ class _Reader:
         for number, article in enumerate(self.value(data, "data", list, "the file"), start=1):
             where = f"article {number}"
             for position, paragraph in enumerate(self.value(article, "paragraphs", list, where), start=1):
-                place = f"{where}, paragraph {position}"
-                context = replace_surrogates(self.value(paragraph, "context", str, place))
+                location = f"{where}, paragraph {position}"
+                context = replace_surrogates(self.value(paragraph, "context", str, location))
                 if not context.strip():
-                    raise self.error(place, "its context is empty")
-                for index, record in enumerate(self.value(paragraph, "qas", list, place), start=1):
-                    identity = self.value(record, "id", str, f"{place}, question {index}")
+                    raise self.error(location, "its context is empty")
+                for index, record in enumerate(self.value(paragraph, "qas", list, location), start=1):
+                    identity = self.value(record, "id", str, f"{location}, question {index}")
                     question = replace_surrogates(self.value(record, "question", str, f"question {identity}"))
                     answers = self.answers(record, context, identity) if labelled else None
                     yield SquadExample(identity, question, context, answers, str(self.path))
@@ -79,12 +79,12 @@ class _Reader:
             raise self.error(where, "is marked as one without an answer; the task for such files is 'squad2'")
         if "answers" not in record:
             return () if impossible else None
-        given = self.value(record, "answers", list, where)
-        if impossible and given:
+        answers = self.value(record, "answers", list, where)
+        if impossible and answers:
             raise self.error(where, "is marked as one without an answer but has answers")
-        if not given and not self.impossible:
+        if not answers and not self.impossible:
             raise self.error(where, "has no answer; the task for questions without an answer is 'squad2'")
-        return tuple(self.answer(answer, context, where) for answer in given)
+        return tuple(self.answer(answer, context, where) for answer in answers)
 
     def answer(self, record: Any, context: str, where: str) -> GoldAnswer:
         text = replace_surrogates(self.value(record, "text", str, where))
@@ -94,26 +94,26 @@ class _Reader:
         if 0 <= start < len(context):
             if context.startswith(text, start):
                 return GoldAnswer(text, start)
-            if found := _nearest(context, text, start):
+            if match := _nearest(context, text, start):
                 self.repaired += 1
-                return GoldAnswer(found.group(), found.start())
+                return GoldAnswer(match.group(), match.start())
         return GoldAnswer(text, None)
 
 
 def read(paths: Sequence[Path], impossible: bool) -> list[SquadExample]:
     """Read all questions of some files; `impossible`: some may have no answer."""
-    found: list[SquadExample] = []
+    examples: list[SquadExample] = []
     repaired = 0
     for path in paths:
         reader = _Reader(path, impossible)
-        before = len(found)
-        found += reader.examples(json_object(read_content(path), str(path)))
-        if len(found) == before:
+        before = len(examples)
+        examples += reader.examples(json_object(read_content(path), str(path)))
+        if len(examples) == before:
             raise UserError(f"{path}: holds no questions")
         repaired += reader.repaired
     if repaired:
         note(f"{paths[0]}: {repaired} answers were a few characters off or differed in white space; corrected")
-    return found
+    return examples
 
 
 def read_questions(path: Path) -> list[SquadExample] | None:
@@ -129,5 +129,5 @@ def _nearest(context: str, text: str, start: int) -> re.Match[str] | None:
     pattern = re.compile(r"\s+".join(map(re.escape, text.split())))
     # White space in the context may be longer than in the answer, so the end is left some room.
     first, last = max(start - NEAR, 0), start + 2 * len(text) + 2 * NEAR
-    near = [found for found in pattern.finditer(context, first, last) if abs(found.start() - start) <= NEAR]
-    return min(near, key=lambda found: abs(found.start() - start), default=None)
+    near = [match for match in pattern.finditer(context, first, last) if abs(match.start() - start) <= NEAR]
+    return min(near, key=lambda match: abs(match.start() - start), default=None)

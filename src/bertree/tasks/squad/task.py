@@ -11,7 +11,7 @@ a softmax over the best spans of all passages.
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -26,7 +26,7 @@ from bertree.tasks.splits import find_splits, split_in_name
 from bertree.tasks.squad import metric
 from bertree.tasks.squad.read import VERSIONS, SquadExample, read, read_questions
 from bertree.tasks.squad.windows import NULL_TOKENS, AnswerSpan, SpanCandidates, best_spans, question_units
-from bertree.tasks.task import INTERNAL, Logits, Splits, Task, Truncation, Unit
+from bertree.tasks.task import Logits, Splits, Task, Truncation, Unit
 from bertree.text.cleaning import replace_surrogates
 from bertree.text.records import suffix_of
 from bertree.text.tokenizer import Tokenizer
@@ -39,7 +39,7 @@ HEADS = {"span": "span", "beam": "beam-span"}
 class SquadTask(Task[SquadExample]):
     """`squad` (1.1: every question has an answer) or `squad2` (2.0: some have none)."""
 
-    max_length: int = field(default=384, metadata=INTERNAL)
+    max_length: int = 384
     stride: int = 128  # tokens from the start of one window to the start of the next
     max_answer: int = 30  # tokens
     best: int = 20  # spans that share a question's probability

@@ -6,7 +6,7 @@ sentence that is too long is read in overlapping windows, so every word gets a t
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, Self
@@ -32,7 +32,7 @@ from bertree.tasks.tagging.entities import (
 )
 from bertree.tasks.tagging.words import windows
 from bertree.tasks.tagging.words import words as words_of
-from bertree.tasks.task import INTERNAL, Logits, Splits, Task, Truncation, Unit, check_label_count
+from bertree.tasks.task import Logits, Splits, Task, Truncation, Unit, check_label_count
 from bertree.text.cleaning import replace_surrogates
 from bertree.text.framing import Frame, tokenize_distinct
 from bertree.text.records import texts_field
@@ -52,7 +52,7 @@ SPLITS |= {f"{language}.{word}": split for language in LANGUAGES for word, split
 class TaggingTask(Task[Sentence]):
     """`ner` (CoNLL-2003; entities only) or `tagging` (the user's own data)."""
 
-    max_length: int = field(default=256, metadata=INTERNAL)
+    max_length: int = 256
     crf: bool = False  # decode the best sequence of tags instead of the best tag for each word
     scheme: str = "auto"  # entities or plain; auto: by the labels
     subword: str = "first"  # that is labelled; left to right, only the last sees the whole word
