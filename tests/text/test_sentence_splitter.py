@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from bertree.text import sentence_splitter
 from bertree.text.cleaning import clean
-from bertree.text.sentence_splitter import WINDOW, split_sentences
+from bertree.text.sentence_splitter import MAX_CALL, split_sentences
 
 
 def bare(text: str) -> str:
@@ -54,7 +54,7 @@ def test_the_library_gets_short_pieces_and_no_text_many_times(unit: str, monkeyp
     monkeypatch.setattr(sentence_splitter, "_segment", counted)
     text = unit * (400_000 // len(unit))
     split_sentences(text)
-    assert max(calls) <= WINDOW
+    assert max(calls) <= MAX_CALL
     assert len(text) <= sum(calls) < 2.5 * len(text)
 
 
@@ -69,4 +69,4 @@ def test_a_panic_in_the_library_keeps_the_text(monkeypatch: pytest.MonkeyPatch) 
     assert split_sentences("One. Two.") == ["One. Two."]
     monkeypatch.setattr(sentencex, "segment", lambda language, text: [text[:3]])
     assert split_sentences("One. Two.") == ["One. Two."]
-    assert WINDOW > 1000
+    assert MAX_CALL > 1000
