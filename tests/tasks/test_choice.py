@@ -147,7 +147,7 @@ def test_own_labels(tmp_path: Path, options: list[str], label: object, answer: i
         ("race", "{", "JSON"),
     ],
 )  # fmt: skip
-def test_mistakes_are_one_line_with_their_place(tmp_path: Path, task: str, record: object, says: str) -> None:
+def test_a_broken_record_is_reported_with_its_line(tmp_path: Path, task: str, record: object, says: str) -> None:
     good = {"choice": OWN, "hellaswag": HELLA, "race": PASSAGE}.get(task)
     good = good or {"sent1": "a", "sent2": "b", "ending0": "c", "ending1": "d"}
     with pytest.raises(UserError) as error:

@@ -193,7 +193,7 @@ def test_broken_rows_of_qqp_are_left_out_and_counted(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_mistakes_are_said_with_their_line(tmp_path: Path, task: str, text: str, message: str) -> None:
+def test_a_broken_file_is_reported_with_its_line(tmp_path: Path, task: str, text: str, message: str) -> None:
     path = tmp_path / "dev.tsv"
     with pytest.raises(UserError) as caught:
         read(task, path, text)

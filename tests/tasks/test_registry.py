@@ -49,16 +49,16 @@ def test_names_are_compared_without_signs(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("arguments", "message"),
     [
         ({"name": "sst-3"}, "sst-2"),
         ({"name": "sst-2", "text": "body"}, "classification, regression, tagging"),
-        ({"name": "tagging", "pair": "b"}, "--pair"),
+        ({"name": "tagging", "pair": "b"}, "`pair`"),
     ],
 )
-def test_mistakes_name_what_is_there(given: dict[str, str], said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        make_task(**given)
+def test_an_unknown_task_or_column_names_the_possible_ones(arguments: dict[str, str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        make_task(**arguments)
 
 
 def test_a_value_a_class_and_a_function_can_be_registered() -> None:

@@ -28,7 +28,7 @@ def judged(rows: list[SentenceExample], given: list[np.ndarray], **more: object)
     return lines, task.score(kept, lines)
 
 
-def test_scores() -> None:
+def test_cosines_are_predicted_on_the_scale_of_the_dev_scores() -> None:
     rows = [SentenceExample(("a", "b"), 5.0), SentenceExample(("a", "c"), 2.0), SentenceExample(("a", "d"), 0.0)]
     given = [vectors([1, 0], [2, 0]), vectors([1, 0], [3, 3]), vectors([1, 0], [0, 7])]
     lines, found = judged(rows, given)
@@ -50,7 +50,7 @@ def test_triplets() -> None:
     assert found == {"accuracy": pytest.approx(2 / 3), "euclidean_accuracy": pytest.approx(1 / 3)}
 
 
-def test_pairs() -> None:
+def test_positives_are_ranked_among_the_texts_of_their_pool() -> None:
     """The positive of the first is best, of the second is behind one; a positive of the same anchor does not count."""
     rows = [
         SentenceExample(("a", "b")),

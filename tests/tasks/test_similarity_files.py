@@ -98,7 +98,7 @@ def test_lists_of_negatives(tmp_path: Path) -> None:
         ("", ColumnNames(), "x.csv: is empty"),
     ],
 )
-def test_mistakes_are_said_with_their_place(tmp_path: Path, text: str, named: ColumnNames, said: str) -> None:
+def test_a_broken_file_is_reported_with_its_line(tmp_path: Path, text: str, named: ColumnNames, said: str) -> None:
     with pytest.raises(UserError) as error:
         read(tmp_path / "x.csv", text, named)
     assert said in str(error.value)
@@ -167,14 +167,14 @@ def test_numbers_that_do_not_say_what_belongs_together() -> None:
             "softmax",
             "x.csv: .*scores",
         ),
-        ([SentenceExample(("a", "b"), None, "x.csv")], "triplet", "try --loss ranking"),
+        ([SentenceExample(("a", "b"), None, "x.csv")], "triplet", "try `loss=ranking`"),
         (
             [SentenceExample(("a", "b"), "blue", "x.csv")],
             "ranking",
             r"x.csv: the labels \(blue\)",
         ),
         ([SentenceExample(("a", "b"), "entailment", "x.csv")], "triplet", "x.csv: .*same first text"),
-        ([SentenceExample(("a", "b", "c"), None, "x.csv")], "cosine", "try --loss triplet"),
+        ([SentenceExample(("a", "b", "c"), None, "x.csv")], "cosine", "try `loss=triplet`"),
     ],
 )
 def test_a_loss_that_does_not_fit(rows: list[SentenceExample], loss: str, said: str) -> None:
@@ -190,7 +190,7 @@ def test_scales_are_found(scores: list[float], span: tuple[float, float]) -> Non
     assert examples.score_range([SentenceExample(("a", "b"), float(score)) for score in scores]) == span
 
 
-def test_pairs_for_a_model_that_reads_both() -> None:
+def test_cross_encoder_examples_are_labelled_pairs() -> None:
     task, found = examples.cross_encoder_examples(
         [SentenceExample((f"a{n}", f"b{n}")) for n in range(20)] + [SentenceExample(("a0", "b9"))]
     )

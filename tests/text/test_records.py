@@ -74,7 +74,7 @@ def test_text_packed_or_not(tmp_path: Path, packed: str) -> None:
         ("a.parquet", b"PAR1", "is not a readable parquet file"),
     ],
 )
-def test_mistakes_are_one_line_with_their_place(tmp_path: Path, name: str, data: bytes, says: str) -> None:
+def test_a_broken_file_is_reported_with_its_line(tmp_path: Path, name: str, data: bytes, says: str) -> None:
     (tmp_path / name).write_bytes(data)
     with pytest.raises(UserError) as caught:
         list(read_records(tmp_path / name))

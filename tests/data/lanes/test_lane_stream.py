@@ -152,13 +152,19 @@ def test_nothing_crosses_a_document_if_asked(small_chunks: Corpus) -> None:
     assert cut > 20
 
 
-def test_mistakes_are_told(small_chunks: Corpus) -> None:
-    store = small_chunks.store
-    with pytest.raises(UserError, match="too few for 400 lanes"):
-        LaneStream(store, lanes=400, length=16)
-    with pytest.raises(UserError, match="give 2 lanes or more"):
-        LaneStream(store, lanes=1, length=16, world=2)
-    with pytest.raises(UserError, match="rank 2 of 2"):
-        LaneStream(store, lanes=4, length=16, world=2, rank=2)
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"lanes": 400}, "too few for 400 lanes"),
+        ({"lanes": 1, "world": 2}, "give 2 lanes or more"),
+        ({"lanes": 4, "world": 2, "rank": 2}, "rank 2 of 2"),
+    ],
+)
+def test_impossible_lanes_are_refused(small_chunks: Corpus, settings: dict[str, int], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        LaneStream(small_chunks.store, length=16, **settings)
+
+
+def test_steps_before_the_first_are_refused(small_chunks: Corpus) -> None:
     with pytest.raises(IndexError):
-        LaneStream(store, lanes=4, length=16)[-1]
+        LaneStream(small_chunks.store, lanes=4, length=16)[-1]

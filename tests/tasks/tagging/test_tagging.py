@@ -188,7 +188,7 @@ def test_tables_of_text(tmp_path: Path) -> None:
         ("a.jsonl", "[]", "line 1: must hold a JSON object"),
     ],
 )  # fmt: skip
-def test_mistakes_are_one_line_with_their_place(tmp_path: Path, name: str, text: str, says: str) -> None:
+def test_a_broken_file_is_reported_with_its_line(tmp_path: Path, name: str, text: str, says: str) -> None:
     with pytest.raises(UserError) as error:
         NER.read([put(tmp_path, name, text)])
     assert says in str(error.value)
@@ -363,7 +363,7 @@ def test_lines_of_predictions() -> None:
     assert NER.predict([NER.parse("")], [], [])[0]["predicted"] == []
 
 
-def test_scores() -> None:
+def test_entity_scores_leave_out_sentences_without_tags() -> None:
     examples = [Sentence(("a",) * 5, GOLD), Sentence(("b",))]
     predictions = [{"predicted": ["B-PER", "I-PER", "O", "B-LOC", "O"]}, {"predicted": ["O"]}]
     found = NER.score(examples, predictions)

@@ -1,6 +1,7 @@
-"""What a user can get wrong about a stream, said in one line."""
+"""Errors about the settings of a stream."""
 
 import re
+from typing import Any
 
 import pytest
 
@@ -27,14 +28,14 @@ TINY = [[[10, 11, 12], [13, 14], [15]], [[20, 21], [22, 23, 24, 25]], [[30]]]
         ({"masking": "token+dynamic"}, "'static'"),
     ],
 )
-def test_mistakes_are_one_line(settings: dict, line: str) -> None:
+def test_impossible_settings_are_refused_in_one_line(settings: dict[str, Any], line: str) -> None:
     store = memory_store(TINY, vocab_size=100, special=SPECIAL)
     with pytest.raises(UserError, match=re.escape(line)) as error:
         Stream(store, **{"batch_tokens": 64, "max_length": 16} | settings)
     assert "\n" not in str(error.value)
 
 
-def test_what_a_store_must_have() -> None:
+def test_a_store_without_what_the_format_needs_is_refused() -> None:
     with pytest.raises(UserError, match="give 1 or 2"):
         Format("segment-pair", separators=3)
     with pytest.raises(UserError, match="has no tokens"):
