@@ -112,13 +112,13 @@ def test_a_narrow_terminal_has_no_grid() -> None:
 def test_objectives_by_name() -> None:
     assert preview_masking(None, None, 6, 5) == Masking("token")
     assert preview_masking("none", None, 6, 5) is None
-    for given, said in (
+    for arguments, message in (
         (("word", "mlm", 6, 5), "give one of them"),
-        ((None, "permute", 6, 5), "--objective 'permute': unknown, .*permutation"),
+        ((None, "permute", 6, 5), "`objective=permute`: unknown, .*permutation"),
         ((None, "permutation", 0, 5), "partial 0"),
     ):
-        with pytest.raises(UserError, match=said):
-            preview_masking(*given)
+        with pytest.raises(UserError, match=message):
+            preview_masking(*arguments)
 
 
 def test_lanes_have_no_examples() -> None:
