@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from bertree.pretraining.recipe import recipe, recipes
     from bertree.search.index import Index
     from bertree.search.postgres.index import PostgresIndex
-    from bertree.serve.background import serve
+    from bertree.serve.background import start_server
     from bertree.tasks.registry import register_task
     from bertree.tasks.text import TextTask
     from bertree.text.tokenizer import Tokenizer
@@ -77,8 +77,8 @@ _HOMES = {
     "register_preset": "model.presets",
     "register_task": "tasks.registry",
     "show_batch": "data.preview",
-    "serve": "serve.background",
     "similar": "embeddings.mine_files",
+    "start_server": "serve.background",
     "train_embeddings": "embeddings.train",
     "train_tokenizer": "data.prepare",
     "verify": "verification.verify",
@@ -118,9 +118,9 @@ __all__ = [
     "register_loss",
     "register_preset",
     "register_task",
-    "serve",
     "show_batch",
     "similar",
+    "start_server",
     "train_embeddings",
     "train_tokenizer",
     "verify",

@@ -40,6 +40,11 @@ def listed(names: Iterable[object], most: int = 20) -> str:
     return f"{', '.join(shown[:most])}, ... ({len(shown):,} in all)"
 
 
+def install_hint(extra: str) -> str:
+    """Return the end of an error line: how to install what an optional feature of bertree needs."""
+    return f"install the extra '{extra}': pip install -e '.[{extra}]' in the folder of bertree"
+
+
 def suggest(word: str, known: Iterable[str]) -> str:
     """Return the end of an error line: the nearest known word, or the list of them."""
     known = sorted(set(known))

@@ -1,3 +1,3 @@
-"""The version of the package. It has a module of its own so that any module can import it."""
+"""The version of bertree, for the package (pyproject.toml reads it here) and for every module."""
 
 __version__ = "0.1.0"

@@ -37,7 +37,7 @@ VERBS: dict[str, Any] = {
     "evaluate": bertree.evaluate,
     "glue": bertree.glue,
     "info": bertree.info,
-    "serve": bertree.serve,
+    "serve": bertree.start_server,
     "fill": Model.fill_mask,
     "generate": Model.generate,
     "perplexity": Model.perplexity,

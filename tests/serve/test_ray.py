@@ -30,7 +30,7 @@ HAS_SERVE = find_spec("grpc") is not None and find_spec("fastapi") is not None
 def test_without_ray_serve_it_says_what_to_install(command: Command) -> None:
     said = command("deploy", "ray", "default")
     assert (said.code, len(said.lines)) == (2, 1)
-    assert "pip install 'bertree[serve]' 'ray[serve]'" in said.err
+    assert "pip install 'ray[serve]'" in said.err
 
 
 def test_other_machines_need_a_key(command: Command) -> None:

@@ -342,8 +342,8 @@ def export(
 ) -> None:
     """Write an index into a PostgreSQL database with pgvector; the next export writes only what has changed.
 
-    One transaction: whoever queries the database sees the old index or the new one. Needs pip install
-    'bertree\\[postgres]'.
+    One transaction: whoever queries the database sees the old index or the new one. Needs the
+    extra 'postgres'.
 
     [dim]bertree index export my-index --to postgresql://user@host/database
     bertree index query postgresql://user@host/database "Who hunts the white whale?"[/dim]

@@ -139,7 +139,7 @@ def ray(
 ) -> None:
     """Serve models and indexes with Ray Serve, until a signal comes: the routes of `bertree serve` on a Ray cluster.
 
-    Needs pip install 'bertree\\[serve]' 'ray\\[serve]' on every machine.
+    Needs the extra 'serve' and pip install 'ray\\[serve]' on every machine.
 
     [dim]bertree deploy ray my-model --replicas 8 --address auto
     BERTREE_API_KEY=secret bertree deploy ray my-model my-index --replicas 4 --threads 4 --host 0.0.0.0[/dim]

@@ -22,7 +22,7 @@ from importlib.util import find_spec
 from typing import IO, Any, NamedTuple
 
 from bertree.engines.engine import Block, Result, Setup, Workers
-from bertree.errors import UserError
+from bertree.errors import UserError, install_hint
 from bertree.version import __version__
 
 RETRIES = 5  # of a block whose worker was lost
@@ -47,7 +47,7 @@ class RayCluster:
     def __init__(self, address: str | None = None, workers: int | None = None) -> None:
         """`workers`: blocks computed at once at most; None: as many as the cluster has CPUs or, for cuda, GPUs."""
         if find_spec("ray") is None:
-            raise UserError("engine ray: Ray is not installed; pip install 'bertree[ray]'")
+            raise UserError(f"engine ray: Ray is not installed; {install_hint('ray')}")
         address = address or os.environ.get("RAY_ADDRESS") or "local"
         self.address, self.workers = None if address == "local" else address, workers
         if self.address is not None:

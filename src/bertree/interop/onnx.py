@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bertree.errors import UserError
+from bertree.errors import UserError, install_hint
 from bertree.files.atomic import new_folder
 from bertree.interop.contents import Contents
 from bertree.model.layers.attention import Attention
@@ -49,7 +49,7 @@ def write(contents: Contents, folder: Path, precision: str = "float32") -> None:
         raise UserError(f"precision {precision}: an ONNX file is written in {' or '.join(PRECISIONS)}")
     missing = [name for name in NEEDED[precision] if importlib.util.find_spec(name) is None]
     if missing:
-        raise UserError(f"ONNX: {', '.join(missing)} not installed; pip install 'bertree[onnx]'")
+        raise UserError(f"ONNX: {', '.join(missing)} not installed; {install_hint('onnx')}")
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # else ONNX Runtime sends telemetry
     module = PaddedModel(contents)
     with new_folder(folder, (FILE, EXTERNAL_DATA, *TOKENIZER_FILES)) as work, _quiet():

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bertree.errors import UserError, suggest
+from bertree.errors import UserError, install_hint, suggest
 from bertree.files.atomic import sync
 from bertree.search.vector_files import IndexFile, MappedVectors, Numbers, Vectors, sha256_of
 
@@ -44,7 +44,7 @@ def import_faiss() -> Any:
     try:
         import faiss
     except ImportError:
-        raise UserError("this kind of index needs FAISS; pip install 'bertree[search]', or use `kind=flat`") from None
+        raise UserError(f"this kind of index needs FAISS; use `kind=flat`, or {install_hint('search')}") from None
     import torch
 
     faiss.omp_set_num_threads(torch.get_num_threads())

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from bertree.engines.engine import Workers
-from bertree.errors import UserError
+from bertree.errors import UserError, install_hint
 from bertree.files.atomic import exclusive_lock, new_folder, sync
 from bertree.search.chunks import split_passages
 from bertree.search.database import DATABASE
@@ -250,7 +250,7 @@ class IndexWriter:
         kind, why = choose_kind(state.vectors, state.dimension, state.asked)
         if kind != "flat" and state.asked == "auto" and find_spec("faiss") is None:
             kind = "flat"
-            why += "; but FAISS is not installed (pip install 'bertree[search]'), so all are compared"
+            why += f"; but FAISS is not installed, so all are compared ({install_hint('search')})"
         if kind == "flat" or not state.vectors:
             return replace(state, kind="flat", why=why, graph=None, settings={})
         graph = None

@@ -1,4 +1,4 @@
-"""A server in a background process, for tests and notebooks: `bertree.serve`."""
+"""A server in a background process, for tests and notebooks: `bertree.start_server`."""
 
 import json
 import os
@@ -78,7 +78,7 @@ class Server:
         self.stop()
 
 
-def serve(
+def start_server(
     sources: str | Path | Sequence[str | Path],
     *,
     name: Sequence[str] = (),
@@ -104,7 +104,7 @@ def serve(
 
     `sources` are model folders, `"default"`, or indexes; the other keywords are the options of `bertree serve`.
 
-    >>> with bertree.serve("default") as server:
+    >>> with bertree.start_server("default") as server:
     ...     print(server.url)  # http://127.0.0.1:PORT/, with the routes /v1/embeddings, /docs ...
     """
     paths = [sources] if isinstance(sources, str | Path) else sources

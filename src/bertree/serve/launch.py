@@ -11,7 +11,7 @@ import socket
 import sys
 from contextlib import suppress
 
-from bertree.errors import UserError
+from bertree.errors import UserError, install_hint
 from bertree.serve.settings import ServerSettings, available_cores
 
 NEEDED = ("uvicorn", "starlette", "msgspec", "orjson", "prometheus_client")
@@ -26,7 +26,7 @@ def check_installed() -> None:
     from importlib.util import find_spec
 
     if missing := [name for name in NEEDED if find_spec(name) is None]:
-        raise UserError(f"serve: needs {', '.join(missing)}; pip install 'bertree[serve]'")
+        raise UserError(f"serve: needs {', '.join(missing)}; {install_hint('serve')}")
 
 
 def set_threads() -> None:

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from bertree.engines.ray_cluster import RayCluster
-from bertree.errors import UserError
+from bertree.errors import UserError, install_hint
 from bertree.serve.launch import THREADS, check_installed, set_allocator
 from bertree.serve.settings import ServerSettings
 
@@ -88,4 +88,4 @@ def _import_serve() -> Any:
     try:
         return import_module("ray.serve")
     except ImportError:
-        raise UserError("deploy ray: needs Ray Serve; pip install 'bertree[serve]' 'ray[serve]'") from None
+        raise UserError(f"deploy ray: needs Ray Serve: pip install 'ray[serve]', and {install_hint('serve')}") from None

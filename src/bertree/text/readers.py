@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, Any, NamedTuple
 
-from bertree.errors import UserError
+from bertree.errors import UserError, install_hint
 from bertree.text.sources import Source
 
 MAX_DOCUMENT = 1 << 20
@@ -191,7 +191,7 @@ def open_parquet(source: Source, stream: IO[bytes]) -> Iterator[Any]:
         import pyarrow
         import pyarrow.parquet
     except ImportError:
-        raise UserError(f"{source.path}: reading .parquet needs pyarrow; pip install 'bertree[parquet]'") from None
+        raise UserError(f"{source.path}: reading .parquet needs pyarrow; {install_hint('parquet')}") from None
     with tempfile.TemporaryFile() as copy:
         file: Any = stream
         if source.compression or not stream.seekable():  # parquet files are read from their end

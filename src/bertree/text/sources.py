@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from bertree.errors import UserError
+from bertree.errors import UserError, install_hint
 from bertree.files.formats import check_regular
 
 FORMATS = {
@@ -201,5 +201,5 @@ def import_zstandard(path: str) -> Any:
     try:
         import zstandard as library
     except ImportError:
-        raise UserError(f"{path}: reading .zst needs zstandard; pip install 'bertree[zstd]'") from None
+        raise UserError(f"{path}: reading .zst needs zstandard; {install_hint('zstd')}") from None
     return library

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from bertree.console import note
-from bertree.errors import UserError
+from bertree.errors import UserError, install_hint
 from bertree.files.atomic import write_atomically
 from bertree.run_folder import METRICS, TENSORBOARD
 from bertree.version import __version__
@@ -103,7 +103,7 @@ def _board(folder: Path, step: int) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        raise UserError("run.tensorboard: the package is not installed; pip install tensorboard") from None
+        raise UserError(f"run.tensorboard: the package is not installed; {install_hint('tensorboard')}") from None
     return SummaryWriter(str(folder), purge_step=step + 1)
 
 

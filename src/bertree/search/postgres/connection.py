@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from bertree.errors import UserError
+from bertree.errors import UserError, install_hint
 from bertree.search.postgres.location import TableLocation
 
 try:
@@ -13,7 +13,7 @@ try:
     from psycopg import IsolationLevel, errors, sql
     from psycopg.conninfo import conninfo_to_dict
 except ImportError:
-    raise UserError("an index in PostgreSQL needs psycopg; pip install 'bertree[postgres]'") from None
+    raise UserError(f"an index in PostgreSQL needs psycopg; {install_hint('postgres')}") from None
 
 __all__ = ["IsolationLevel", "conninfo_to_dict", "errors", "psycopg", "sql"]
 TIMEOUT = 10  # seconds to connect
