@@ -108,6 +108,7 @@ def test_sentence_vectors_are_trained(made: Path, command: Command, tmp_path: Pa
     assert bertree.load(tmp_path / "run" / "model").embed(["a lamp"]).shape == (1, 64)
 
 
+@pytest.mark.process
 def test_what_cannot_work_is_refused_in_one_line(made: Path, command: Command, tmp_path: Path) -> None:
     both, ltr, store = made / "both", made / "ltr", tmp_path / "store"
     command.well("prepare", made / "documents.txt", "--tokenizer", both, "--out", store, "--workers", 1, "-q")

@@ -139,6 +139,7 @@ ONE_PHASE = (
 )
 
 
+@pytest.mark.process
 def test_distillation_on_text(made: Path, command: Command, tmp_path: Path) -> None:
     """The student's query stream learns what the teacher's predicts."""
     rows = [" ".join(str(row["text"]) for row in learnable.feelings(40, seed)) for seed in range(20)]

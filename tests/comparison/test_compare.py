@@ -427,7 +427,7 @@ def test_the_verb_without_a_task(words: Tokenizer, tmp_path: Path, command: Comm
 
 
 WRONG = {
-    "one model": (["ONE"], "OTHER"),
+    "one model": (["ONE"], "give at least two models"),
     "no model": (["ONE", "nowhere/model"], "no such folder"),
     "no preset": (["ONE", "bert-bse"], "did you mean 'bert-base'"),
     "no tokenizer": (["ONE", "bert-tiny"], "give --tokenizer FOLDER"),
