@@ -21,17 +21,17 @@ def predictions_file(split: str) -> str:
 @contextmanager
 def make_folders(*folders: Path) -> Iterator[None]:
     """Create folders and their parents; after a mistake of the user, those that are still empty are removed."""
-    made: list[Path] = []
+    created: list[Path] = []
     try:
         for folder in folders:
-            made += [path for path in (folder, *folder.parents) if not path.exists()]
+            created += [path for path in (folder, *folder.parents) if not path.exists()]
             try:
                 folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise UserError(f"{folder}: cannot be written ({error.strerror})") from None
         yield
     except UserError:
-        for path in sorted(made, key=lambda path: len(path.parts), reverse=True):
+        for path in sorted(created, key=lambda path: len(path.parts), reverse=True):
             with suppress(OSError):
                 path.rmdir()
         raise

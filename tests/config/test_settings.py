@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import pytest
 
 from bertree.config import settings
-from bertree.config.bounds import Above, AtLeast, AtMost, Keys, OneOf, Share
+from bertree.config.settings import Above, AtLeast, AtMost, Keys, OneOf, Share
 from bertree.errors import UserError
 from bertree.files.formats import parse_json, parse_toml, read_json, read_toml, toml_text
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import bertree
-from bertree.config.bounds import AtLeast
+from bertree.config.settings import AtLeast
 from bertree.embeddings import config as embedding_config
 from bertree.model.network import Network
 from bertree.model.pooling import PoolingConfig

@@ -10,7 +10,7 @@ import torch
 
 from bertree.comparison.measure import available_devices, compare_all
 from bertree.comparison.timing import TimedModel
-from bertree.config.default_model import resolve_model_path
+from bertree.config.model_names import resolve_model_path
 from bertree.console import bar, note, showing, status
 from bertree.errors import UserError
 from bertree.files.atomic import write_into_folder

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bertree.config import default_model
+from bertree.config import model_names
 from bertree.config.overrides import overrides_of
 from bertree.interop.folder import read_architecture
 from bertree.model import cost
@@ -34,7 +34,7 @@ def presets() -> dict[str, str]:
 
 def find_point(name: str, overrides: Sequence[str] = ()) -> Preset:
     """Return a preset, or a model folder as one, with other values on some axes."""
-    if name not in PRESETS and (path := default_model.resolve_model_path(name)).is_dir():
+    if name not in PRESETS and (path := model_names.resolve_model_path(name)).is_dir():
         note = "a model folder" if path == Path(name) else "the bundled model"
         point = Preset(name=name, parent=None, architecture=read_architecture(path), note=note, folder=str(path))
     else:

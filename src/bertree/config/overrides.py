@@ -9,8 +9,7 @@ from dataclasses import dataclass, is_dataclass
 from os import PathLike, fspath
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
-from bertree.config.bounds import Keys
-from bertree.config.settings import setting_fields
+from bertree.config.settings import Keys, setting_fields
 from bertree.errors import UserError, suggest
 from bertree.files.formats import Json
 
@@ -23,15 +22,15 @@ class Override:
     value: Any
 
 
-def overrides_of(given: Mapping[str, Any]) -> list[Override]:
+def overrides_of(settings: Mapping[str, Any]) -> list[Override]:
     """Return Python keyword settings as overrides: `{"lr": 1e-4}`, `{"optim": {"lr": 1e-4}}`, `{"optim.lr": 1e-4}`."""
-    found: list[Override] = []
-    for key, value in given.items():
+    overrides: list[Override] = []
+    for key, value in settings.items():
         if isinstance(value, Mapping):
-            found += [Override(f"{key}.{inner.key}", inner.value) for inner in overrides_of(value)]
+            overrides += [Override(f"{key}.{inner.key}", inner.value) for inner in overrides_of(value)]
         else:
-            found.append(Override(str(key), fspath(value) if isinstance(value, PathLike) else value))
-    return found
+            overrides.append(Override(str(key), fspath(value) if isinstance(value, PathLike) else value))
+    return overrides
 
 
 def parse(text: str) -> Override:
@@ -60,13 +59,13 @@ def apply_overrides(
     `free` names the keys of sections that are free tables; `hidden` the keys that need their section or are not for
     the user at all.
     """
-    found: set[str] = set()
-    for given in overrides:
-        override = parse(given) if isinstance(given, str) else given
+    keys: set[str] = set()
+    for entry in overrides:
+        override = parse(entry) if isinstance(entry, str) else entry
         key = _full_key(override.key, tree, kind, free or {}, hidden)
         _put(tree, key, override.value)
-        found |= _value_keys(key, override.value)
-    return found
+        keys |= _value_keys(key, override.value)
+    return keys
 
 
 def _value_keys(key: str, value: Any) -> set[str]:
@@ -86,26 +85,26 @@ def _full_key(key: str, tree: Json, kind: type, free: Mapping[str, Collection[st
     sections = {name: keys for name, keys in _sections(tree, kind, free).items() if name not in hidden}
     if key in sections:
         return key
-    places = [f"{section}.{key}" for section, keys in sections.items() if key in keys]
-    places = [place for place in places if place not in hidden]
-    if not places:
-        known = {name for keys in sections.values() for name in keys}
-        raise UserError(f"{key}: unknown setting, {suggest(key, known)}")
-    if len(places) > 1:
-        raise UserError(f"{key}: could be {' or '.join(places)}; write the one you mean")
-    return places[0]
+    full = [f"{section}.{key}" for section, keys in sections.items() if key in keys]
+    full = [name for name in full if name not in hidden]
+    if not full:
+        names = {name for keys in sections.values() for name in keys}
+        raise UserError(f"{key}: unknown setting, {suggest(key, names)}")
+    if len(full) > 1:
+        raise UserError(f"{key}: could be {' or '.join(full)}; write the one you mean")
+    return full[0]
 
 
 def _sections(tree: Json, kind: type, free: Mapping[str, Collection[str]]) -> dict[str, Collection[str]]:
     """Return the sections of a configuration with their keys; each entry of a list is a section of its own."""
     hints = get_type_hints(kind, include_extras=True)
-    found: dict[str, Collection[str]] = {}
+    sections: dict[str, Collection[str]] = {}
     for field in setting_fields(kind):
         hint, name = hints[field.name], field.name
-        found[name] = _keys(hint) or free.get(name, ())
+        sections[name] = _keys(hint) or free.get(name, ())
         if get_origin(hint) is tuple and isinstance(entries := tree.get(name), list):
-            found |= {f"{name}.{number}": _keys(get_args(hint)[0]) for number in range(len(entries))}
-    return found
+            sections |= {f"{name}.{number}": _keys(get_args(hint)[0]) for number in range(len(entries))}
+    return sections
 
 
 def _keys(hint: Any) -> list[str]:
@@ -116,16 +115,16 @@ def _keys(hint: Any) -> list[str]:
 
 def _put(tree: Json, key: str, value: Any) -> None:
     *path, last = key.split(".")
-    place: Any = tree
+    node: Any = tree
     for word in path:
-        if isinstance(place, list):
-            place = place[_entry(place, word, key)]
-        elif isinstance(place, dict):
-            place = place.setdefault(word, {})
-    if isinstance(place, list):
-        place[_entry(place, last, key)] = value
-    elif isinstance(place, dict):
-        place[last] = value
+        if isinstance(node, list):
+            node = node[_entry(node, word, key)]
+        elif isinstance(node, dict):
+            node = node.setdefault(word, {})
+    if isinstance(node, list):
+        node[_entry(node, last, key)] = value
+    elif isinstance(node, dict):
+        node[last] = value
     else:
         raise UserError(f"{key}: is a single value, not a table")
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from bertree.config.bounds import Above, AtLeast, AtMost, OneOf, Share
+from bertree.config.settings import Above, AtLeast, AtMost, OneOf, Share
 
 LARGEST_SEED = 2**62
 LARGEST_BATCH = 2**26  # tokens

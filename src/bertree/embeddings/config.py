@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, make_dataclass, replace
 from typing import Annotated, Any, get_type_hints
 
-from bertree.config.bounds import AtLeast, AtMost
 from bertree.config.overrides import Override, parse
+from bertree.config.settings import AtLeast, AtMost
 from bertree.errors import UserError
 from bertree.finetuning import config as configs
 from bertree.finetuning.config import FineTuneConfig

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, TypeVar
 
 from bertree.config import settings
-from bertree.config.bounds import Above, AtLeast, AtMost, OneOf, Share
 from bertree.config.overrides import Override, apply_overrides
 from bertree.config.sections import SHAPES, OptimSettings, RunSettings
+from bertree.config.settings import Above, AtLeast, AtMost, OneOf, Share
 from bertree.errors import UserError
 from bertree.files.formats import Json
 from bertree.model.architecture import Architecture

@@ -5,8 +5,7 @@ from typing import Any
 
 import torch
 
-from bertree.config.default_model import resolve_model_path
-from bertree.config.hub_cache import cache_folder, is_hub_name
+from bertree.config.model_names import cache_folder, is_hub_name, resolve_model_path
 from bertree.config.precision import parse_precision
 from bertree.console import note
 from bertree.errors import UserError, suggest

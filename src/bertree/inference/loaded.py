@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from bertree.batch import Batch
-from bertree.config.hub_cache import cached_name
+from bertree.config.model_names import cached_name
 from bertree.config.precision import has_native_bfloat16, parse_precision
 from bertree.console import note
 from bertree.errors import UserError

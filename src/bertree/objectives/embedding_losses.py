@@ -15,7 +15,7 @@ from collections.abc import Collection
 from dataclasses import Field, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 
-from bertree.config.bounds import Above, AtLeast, OneOf
+from bertree.config.settings import Above, AtLeast, OneOf
 from bertree.errors import UserError, suggest
 
 if TYPE_CHECKING:

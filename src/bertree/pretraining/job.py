@@ -16,7 +16,7 @@ from signal import SIGTERM
 import torch
 from torch import nn
 
-from bertree.config.default_model import resolve_model_path
+from bertree.config.model_names import resolve_model_path
 from bertree.config.sections import Phase
 from bertree.config.settings import as_toml, differences
 from bertree.console import note, notes_shown, showing

@@ -5,7 +5,7 @@ from os import fspath
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bertree.config import default_model
+from bertree.config import model_names
 from bertree.config.overrides import overrides_of
 from bertree.errors import UserError
 from bertree.files.atomic import write_atomically
@@ -92,7 +92,7 @@ def plan(
 
 
 def _find(name: str, overrides: Sequence[str], changes: Mapping[str, Any]) -> _Wanted:
-    path = default_model.resolve_model_path(name)
+    path = model_names.resolve_model_path(name)
     if name not in PRESETS and not path.is_dir() and (path.suffix == ".toml" or name in bundled_recipes()):
         return _from_recipe(load(name, [*overrides, *overrides_of(changes)]))
     a = preset(name).architecture if name in PRESETS or not path.is_dir() else read_architecture(path)
@@ -106,7 +106,7 @@ def _from_recipe(recipe: Recipe) -> _Wanted:
     """Take the model of a recipe, and of its phases the one with most tokens."""
     start, name = recipe.model.get("start"), recipe.model.get("preset")
     if start:
-        base = read_architecture(default_model.resolve_model_path(str(start)))
+        base = read_architecture(model_names.resolve_model_path(str(start)))
     elif name:
         base = preset(str(name)).architecture
     else:

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from bertree.config import settings
-from bertree.config.bounds import Above, AtLeast, Keys, OneOf, Share
 from bertree.config.overrides import Override, apply_overrides, overrides_of, parse
 from bertree.config.sections import OptimSettings, Phase, RunSettings, ScaleSettings, ScheduleSettings
+from bertree.config.settings import Above, AtLeast, Keys, OneOf, Share
 from bertree.errors import UserError, suggest
 from bertree.files.formats import Json, read_toml
 from bertree.model.architecture import TYPES

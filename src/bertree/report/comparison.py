@@ -10,8 +10,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Annotated
 
-from bertree.config.bounds import Above
-from bertree.config.settings import read
+from bertree.config.settings import Above, read
 from bertree.errors import UserError
 from bertree.files.atomic import write_atomically
 from bertree.files.formats import Json, read_json

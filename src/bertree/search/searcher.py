@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Protocol, Self, TypedDict, Unpack, overload
 
-from bertree.config.default_model import resolve_model_path
+from bertree.config.model_names import resolve_model_path
 from bertree.errors import UserError, suggest
 from bertree.files.formats import Json
 from bertree.inference.embedding import TextEncoder

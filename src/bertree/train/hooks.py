@@ -10,8 +10,7 @@ from typing import Annotated, Any
 
 import torch
 
-from bertree.config.bounds import AtLeast
-from bertree.config.settings import read
+from bertree.config.settings import AtLeast, read
 from bertree.files.formats import Json
 from bertree.scale.world import World
 from bertree.train.device_setup import peak_memory

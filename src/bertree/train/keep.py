@@ -15,8 +15,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from bertree.config.bounds import AtLeast
-from bertree.config.settings import read
+from bertree.config.settings import AtLeast, read
 from bertree.console import note
 from bertree.errors import UserError
 from bertree.files.formats import Json

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from bertree.config import default_model
+from bertree.config import model_names
 from bertree.errors import UserError
 from bertree.model import cost
 from bertree.model.architecture import MEANING, Architecture, later_axes
@@ -25,7 +25,7 @@ def print_tree(console: Console) -> None:
         "One point in full: [/dim]bertree info albert-base[dim]; "
         "any axis turned: [/dim]bertree info albert-base layers=6"
     )
-    if default_model.FOLDER.is_dir():
+    if model_names.FOLDER.is_dir():
         console.print(f"[dim]The bundled, trained model: [/dim]bertree info {DEFAULT}")
 
 
@@ -97,8 +97,8 @@ def _print_folder(console: Console, folder: Path) -> None:
     """Where a model lies, what it weighs there, and where it is described. Paths are not wrapped: they are copied."""
     size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
     console.print(Text(f"in {folder}, {size / 1e6:,.1f} MB"), soft_wrap=True)
-    if (folder / default_model.CARD).is_file():
-        console.print(Text(f"its card: {folder / default_model.CARD}"), soft_wrap=True)
+    if (folder / model_names.CARD).is_file():
+        console.print(Text(f"its card: {folder / model_names.CARD}"), soft_wrap=True)
     console.print()
 
 

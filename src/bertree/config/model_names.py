@@ -1,22 +1,52 @@
-"""Models in the local cache of the Hugging Face hub, by their name on the hub. Never the network.
+"""Names of models: a folder, `default` for the model bundled with bertree, or a model in the local Hugging Face cache.
 
-A cached model lies in models--ORG--NAME: refs/main holds the hash of a commit, snapshots/HASH its files.
+A folder of that name comes first, so a folder called `default` hides the bundled model. The network is never used: a
+cached model lies in models--ORG--NAME, where refs/main holds the hash of a commit and snapshots/HASH its files.
 """
 
 import os
 import re
 from pathlib import Path
 
+from bertree.errors import UserError
+from bertree.model.presets import DEFAULT, PRESETS
+
+FOLDER = Path(__file__).parent.parent / DEFAULT
+CARD = "README.md"  # in the folder: the model card
 NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 HASH = re.compile(r"[0-9a-f]{40}")
 PREFIX = "models--"
 
 
+def remembered_name(model: str) -> str:
+    """Return a name by which a model can be found again from any folder."""
+    path = Path(model)
+    return str(path.resolve()) if path.exists() else model
+
+
+def resolve_model_path(name: str | Path) -> Path:
+    """Return the folder of a model; the path as given if there is no model of that name."""
+    path = Path(name)
+    try:
+        if path.exists() or str(name) in PRESETS:
+            return path
+    except OSError:  # too long for a file name, or not readable
+        return path
+    if str(name) != DEFAULT:
+        return find_cached(str(name)) or path
+    if not FOLDER.is_dir():
+        raise UserError(
+            f"{DEFAULT}: the bundled model is missing from this installation ({FOLDER}); "
+            "install bertree again, or give a model folder"
+        )
+    return FOLDER
+
+
 def cache_folder() -> Path:
     """Return the folder of the cache, as Hugging Face's tools find it."""
     for variable, below in (("HF_HUB_CACHE", ""), ("HUGGINGFACE_HUB_CACHE", ""), ("HF_HOME", "hub")):
-        if place := os.environ.get(variable):
-            return Path(place).expanduser() / below
+        if folder := os.environ.get(variable):
+            return Path(folder).expanduser() / below
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "huggingface" / "hub"
 
 
