@@ -112,6 +112,7 @@ def test_info(made_up: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     assert "bertree info default" in capsys.readouterr().out
 
 
+@pytest.mark.process
 def test_every_verb_knows_it(
     made_up: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -158,7 +158,7 @@ def _read_dataclass(kind: Any, value: Any, where: str, at: str) -> Any:
 
 
 def _read_keys(kind: Any, keys: Keys, value: Any, where: str, at: str) -> Json:
-    """Read a table with fields_by_name keys; those that are missing have their defaults."""
+    """Read a table whose keys are known; those that are missing have their defaults."""
     values = _table(value, f"{where}: {at}")
     for key in values:
         if key not in keys.defaults:
