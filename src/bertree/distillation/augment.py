@@ -143,7 +143,7 @@ def augment(
     rates = _Rates(masking, replacing, ngram)
     plain = [_join_words(side.words, side.spaced, np.diff(side.starts), vocabulary) for side in sides]
     seen = set(texts) | {tuple(parts[: len(text)]) for text, *parts in zip(texts, *plain, strict=True)}
-    found: list[tuple[str, ...]] = []
+    new_texts: list[tuple[str, ...]] = []
     for begin, end in _portions(sides, copies):
         among = range(len(sides))
         altered = [_alter(sides[n], n, vocabulary, begin, end, copies, seed, rates) for n in among]
@@ -156,8 +156,8 @@ def augment(
                 new = tuple(altered[side][row] if side in changed else plain[side][begin + text] for side in (0, 1))
             if new not in seen:
                 seen.add(new)
-                found.append(new)
-    return found
+                new_texts.append(new)
+    return new_texts
 
 
 def _read(texts: Sequence[tuple[str, ...]], mask: str) -> tuple[list[_Side], _Vocabulary]:
@@ -173,8 +173,8 @@ def _read(texts: Sequence[tuple[str, ...]], mask: str) -> tuple[list[_Side], _Vo
             lengths.append(len(pieces))
         starts = keyed_random.cumulative_offsets(np.array(lengths, np.int64))
         sides.append(_Side(np.array(words, np.int64), np.array(spaced, np.int64), starts))
-    found = np.concatenate([side.words for side in sides])
-    counts = np.bincount(found, minlength=len(numbers)).astype(np.int64)
+    all_words = np.concatenate([side.words for side in sides])
+    counts = np.bincount(all_words, minlength=len(numbers)).astype(np.int64)
     return sides, _Vocabulary(list(numbers), counts, mask)
 
 
@@ -213,7 +213,7 @@ def _alter(
     words, counters = side.words[at], names.repeat(kept) + keyed_random.concatenate_ranges(skipped, kept)
     drawn = random(counters, "word")
     masked = drawn < keyed_random.threshold(rates.masking)
-    other = np.flatnonzero(~masked & (drawn < keyed_random.threshold(rates.masking + rates.replacing)))
-    words[other] = vocabulary.replace(words[other], random(counters[other], "other"))
+    replaced = np.flatnonzero(~masked & (drawn < keyed_random.threshold(rates.masking + rates.replacing)))
+    words[replaced] = vocabulary.replace(words[replaced], random(counters[replaced], "other"))
     words[masked] = vocabulary.mask
     return _join_words(words, side.spaced[at], kept, vocabulary)

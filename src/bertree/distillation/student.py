@@ -55,7 +55,7 @@ def spread_evenly(teacher_layers: int, student_layers: int) -> list[int]:
 
 
 def last_layers(teacher_layers: int, student_layers: int) -> list[int]:
-    """Return the teacher's layers whose states the student matches, evenly spread up to the last: 2, 4, ... 12."""
+    """Return the teacher's layers that the student's hidden states match, evenly spread to the last: 2, 4, ... 12."""
     return [max(1, depth * teacher_layers // student_layers) for depth in range(1, student_layers + 1)]
 
 

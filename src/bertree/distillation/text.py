@@ -107,7 +107,9 @@ def _load_teacher(name: str, device_setup: DeviceSetup, weights: Mapping[str, fl
         )
     if weights["vector"]:
         if model.network.readout.transforms or model.vector.prompt_text(None):
-            what = "other states than the last" if model.network.readout.transforms else "a prompt before the text"
+            what = (
+                "other hidden states than the last" if model.network.readout.transforms else "a prompt before the text"
+            )
             raise UserError(f"{name}: its vectors are made of {what}, which a student cannot learn from")
         model.network.vector = model.pooling
     model.network.requires_grad_(False)

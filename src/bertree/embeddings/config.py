@@ -20,7 +20,7 @@ DIMENSIONS = ("dimensions", "loss.dimensions")
 
 @dataclass(frozen=True)
 class PoolingSettings:
-    """How hidden states become a vector; `layers`, which states, is a setting of `readout`."""
+    """How hidden states become a vector; `layers`, which of them, is a setting of `readout`."""
 
     pooling: str = "mean"  # cls, mean, max, ...; several side by side: mean+max
     normalize: bool = False  # vectors of length 1

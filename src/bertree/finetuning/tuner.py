@@ -104,7 +104,7 @@ class FineTuning:
     @property
     def reuses_head(self) -> bool:
         """True if the initial model has the head of this task (or, if it names no task, of these labels), and the head
-        reads the same states."""
+        reads the same hidden states."""
         new, old = self.config.readout.of_network, self.initial.network.readout
         if (new.layers, new.lstm, new.lstm_layers) != (old.layers, old.lstm, old.lstm_layers):
             return False

@@ -2,14 +2,14 @@
 
     ce         the teacher's distribution at the masked tokens, softened by a temperature
     mlm        the true tokens
-    cos        the direction of the last states, at every token
-    hidden     the states between, at every token
+    cos        the direction of the last hidden states, at every token
+    hidden     the hidden states of layers in between, at every token
     relation   the relations of tokens by the last layer's queries, keys and values, at every token
     vector     the direction of the sentence vector, of every sequence
 
 Student and teacher read the same batch, the teacher without gradients. For `vector` the teacher reads the text without
-masks, and a teacher without an MLM head, which knows no masks, always does. Where widths differ, the student's states
-are projected by a linear map that is trained with it and not kept.
+masks, and a teacher without an MLM head, which knows no masks, always does. Where widths differ, the student's hidden
+states are projected by a linear map that is trained with it and not kept.
 
 Shape letters: t tokens, s sequences, h width, m predicted tokens, v vocabulary.
 """
@@ -37,7 +37,12 @@ from bertree.objectives.distill_task import (
 from bertree.objectives.objective import Computed, Loss, cross_entropy
 
 TERMS = ("ce", "mlm", "cos", "hidden", "relation", "vector")
-TEACHER_STATE_TERMS = ("cos", "hidden", "relation", "vector")  # terms that need the teacher's states, not its logits
+TEACHER_STATE_TERMS = (
+    "cos",
+    "hidden",
+    "relation",
+    "vector",
+)  # terms that need the teacher's hidden states, not its logits
 LAST = -1
 
 
@@ -50,7 +55,7 @@ class StudentWithProjections(nn.Module):
         self.bridges = nn.ModuleDict(projections)  # checkpoints hold this name
 
     def project(self, name: str, states_th: Tensor) -> Tensor:
-        """Project the student's states to the teacher's width if they differ."""
+        """Project the student's hidden states to the teacher's width if they differ."""
         return self.bridges[name](states_th) if name in self.bridges else states_th
 
 
@@ -75,7 +80,7 @@ class PretrainingDistillation:
     teacher: Network | None  # None: batches carry its likeliest tokens
     temperature: float = 2.0
     everywhere: bool = False  # `ce` at every token, not only at those masked
-    pairs: Sequence[tuple[int, int]] = ()  # layers whose states are compared: student's, teacher's
+    pairs: Sequence[tuple[int, int]] = ()  # layers whose hidden states are compared: student's, teacher's
     relation: tuple[int, int, int] = (0, 0, 1)  # layers whose relations are compared, and in how many heads
 
     def counts(self, batch: Batch) -> dict[str, int]:
@@ -118,7 +123,7 @@ class PretrainingDistillation:
         return Computed({name: losses[name] for name in self.weights})
 
     def _teacher_states(self, batch: Batch) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
-        """Return the teacher's states of the batch, and of the text without masks; what no term needs is empty."""
+        """Return the teacher's hidden states of the batch, and of the text without masks; empty if not needed."""
         teacher = self.teacher
         if teacher is None:
             return {}, {}
@@ -168,7 +173,7 @@ def without_masks(batch: Batch) -> Batch:
 
 
 def _states(network: Network, batch: Batch, depths: Set[int]) -> dict[int, Tensor]:
-    """Return the states at these depths, and the last as `LAST`."""
+    """Return the hidden states at these depths, and the last as `LAST`."""
     states = {}
     for depth, state in enumerate(network.encoder.states(batch)):
         states[LAST] = state
@@ -208,5 +213,5 @@ def distillation_objective(
 ) -> PretrainingDistillation:
     """Return the sum of the terms whose weight is not 0."""
     used = {name: weights[name] for name in TERMS if weights.get(name)}
-    assert teacher is not None or not set(used) & set(TEACHER_STATE_TERMS), "states cannot be kept on disk"
+    assert teacher is not None or not set(used) & set(TEACHER_STATE_TERMS), "hidden states are not cached on disk"
     return PretrainingDistillation(used, teacher, temperature, everywhere, tuple(pairs), relation)

@@ -67,14 +67,14 @@ def _log_remainder(kept_mk: Tensor) -> Tensor:
 
 
 def cosine_distance(student_th: Tensor, teacher_th: Tensor) -> Tensor:
-    """Return 1 - cosine of the two states of each token (t)."""
+    """Return 1 - cosine of the two hidden states of each token (t)."""
     return 1 - F.cosine_similarity(student_th.float(), teacher_th.float(), -1)
 
 
 def normalized_squared_distance(student_th: Tensor, teacher_th: Tensor) -> Tensor:
-    """Return the mean squared difference of the two states of each token (t), both normalized to mean 0, variance 1.
+    """Return the mean squared difference of the two hidden states of each token (t), normalized to mean 0, variance 1.
 
-    The size of states differs by depth, in pre-norm encoders by a lot, and layers read them normalized.
+    The size of hidden states differs by depth, in pre-norm encoders by a lot, and layers read them normalized.
     """
     normed = [F.layer_norm(x.float(), x.shape[-1:]) for x in (student_th, teacher_th)]
     return (normed[0] - normed[1]).square().mean(-1)

@@ -181,7 +181,7 @@ class HeadKind:
     competing: bool = False  # the scores of a unit share one softmax, so they are laid into a grid
     labels: Literal["unit", "row", "span"] = "unit"  # one label a unit, one a row of scores, or first and last row
     rows_per_unit: int = 0  # rows of scores a unit; 0: one for each of what it reads
-    orders: bool = False  # the sequences of a unit are one input in several orders, whose states are added
+    orders: bool = False  # the sequences of a unit are one input in several orders, whose hidden states are added
     named_classes: bool = True  # its classes have names, which a model folder keeps
     default_task: str = ""  # the task of a model with such a head whose folder names none
     pair_names: tuple[str, str] = ("text", "pair")  # names of two texts that are given without any

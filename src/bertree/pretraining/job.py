@@ -273,7 +273,7 @@ class StoreTraining:
         )
 
     def _distribute(self) -> Distribution:
-        """Spread the network over the ranks; a student has a full copy on each: its terms read states of layers."""
+        """Spread the network over the ranks; a student has a full copy on each: its terms read hidden states."""
         recipe, network = self.job.recipe, self.trainee.contents.network
         if self.trainee.network is not network:
             network.encoder.recompute(recipe.run.recompute)

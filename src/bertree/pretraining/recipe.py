@@ -100,8 +100,8 @@ class DistillSettings:
 
     teacher: str = ""  # folder of a model with an MLM head or, for `vector`, with sentence vectors
     ce: Annotated[float, AtLeast(0)] = 5.0  # its distribution at the masked tokens
-    cos: Annotated[float, AtLeast(0)] = 1.0  # the direction of its last states
-    hidden: Annotated[float, AtLeast(0)] = 0.0  # its states between, layer by layer
+    cos: Annotated[float, AtLeast(0)] = 1.0  # the direction of its last hidden states
+    hidden: Annotated[float, AtLeast(0)] = 0.0  # the hidden states of its layers in between
     relation: Annotated[float, AtLeast(0)] = 0.0  # how its queries, keys and values relate tokens (MiniLM)
     # The direction of its sentence vectors, of every sequence. None: 0; not written, as recipes were before.
     vector: Annotated[float | None, AtLeast(0)] = None
