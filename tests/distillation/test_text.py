@@ -215,7 +215,9 @@ def test_pieces_of_a_batch_add_up(teacher: Path) -> None:
     weights = dict.fromkeys(TERMS, 1.0)
     learner = add_projections(student, 16, 64, weights, 2)
     for everywhere in (False, True):
-        objective = distillation_objective(weights, model.network, 2.0, everywhere, [(1, 2), (2, 4)], (2, 4, 2))
+        objective = distillation_objective(
+            weights, model.network, everywhere=everywhere, pairs=[(1, 2), (2, 4)], relation=(2, 4, 2)
+        )
         sequences = [[5, 6, 7, 8], [9, 10, 11], [12, 13, 14, 15, 16]]
         masked, targets = [[1, 3], [], [0]], [[30, 31], [], [32]]
         found = []

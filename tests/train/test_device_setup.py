@@ -16,7 +16,7 @@ CPU = DeviceSetup(torch.device("cpu"), False, False)
 
 def count(tokens: int, max_length: int, placement: DeviceSetup = CPU, micro_tokens: int = 0) -> int:
     phase, run = Phase(1, max_length, tokens), RunSettings(micro_tokens=micro_tokens)
-    return micro_batch_count(phase, run, placement, Transformer(), 0.15)
+    return micro_batch_count(phase, run, placement, Transformer(), rate=0.15)
 
 
 @pytest.mark.parametrize("compiled", [False, True])

@@ -186,7 +186,7 @@ def checkpoint(**changes: torch.Tensor | None) -> Checkpoint:
     good |= {f"state/{s}/read": torch.zeros(2, dtype=torch.int64) for s in (0, 1)}
     tensors = good | {"state/" + name: tensor for name, tensor in changes.items()}
     there = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-    return Checkpoint(3, saved(there), {}, "here")
+    return Checkpoint(step=3, tensors=saved(there), extra={}, where="here")
 
 
 BAD: dict[str, Callable[[], dict[str, torch.Tensor | None]]] = {

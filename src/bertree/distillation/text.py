@@ -170,10 +170,10 @@ def _build_objective(
     objective = distillation_objective(
         weights,
         teacher.network if needs_teacher else None,
-        settings.temperature,
-        settings.everywhere,
-        pairs,
-        (a.layers, layer, heads),
+        temperature=settings.temperature,
+        everywhere=settings.everywhere,
+        pairs=pairs,
+        relation=(a.layers, layer, heads),
     )
     return network, objective
 

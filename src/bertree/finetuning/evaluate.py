@@ -89,7 +89,9 @@ def evaluate(
         loaded_task = _task_of(loaded, name, task, {"text": text, "pair": pair, "label": label})
         if submission is not None:
             loaded_task.submission([], [])  # raises before the work, not after it
-        return _evaluate(loaded, name, loaded_task, Path(data), split, out, submission, max_length)
+        return _evaluate(
+            loaded, name, loaded_task, Path(data), split=split, out=out, submission=submission, max_length=max_length
+        )
 
 
 def _task_of(model: Model, name: str, task: str | Task[Any], columns: dict[str, str | None]) -> Task[Any]:
@@ -108,6 +110,7 @@ def _evaluate(
     name: str,
     task: Task[Any],
     data: Path,
+    *,
     split: str | None,
     out: str | Path | None,
     submission: str | Path | None,

@@ -72,7 +72,7 @@ def add_projections(
     return StudentWithProjections(student, projections)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PretrainingDistillation:
     """A weighted sum of `TERMS`; one that has no weight is not computed."""
 
@@ -206,6 +206,7 @@ def _layer_qkv(network: Network, states: Mapping[int, Tensor], layer: int) -> Te
 def distillation_objective(
     weights: Mapping[str, float],
     teacher: Network | None,
+    *,
     temperature: float = 2.0,
     everywhere: bool = False,
     pairs: Sequence[tuple[int, int]] = (),
@@ -214,4 +215,11 @@ def distillation_objective(
     """Return the sum of the terms whose weight is not 0."""
     used = {name: weights[name] for name in TERMS if weights.get(name)}
     assert teacher is not None or not set(used) & set(TEACHER_STATE_TERMS), "hidden states are not cached on disk"
-    return PretrainingDistillation(used, teacher, temperature, everywhere, tuple(pairs), relation)
+    return PretrainingDistillation(
+        weights=used,
+        teacher=teacher,
+        temperature=temperature,
+        everywhere=everywhere,
+        pairs=tuple(pairs),
+        relation=relation,
+    )

@@ -167,6 +167,7 @@ def build_feed(
     store: Store,
     device_setup: DeviceSetup,
     a: Architecture,
+    *,
     logit_share: float = 0.0,
     world: World | None = None,
     counts: Sequence[int] = (),
@@ -186,7 +187,9 @@ def build_feed(
             )
         masking = masking_of(recipe.data, phase.mask_rate)
         rate = logit_share or masking.share
-        count = counts[number] if counts else count_micro_batches(recipe, number, device_setup, a, rate, ranks)
+        count = (
+            counts[number] if counts else count_micro_batches(recipe, number, device_setup, a, rate=rate, ranks=ranks)
+        )
         check_count(recipe, number, count, ranks)
         own = range(rank * count // ranks, (rank + 1) * count // ranks)
         seed = recipe.run.seed + 1000 * number  # each phase has its own order
@@ -213,12 +216,12 @@ def build_feed(
 
 
 def count_micro_batches(
-    recipe: Recipe, number: int, device_setup: DeviceSetup, a: Architecture, rate: float, ranks: int
+    recipe: Recipe, number: int, device_setup: DeviceSetup, a: Architecture, *, rate: float, ranks: int
 ) -> int:
     """Return the micro-batches of a batch in a phase; 0 if the batch is too small for the ranks. `rate` is the
     share of tokens whose logits over the vocabulary are computed."""
     phase = recipe.phases[number]
-    count = micro_batch_count(phase, recipe.run, device_setup, a, rate, ranks)
+    count = micro_batch_count(phase, recipe.run, device_setup, a, rate=rate, ranks=ranks)
     return _lane_parts(phase, count or ranks, device_setup.compiled, ranks) if recipe.data.in_lanes else count
 
 

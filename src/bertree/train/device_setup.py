@@ -70,7 +70,7 @@ def uses_gpu(run: RunSettings) -> bool:
 
 
 def micro_batch_count(
-    phase: Phase, run: RunSettings, device_setup: DeviceSetup, a: Architecture, rate: float, ranks: int = 1
+    phase: Phase, run: RunSettings, device_setup: DeviceSetup, a: Architecture, *, rate: float, ranks: int = 1
 ) -> int:
     """Return how many micro-batches a batch is split into: as few as memory allows, equally many for each rank; 0 if
     the batch is too small for this number of ranks.

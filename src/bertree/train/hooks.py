@@ -106,6 +106,7 @@ class StepLogger:
 
     def __init__(
         self,
+        *,
         every: int,
         last: int,
         log: RunLog,
@@ -167,6 +168,7 @@ class Evaluator:
 
     def __init__(
         self,
+        *,
         every: int,
         last: int,
         evaluate: EvaluateStep,
@@ -198,6 +200,7 @@ class CheckpointSaver:
 
     def __init__(
         self,
+        *,
         every: int,
         last: int | None,
         pause: float,

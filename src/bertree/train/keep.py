@@ -91,7 +91,9 @@ class KeepNewestAndBest(KeepPolicy):
 
     def evaluator(self, last: int, log: RunLog, logger: StepLogger) -> Evaluator:
         """Return the hook that evaluates at regular steps."""
-        self._evaluator = Evaluator(self.eval_every, last, self.evaluate, self.samples, log, logger)
+        self._evaluator = Evaluator(
+            every=self.eval_every, last=last, evaluate=self.evaluate, samples=self.samples, log=log, logger=logger
+        )
         return self._evaluator
 
     def after_save(self, result: StepResult, folder: CheckpointFolder) -> None:

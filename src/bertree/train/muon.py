@@ -82,12 +82,12 @@ def build_muon(
     return Muon(
         with_layer_rates([group for group in groups if group["params"]], named, settings.layer_decay),
         settings.lr,
-        settings.betas,
-        settings.eps,
-        settings.momentum,
-        lambda p: pieces.get(id(p), 1),
-        capturable,
-        world,
+        betas=settings.betas,
+        eps=settings.eps,
+        momentum=settings.momentum,
+        pieces=lambda p: pieces.get(id(p), 1),
+        capturable=capturable,
+        world=world,
     )
 
 
@@ -119,6 +119,7 @@ class Muon(EagerMethods, Optimizer):
         self,
         groups: Iterable[dict[str, Any]],
         lr: float,
+        *,
         betas: tuple[float, float],
         eps: float,
         momentum: float = 0.95,

@@ -41,8 +41,15 @@ def build_optimizer(
     # Queries, keys and values are one tensor here and several in the papers' models: a trust ratio for each.
     pieces = {id(p): count for name, p in named for part, count in STACKED.items() if part in name}
     split = {id(p) for name, p in named if name in distribution.split}
-    sizes = (lambda p: pieces.get(id(p), 1), lambda p: id(p) in split)
-    return Lamb(groups, settings.lr, settings.betas, settings.eps, *sizes, distribution.world)
+    return Lamb(
+        groups,
+        settings.lr,
+        betas=settings.betas,
+        eps=settings.eps,
+        pieces=lambda p: pieces.get(id(p), 1),
+        split=lambda p: id(p) in split,
+        world=distribution.world,
+    )
 
 
 class MatrixPart(NamedTuple):
@@ -67,6 +74,7 @@ class Lamb(EagerMethods, Optimizer):
         self,
         params: Iterable[Any],
         lr: float,
+        *,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-6,
         pieces: Callable[[Tensor], int] = lambda tensor: 1,

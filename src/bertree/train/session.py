@@ -94,15 +94,22 @@ class Session:
         world = self.loop.world
         peak = (measure_peak_flops(self.loop.device) or 0.0) * world.size if self.flops else None
         figures = RankFigures(world, self.loop.device)
-        logger = StepLogger(settings.log_every, last, log, self.flops or (0.0,), peak, figures)
+        logger = StepLogger(
+            every=settings.log_every,
+            last=last,
+            log=log,
+            flops=self.flops or (0.0,),
+            peak_flops=peak,
+            ranks=figures,
+        )
         evaluator = self.keep.evaluator(last, log, logger)
         saver = CheckpointSaver(
-            settings.save_every,
-            last if self.keep.saves_last else None,
-            self.keep.pause,
-            lambda result: self._save(result, log),
-            logger,
-            world,
+            every=settings.save_every,
+            last=last if self.keep.saves_last else None,
+            pause=self.keep.pause,
+            save=lambda result: self._save(result, log),
+            logger=logger,
+            world=world,
         )
         try:
             stop = StopOnSignal(signals, saver, alone=world.size == 1)

@@ -53,7 +53,7 @@ STATE_PREFIX = "state/"  # and those of the memory of lanes
 MOMENTS = {"step", "exp_avg", "exp_avg_sq"}  # kept for each parameter, if its group does not say otherwise (`kept`)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Checkpoint:
     """A checkpoint, opened and verified."""
 
@@ -292,4 +292,4 @@ class CheckpointFolder:
         header = read_header(folder, step)
         verify_files(folder, header, self._world)
         tensors = open_tensors(folder, sorted(header.files))
-        return Checkpoint(step, tensors, header.extra, str(folder / HEADER), self._world)
+        return Checkpoint(step=step, tensors=tensors, extra=header.extra, where=str(folder / HEADER), world=self._world)
