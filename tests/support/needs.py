@@ -57,7 +57,7 @@ def markers_of(item: pytest.Function) -> set[str]:
     words = set(_strings(item.callspec.params)) if hasattr(item, "callspec") else set()
     words |= set().union(*map(_words, [item.function, *fixtures]))
     needed = {name for name, entries in WORDS.items() if any(words.issuperset(entry.split()) for entry in entries)}
-    needed |= {marker.name for marker in item.iter_markers()}
+    needed |= {marker.name for marker in item.iter_markers()} & MARKERS.keys()
     if "minilm" in item.fixturenames and "small_folder" not in item.fixturenames:  # which needs its vocabulary alone
         needed.add("weights")
     return needed | ({"process"} if needed & STARTS_PROCESSES else set())
