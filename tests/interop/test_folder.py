@@ -240,6 +240,7 @@ BROKEN = {
 }  # fmt: skip
 
 
+@pytest.mark.process  # the tokenizer library reads a file of unknown structure in a process of its own
 @pytest.mark.parametrize("case", BROKEN)
 def test_broken_folders_are_one_line(case: str, theirs: Path) -> None:
     damage, reason = BROKEN[case]
