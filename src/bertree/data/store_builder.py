@@ -312,13 +312,10 @@ def _check_folder(out: Path) -> None:
         raise UserError(f"{out}: is a file; give the path of a folder to write")
     if (out / HEADER).is_file() and not (out / JOURNAL).is_file():
         raise UserError(f"{out}: is already a finished store; remove it or give another folder")
-    if not (out / JOURNAL).is_file() and not all(map(_is_leftover, out.iterdir())):
+    # A run that was killed before it wrote its journal may have left these files.
+    leftovers = all(path.name.endswith(PARTIAL) or path.name in (DIGESTS, TOKENIZER) for path in out.iterdir())
+    if not (out / JOURNAL).is_file() and not leftovers:
         raise UserError(f"{out}: contains other files; give an empty or a new folder")
-
-
-def _is_leftover(path: Path) -> bool:
-    """Whether a preparation that was killed before its journal was written may have left this file."""
-    return path.name.endswith(PARTIAL) or path.name in (DIGESTS, TOKENIZER)
 
 
 def _start_or_resume(out: Path, job: Json, progress: PrepareProgress, corpus: Corpus, tokenizer: Tokenizer) -> None:

@@ -41,7 +41,7 @@ def shard_file_name(part: str, number: int) -> str:
 
 @dataclass(frozen=True)
 class ControlCode:
-    """A control code (text/control.py), the tokens before its texts, and how much text has it."""
+    """A control code (text/corpus.py), the tokens before its texts, and how much text has it."""
 
     code: str
     prefix: tuple[int, ...]
