@@ -91,7 +91,7 @@ def test_a_value_a_class_and_a_function_can_be_registered() -> None:
     ("task", "said"),
     [
         (lambda: text_task(), "there is such a task"),
-        (lambda: 3, "must be, or make, a task"),
+        (lambda: 3, "must be, or return, a task"),
         (lambda needed: text_task(), "without arguments"),
         (TextTask("--"), "with a name"),
     ],
