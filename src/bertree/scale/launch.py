@@ -9,7 +9,7 @@ FIRST_PORT, PORTS = 20000, 20000  # a SLURM job's own port, unless MASTER_PORT s
 
 
 class Launch(NamedTuple):
-    """The place of a process among those that were started together."""
+    """The rank of this process among those that were started together."""
 
     rank: int = 0
     size: int = 1
@@ -21,7 +21,7 @@ class Launch(NamedTuple):
 
 
 def launched(env: Mapping[str, str] = os.environ) -> Launch:
-    """Return the place that torchrun or srun gave this process; alone without them.
+    """Return the rank that torchrun or srun gave this process; without them it is alone.
 
     A shell that sbatch or salloc opened is no step of srun: a command there is alone.
     """
@@ -56,5 +56,5 @@ def _number(env: Mapping[str, str], name: str, default: int = 0) -> int:
 
 def _first_host(names: str) -> str:
     """Return the first of a list of hosts as SLURM writes it: node[03-07,12],other."""
-    found = re.match(r"([^\[,]+)(?:\[(\w+))?", names)
-    return f"{found[1]}{found[2] or ''}" if found else names
+    match = re.match(r"([^\[,]+)(?:\[(\w+))?", names)
+    return f"{match[1]}{match[2] or ''}" if match else names

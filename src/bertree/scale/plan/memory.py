@@ -1,4 +1,4 @@
-"""Bytes of one rank in a training step, by part, at the moment when they are most.
+"""Memory of one rank at the peak of a training step, by what it is for.
 
 A step has few moments that can be the peak (docs/plan.md derives the terms):
 
@@ -10,7 +10,7 @@ A step has few moments that can be the peak (docs/plan.md derives the terms):
     embeddings        the second gradient of the token embeddings is added to the first
     root              the gradients of the root are summed over the ranks
 
-With b the bytes of a number that is computed with (2 in bf16), and h the width, t tokens have b t h bytes of states.
+With b bytes per number (2 in bf16) and width h, the hidden states of t tokens take b t h bytes.
 """
 
 from dataclasses import dataclass
@@ -184,10 +184,10 @@ class _Step:
     def moments(self) -> list[Peak]:
         """Return all of them."""
         layers = self.a.layers
-        found = [self._forward(), self._loss()]
+        peaks = [self._forward(), self._loss()]
         for place in {1, min(2, layers), max(1, layers - 1), layers}:  # they grow or shrink evenly between
-            found += [self._layer(place), self._layer(place, ends=True), self._reduction(place)]
-        return [*found, self._embeddings(), self._root()]
+            peaks += [self._layer(place), self._layer(place, ends=True), self._reduction(place)]
+        return [*peaks, self._embeddings(), self._root()]
 
     def _make(
         self, moment: str, gathered: float, sharded: int, local: float, activations: float, buffers: float
@@ -238,9 +238,9 @@ class _Step:
 
     def _reduction(self, place: int) -> Peak:
         left, layer = self.a.layers - place, self.sizes.layer
-        made = self.b * layer.whole  # the layer's gradients, gone before anything is received
+        gradients = self.b * layer.whole  # the layer's gradients, gone before anything is received
         buffers = REDUCED * layer.padded(self.sizes.shards) * (2 if self.alone else 1)
-        own = 0 if self.alone else made
+        own = 0 if self.alone else gradients
         activations = self.tokens.saved(left) + self.tokens.states
         gathered = self._gathered(0 if self.alone and self.mesh.zero == 3 else left)
         local = self.b * self.sizes.table + own

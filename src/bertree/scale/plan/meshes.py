@@ -120,12 +120,12 @@ class Row:
 
     @property
     def order(self) -> tuple[int, ...]:
-        """Of two meshes that are equally fast, the one that comes first is simpler."""
+        """Sort key: the simpler of two equally fast meshes comes first."""
         return (self.mesh.tensor, self.mesh.zero, self.batch.count)
 
 
 def tensor_sizes(a: Transformer, devices: int, most: int) -> list[int]:
-    """Return the numbers of ranks that can share a layer."""
+    """Return the possible numbers of tensor ranks."""
     return [n for n in range(1, min(devices, most) + 1) if devices % n == 0 and _can_share(a, n)]
 
 
@@ -138,7 +138,7 @@ def _can_share(a: Transformer, tensor: int) -> bool:
 
 
 def fill_row(a: Transformer, mesh: Mesh, batches: Batches, hardware: Hardware) -> Row | None:
-    """Return a mesh with the fastest way to compute its batch that fits, or else the smallest; None if there are more
+    """Return a mesh with the fastest setting that fits, or else the one that needs least memory; None if there are more
     data ranks than sequences."""
     rows = []
     for recompute in (False, True) if batches.recompute is None else (batches.recompute,):
@@ -153,11 +153,11 @@ def fill_row(a: Transformer, mesh: Mesh, batches: Batches, hardware: Hardware) -
 
 
 def _micro_batches(mesh: Mesh, batches: Batches, recompute: bool) -> Iterator[MicroBatch]:
-    """Yield the batch of a data rank in more and more parts, down to one sequence each."""
+    """Yield the batch of a data rank as 1, 2, 4 ... micro-batches, down to one sequence each."""
     tokens, count = batches.tokens // mesh.data, 1
     while tokens // count >= batches.length and count <= MOST_MICRO_BATCHES:
-        part = tokens // count
-        yield MicroBatch(part, round(batches.rate * part), count, recompute, batches.bf16)
+        size = tokens // count
+        yield MicroBatch(size, round(batches.rate * size), count, recompute, batches.bf16)
         count *= 2
 
 
@@ -180,20 +180,20 @@ def choose(rows: list[Row]) -> Row | None:
 def reason(best: Row, rows: list[Row], hardware: Hardware) -> str:
     """Say in one line why a mesh is recommended."""
     usable = hardware.usable / cost.GIB
-    said = f"{best.gib:.1f} of {usable:.1f} usable GiB"
+    text = f"{best.gib:.1f} of {usable:.1f} usable GiB"
     simpler = [row for row in rows if row.order[:2] < best.order[:2] and not row.fits]
     slower = [row for row in rows if row.fits and row is not best]
     if simpler:
         nearest = max(simpler, key=lambda row: row.order)
-        said += f"; {name(nearest.mesh)} would need {nearest.gib:.1f}"
+        text += f"; {name(nearest.mesh)} would need {nearest.gib:.1f}"
     if slower:
         second = min(slower, key=lambda row: row.time.seconds)
         gained = second.time.seconds / best.time.seconds - 1
-        said += f"; {name(second.mesh)} is as fast" if abs(gained) <= CLOSE else ""
-        said += f"; {100 * gained:.0f} % faster than {name(second.mesh)}" if gained > CLOSE else ""
+        text += f"; {name(second.mesh)} is as fast" if abs(gained) <= CLOSE else ""
+        text += f"; {100 * gained:.0f} % faster than {name(second.mesh)}" if gained > CLOSE else ""
     elif len(rows) > 1:
-        said += "; no other fits"
-    return said
+        text += "; no other fits"
+    return text
 
 
 def name(mesh: Mesh) -> str:

@@ -45,9 +45,9 @@ class Plan:
         if self.best is None:
             return {}
         mesh, batch = self.best.mesh, self.best.batch
-        found: dict[str, Any] = {"scale.data": mesh.data, "scale.tensor": mesh.tensor, "scale.zero": mesh.zero}
-        found |= {"scale.sequence_parallel": True} if mesh.tensor > 1 and mesh.sequence_parallel else {}
-        return found | {"run.recompute": batch.recompute, "run.micro_tokens": batch.tokens}
+        settings: dict[str, Any] = {"scale.data": mesh.data, "scale.tensor": mesh.tensor, "scale.zero": mesh.zero}
+        settings |= {"scale.sequence_parallel": True} if mesh.tensor > 1 and mesh.sequence_parallel else {}
+        return settings | {"run.recompute": batch.recompute, "run.micro_tokens": batch.tokens}
 
     @property
     def paper(self) -> dict[int, float]:

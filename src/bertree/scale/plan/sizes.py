@@ -1,9 +1,8 @@
-"""How many parameters of a network one rank holds.
+"""How many parameters one rank holds.
 
 FSDP2 gathers and reduces parameters by groups: each layer is one, and what is outside of the layers (embeddings, heads)
-is another, the root; blocks that several layers share belong to it. A tensor is cut along its first dimension into
-equal parts, the last of which may be shorter; rank 0 holds a whole part. Under bf16 the norms, which are computed in
-float32, are not sharded.
+is another, the root, with the blocks that several layers share. A tensor is sharded along its first dimension; the last
+shard may be smaller, so rank 0 holds the most. Under bf16 the norms, which are computed in float32, are not sharded.
 """
 
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from bertree.scale.distribute import layers_of, whole_parameters
 from bertree.scale.split import Split, split_layouts
 
 
-class Part(NamedTuple):
+class GroupSize(NamedTuple):
     """Parameters of a group on one rank, after tensor parallelism: gathered, and of its shard."""
 
     whole: int
@@ -34,16 +33,16 @@ class RankSizes:
     """Parameters of one rank."""
 
     shards: int
-    layers: tuple[Part, ...]  # the groups of the layers
-    root: Part
+    layers: tuple[GroupSize, ...]  # the groups of the layers
+    root: GroupSize
     norms: int  # which every rank holds whole
     table: int  # of the output matrix, whose gradient stays until the backward pass ends
     down: int  # of the last matrix of a layer, whose gradient is the first that its backward pass makes
 
     @cached_property
-    def layer(self) -> Part:
+    def layer(self) -> GroupSize:
         """The largest group of a layer."""
-        return max(self.layers, default=Part(0, 0))
+        return max(self.layers, default=GroupSize(0, 0))
 
     @cached_property
     def whole(self) -> int:
@@ -69,12 +68,12 @@ class TensorShape:
     shape: tuple[int, ...]
     split: Split | None
 
-    def part(self, tensor: int, shards: int) -> Part:
-        """Return how much of it rank 0 holds."""
+    def on_rank(self, tensor: int, shards: int) -> GroupSize:
+        """Return what rank 0 holds of it."""
         shape = list(self.shape)
         if self.split is not None:
             shape[self.split.dim] = sum(map(len, self.split.spans(shape[self.split.dim], 0, tensor)))
-        return Part(prod(shape), ceil(shape[0] / shards) * prod(shape[1:]))
+        return GroupSize(prod(shape), ceil(shape[0] / shards) * prod(shape[1:]))
 
 
 @dataclass(frozen=True)
@@ -99,14 +98,14 @@ class Shapes:
             tuple(_sum(group, tensor, shards) for group in self.layers),
             _sum(self.root, tensor, shards),
             _sum(self.norms, tensor, 1).whole,
-            max((t.part(tensor, 1).whole for t in table), default=0),
-            max((t.part(tensor, 1).whole for t in downs), default=0),
+            max((t.on_rank(tensor, 1).whole for t in table), default=0),
+            max((t.on_rank(tensor, 1).whole for t in downs), default=0),
         )
 
 
-def _sum(group: tuple[TensorShape, ...], tensor: int, shards: int) -> Part:
-    parts = [t.part(tensor, shards) for t in group]
-    return Part(sum(part.whole for part in parts), sum(part.shard for part in parts))
+def _sum(group: tuple[TensorShape, ...], tensor: int, shards: int) -> GroupSize:
+    parts = [t.on_rank(tensor, shards) for t in group]
+    return GroupSize(sum(part.whole for part in parts), sum(part.shard for part in parts))
 
 
 @lru_cache(maxsize=64)
@@ -114,16 +113,16 @@ def shapes(a: Transformer, bf16: bool = True) -> Shapes:
     """Return the parameters of an architecture with the head that predicts tokens, without making any."""
     with without_weights():
         network = build(a, {"mask": 0})
-    found = {name: TensorShape(name, *whole) for name, whole in split_layouts(network).items()}
+    tensors = {name: TensorShape(name, *layout) for name, layout in split_layouts(network).items()}
     names = {parameter: name for name, parameter in network.named_parameters()}
     norms = {names[parameter] for parameter in whole_parameters(network, bf16)}
     layers = []
     for blocks in layers_of(network):
         inside = [names[parameter] for block in blocks for parameter in block.parameters()]
-        layers.append(tuple(found[name] for name in inside if name not in norms))
-    taken = norms | {tensor.name for layer in layers for tensor in layer}
-    root = tuple(tensor for name, tensor in found.items() if name not in taken)
-    return Shapes(tuple(layers), root, tuple(found[name] for name in found if name in norms))
+        layers.append(tuple(tensors[name] for name in inside if name not in norms))
+    grouped = norms | {tensor.name for layer in layers for tensor in layer}
+    root = tuple(tensor for name, tensor in tensors.items() if name not in grouped)
+    return Shapes(tuple(layers), root, tuple(tensors[name] for name in tensors if name in norms))
 
 
 @lru_cache(maxsize=256)
