@@ -10,7 +10,7 @@ of one device. Inside attention every rank draws its own numbers for its heads; 
 ranks drop the same positions. With sequence parallelism every rank draws its own numbers in all layers. So results with
 dropout equal those of one device if attention has no dropout and sequence parallelism is off.
 
-PyTorch's DTensor plans were measured instead (benchmarks/tensor_parallel.py) and not taken: docs/decisions.md.
+docs/decisions.md says why PyTorch's DTensor plans are not used.
 """
 
 from collections.abc import Iterable
