@@ -285,7 +285,8 @@ def test_both_verbs_write_it(tmp_path: Path, small_folder: Path, capsys: pytest.
     assert f"accuracy {100 * scores['accuracy']:.2f}" in shown.text
     assert shown.links == ["seed-0/report.html", "seed-1/report.html"]
     again = tmp_path / "again"
-    evaluate(out / "model", task="classification", data=table, out=again, device="cpu")
+    metrics = evaluate(out / "model", task="classification", data=table, out=again, device="cpu").metrics
+    assert (metrics["model"], metrics["split"]) == (str(out / "model"), "dev")
     shown = Page((again / "report.html").read_text(encoding="utf-8"))
     assert f"accuracy {100 * json.loads((again / 'metrics.json').read_text())['accuracy']:.2f}" in shown.text
     assert "24" in shown.text

@@ -1,4 +1,8 @@
-"""Scores on a task: of a model on its files (`bertree.evaluate`), of the seeds of a run, of several GLUE tasks."""
+"""Scores on a task: of a model on its files (`bertree.evaluate`), of the seeds of a run, of several GLUE tasks.
+
+A fine-tuning run scores its dev splits with the functions at the end of this file (execute.py, tuner.py), so that a run
+and `bertree.evaluate` compute a score in the same way.
+"""
 
 import json
 import math
@@ -26,7 +30,7 @@ from bertree.tasks.logits import effective_max_length, inference_autocast, logit
 from bertree.tasks.registry import with_model_labels, with_model_layout
 from bertree.tasks.task import Example, Task, Truncation, Unit
 
-FEWEST_PREDICTIONS = 10  # for calling a run degenerate because all of them are the same
+FEWEST_PREDICTIONS = 10  # fewer may all be the same by chance, without the run being degenerate
 LEAST_SPREAD = 0.01  # of predicted numbers, as a share of the gold ones'; below it they count as the same
 NOT_SCORES = ("seed", "best_step", "diverged", "run")  # other keys of a seed's result
 
@@ -96,11 +100,9 @@ def evaluate(
 
 def _task_of(model: Model, name: str, task: str | Task[Any], columns: dict[str, str | None]) -> Task[Any]:
     try:
-        return (
-            model.find_task(task, **columns)
-            if isinstance(task, str)
-            else with_model_labels(with_model_layout(task, model.task), model.classes, model.labels)
-        )
+        if isinstance(task, str):
+            return model.find_task(task, **columns)
+        return with_model_labels(with_model_layout(task, model.task), model.classes, model.labels)
     except UserError as error:
         raise UserError(f"{name}: {error}") from None
 
@@ -116,36 +118,38 @@ def _evaluate(
     submission: str | Path | None,
     max_length: int,
 ) -> Scores:
-    splits = TaskFiles(data).splits(task, alone=split or "dev")
-    chosen = [name for name in splits if name == (split or "dev") or name.startswith(f"{split or 'dev'}-")]
+    wanted = split or "dev"
+    splits = TaskFiles(data).splits(task, alone=wanted)
+    chosen = [key for key in splits if key == wanted or key.startswith(f"{wanted}-")]
     if not chosen:
-        raise UserError(f"{data}: has no split '{split or 'dev'}'; there are: {', '.join(splits)}")
+        raise UserError(f"{data}: has no split '{wanted}'; there are: {', '.join(splits)}")
     default_length = model.task.get("max_length") or task.max_length
     longest = effective_max_length(max_length, default_length, model.architecture.longest_input)
     figures: Json = {}
     predictions: dict[str, list[Json]] = {}
-    for name in chosen:
-        examples = task.read(splits[name])
-        part, cut = encode_split(task, examples, model, longest)
-        with bar("evaluating", len(part.units)) as shown:
+    for split_name in chosen:
+        examples = task.read(splits[split_name])
+        encoded, cut = encode_split(task, examples, model, longest)
+        with bar("evaluating", len(encoded.units)) as progress:
             lines, scores = evaluate_split(
-                task, model.network, part, lambda: inference_autocast(model.device), shown.advance
+                task, model.network, encoded, lambda: inference_autocast(model.device), progress.advance
             )
-        predictions[name] = lines
-        prefix = f"{rest}_" if (rest := name.partition("-")[2]) else ""
+        predictions[split_name] = lines
+        prefix = f"{variant}_" if (variant := split_name.partition("-")[2]) else ""  # of dev-mismatched: mismatched_
         counts = {"examples": len(examples)} | ({"cut": cut.examples, "cut_tokens": cut.tokens} if cut.examples else {})
         figures |= {f"{prefix}{key}": value for key, value in (scores | counts).items()}
         if cut.examples:
-            note(cut.message(name, len(examples), longest))
+            note(cut.message(split_name, len(examples), longest))
         if not scores and out is None and submission is None:
-            raise UserError(f"{splits[name][0]}: has no gold answers to score; write the predictions with `out=DIR`")
+            file = splits[split_name][0]
+            raise UserError(f"{file}: has no gold answers to score; write the predictions with `out=DIR`")
         if scores and split is None:
             note_all_rows_scored(data)
         if not scores:
-            note(f"{name}: has no gold answers, so nothing is scored")
+            note(f"{split_name}: has no gold answers, so nothing is scored")
         if submission is not None:
-            for file, text in task.submission(examples, lines).items():
-                write_into_folder(Path(submission) / file, text)
+            for file_name, text in task.submission(examples, lines).items():
+                write_into_folder(Path(submission) / file_name, text)
     metrics = figures | {"task": task.name, "split": chosen[0], "model": name}
     if out is not None:
         _write(Path(out), task, metrics, figures | {"model": name}, predictions)
@@ -235,13 +239,13 @@ def rank(result: Json, metric: str) -> tuple[bool, float]:
 
 
 def degenerate_reason(lines: Sequence[Json]) -> str | bool:
-    """Return why a finished run has learned nothing, or False."""
+    """Return why a finished run has learned nothing, or False: the value of "diverged" in a seed's result."""
     predicted, gold = [line["predicted"] for line in lines], [line["gold"] for line in lines if "gold" in line]
     if predicted and isinstance(predicted[0], list):  # tags: those of all words
         predicted, gold = [tag for tags in predicted for tag in tags], [tag for tags in gold for tag in tags]
     if len(predicted) < FEWEST_PREDICTIONS or len(set(map(json.dumps, gold))) < 2:
         return False
-    close = isinstance(predicted[0], float) and not np.ptp(predicted) > LEAST_SPREAD * np.ptp(gold)
+    close = isinstance(predicted[0], float) and not np.ptp(predicted) > LEAST_SPREAD * np.ptp(gold)  # or NaN
     alike = close or len(set(map(json.dumps, predicted))) == 1
     return "every prediction is the same" if alike else False
 
