@@ -1,7 +1,7 @@
 """The batches of a fine-tuning run, as a pure function of seed and step.
 
 A step reads a fixed number of units of any length, as every published fine-tuning does; packing avoids padding.
-`ShapeBuckets` pads batches to a few shapes, so that CUDA graphs can be recorded and replayed.
+`ShapeBuckets` pads batches to a few shapes, so that CUDA graphs can be recorded and replayed. tuner.py builds both.
 """
 
 from collections.abc import Iterator, Sequence
@@ -39,7 +39,7 @@ class ShapeBuckets:
         tokens = batch.ids.numel() + spare
         padding_sequences = -(-step // longest)
         sizes = np.minimum(longest, np.maximum(0, spare - longest * np.arange(padding_sequences)))
-        empty = self._units * self._options - (batch.cu_seqlens.numel() - 1)
+        empty = self._units * self._options - (batch.cu_seqlens.numel() - 1)  # sequences without tokens
         empty += -padding_sequences % batch.orders
         ends = batch.cu_seqlens.numpy()
         bounds = np.concatenate([ends, np.repeat(ends[-1], empty), ends[-1] + sizes.cumsum()]).astype(np.int32)
@@ -84,7 +84,7 @@ def _ignored_label(answers: torch.Tensor) -> float:
 
 
 def _padding(count: int) -> tuple[int, int]:
-    """Return the padding up to the next bucket size, and the distance of two sizes: eight sizes an octave."""
+    """Return the padding up to the next bucket size, and the distance between sizes: eight from n to 2n."""
     step = max(32, 1 << max(0, (max(1, count) - 1).bit_length() - 4))
     return -count % step, step
 
@@ -108,7 +108,7 @@ class UnitFeed(Feed):
         ranks: int = 1,
     ) -> None:
         """`size` units a step, in micro-batches of `limit` tokens (0: in one). `special`: see `collate`. Rank `rank` of
-        `ranks` reads its share of each step; of a step of few units that may be none."""
+        `ranks` reads its share of each step, which is empty if the step has fewer units than ranks."""
         self.schedule = schedule
         self._units, self._size, self._limit = units, size, limit
         self._head, self._regression, self._seed, self._shapes = head, regression, seed, shapes
@@ -141,8 +141,10 @@ class UnitFeed(Feed):
 
 
 def split_by_tokens(units: Sequence[Unit], limit: int) -> list[list[Unit]]:
-    """Split the units of a step into pieces that would have at most `limit` tokens if all of a piece were as long as
-    its longest. A unit that is longer is a piece of its own. The shortest come first, so that pieces are few."""
+    """Split the units of a step into pieces of at most `limit` tokens, counted as if padded to the longest of a piece.
+
+    A unit that is longer is a piece of its own. Units are sorted by length, so that pieces are few.
+    """
     pieces: list[list[Unit]] = []
     sequences = 0  # of the last piece
     for unit in sorted(units, key=_longest):

@@ -1,4 +1,4 @@
-"""Fine-tune a model on a task: `bertree.finetune`."""
+"""Fine-tune a model on a task: `bertree.finetune`. Here arguments become a job (job.py); execute.py runs it."""
 
 from collections.abc import Sequence
 from pathlib import Path

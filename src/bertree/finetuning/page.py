@@ -1,7 +1,8 @@
 """The page of a fine-tuned or evaluated model: scores, seeds, mistakes, and confidence of its answers.
 
 report.html is in the folder of the predictions it is made from and needs no script and no network. Predictions are read
-from their files, because a resumed run has no others in memory; the pages of the seeds are linked.
+from their files, because a resumed run does not have them in memory; the pages of the seeds are linked. The sections
+that depend on the kind of task are in page_kinds.py and page_entities.py.
 """
 
 import gc
@@ -27,10 +28,10 @@ from bertree.report.tables import BarRow, BarTable, Block, Cell, PageTable, Piec
 from bertree.run_folder import METRICS, REPORT
 from bertree.tasks.task import Task
 
-CURVES = 16  # seeds drawn
-SCORES = 14  # columns of the table of seeds
-OTHERS = 2  # scores at the top, in addition to the main one
-COUNTS = ("seed", "best_step", "best_seed", "mean", "std", "best", "examples", "cut", "cut_tokens")
+MAX_CURVES = 16  # seeds drawn
+MAX_COLUMNS = 14  # scores in the table of seeds
+MORE_TILES = 2  # scores at the top, in addition to the main one
+NOT_SCORES = ("seed", "best_step", "best_seed", "mean", "std", "best", "examples", "cut", "cut_tokens")
 
 
 def write_page(out: Path, task: Task[Any], metrics: Json, files: Mapping[str, Path]) -> None:
@@ -45,7 +46,7 @@ def write_page(out: Path, task: Task[Any], metrics: Json, files: Mapping[str, Pa
 
 
 def finetuning_page(out: Path, task: Task[Any], metrics: Json, splits: Mapping[str, Sequence[Json]]) -> str:
-    """Return the page. `found` is what metrics.json holds, of `finetune` or of `evaluate`."""
+    """Return the page. `metrics` is the content of metrics.json, as `finetune` or `evaluate` writes it."""
     seeds: list[Json] = metrics.get("seeds") or []
     model, teacher = str(metrics.get("model", "")), metrics.get("distillation", {}).get("teacher_model")
     learned = not seeds or any(not result.get("diverged") for result in seeds)
@@ -63,11 +64,7 @@ def finetuning_page(out: Path, task: Task[Any], metrics: Json, splits: Mapping[s
 
 
 def _predictions(files: Mapping[str, Path]) -> dict[str, list[Json]]:
-    predictions = {}
-    for name, path in files.items():
-        if path.is_file():
-            predictions[name] = list(read_json_lines(path))
-    return predictions
+    return {name: list(read_json_lines(path)) for name, path in files.items() if path.is_file()}
 
 
 def _tiles(task: Task[Any], metrics: Json, splits: Mapping[str, Sequence[Json]]) -> list[Tile]:
@@ -87,7 +84,7 @@ def _tiles(task: Task[Any], metrics: Json, splits: Mapping[str, Sequence[Json]])
         kept = percent(distillation["kept"], 1)
         tiles.append(("kept of the teacher", kept, f"whose {label(task.metric)} is {score}"))
     more_scores = [key for key in _score_names([metrics]) if key != task.metric and not key.endswith("threshold")]
-    tiles += [(label(key), format_score(key, metrics[key]), "times 100") for key in more_scores[:OTHERS]]
+    tiles += [(label(key), format_score(key, metrics[key]), "times 100") for key in more_scores[:MORE_TILES]]
     for name, lines in splits.items():
         gold = sum("gold" in line for line in lines)
         more = "" if gold == len(lines) else f"{gold:,} of them with a gold answer"
@@ -112,14 +109,14 @@ def _truncated(metrics: Json) -> Tile:
 
 def _score_names(results: Sequence[Json]) -> list[str]:
     names = dict.fromkeys(key for result in results for key, value in result.items() if isinstance(value, float))
-    return [key for key in names if key not in COUNTS]
+    return [key for key in names if key not in NOT_SCORES]
 
 
 def _scores(out: Path, task: Task[Any], metrics: Json, seeds: Sequence[Json]) -> list[Section]:
     """Return every score of every seed, the best seed marked, with links to the pages of their training."""
     results = seeds or [metrics]
-    keys = sorted(_score_names(results), key=lambda key: key != task.metric)[:SCORES]
-    if len(keys) <= 1 + OTHERS and not seeds:
+    keys = sorted(_score_names(results), key=lambda key: key != task.metric)[:MAX_COLUMNS]
+    if len(keys) <= 1 + MORE_TILES and not seeds:
         return []  # they stand at the top
     rows: list[list[Cell]] = []
     for result in results:
@@ -151,7 +148,7 @@ def _remark(result: Json, best: bool) -> Cell:
 def _curves(out: Path, task: Task[Any], seeds: Sequence[Json]) -> list[Section]:
     """Return the dev metric and the loss of every seed over the steps."""
     histories: dict[str, History] = {}
-    for result in seeds[:CURVES]:
+    for result in seeds[:MAX_CURVES]:
         path = out / f"seed-{result.get('seed')}" / METRICS
         if path.is_file():
             histories[f"seed {result.get('seed')}"] = read_history(path)
@@ -161,23 +158,15 @@ def _curves(out: Path, task: Task[Any], seeds: Sequence[Json]) -> list[Section]:
         metric.append(
             Series(name=name, x=column(rows, "step"), y=100 * column(rows, task.metric), style="dots", colour=index)
         )
-        rows_with_loss = [row for row in history.train if "loss" in row]
-        loss.append(
-            Series(
-                name=name,
-                x=column(rows_with_loss, "step"),
-                y=column(rows_with_loss, "loss"),
-                style="smooth",
-                colour=index,
-            )
-        )
+        rows = [row for row in history.train if "loss" in row]
+        loss.append(Series(name=name, x=column(rows, "step"), y=column(rows, "loss"), style="smooth", colour=index))
     if not any(len(series.x) > 1 for series in metric):  # one evaluation is no curve
         return []
     span = (0.0, float(np.concatenate([series.x for series in (*metric, *loss)]).max()))
     charts: list[Block] = [curve_svg(f"{label(task.metric)} on the dev split, times 100", metric, span=span)]
     if any(np.isfinite(series.y).any() for series in loss):
         charts.append(curve_svg("Training loss", loss, y=Axis(log=None), span=span))
-    left = [f"the first {CURVES} of {len(seeds)} seeds drawn"] if len(seeds) > CURVES else []
+    left = [f"the first {MAX_CURVES} of {len(seeds)} seeds drawn"] if len(seeds) > MAX_CURVES else []
     return [Section("Learning", charts, left)]
 
 

@@ -1,7 +1,7 @@
-"""The sections of a page about entities: scores of each type, confusions, confident mistakes.
+"""The sections of a report page about named entities: scores of each type, confusions, confident mistakes.
 
-An entity is right if its words and its type are. A wrong one is counted by what overlaps it: other words of the same
-type, another type, or nothing.
+page.py uses them for a tagging task. An entity is right if its words and its type are. A wrong one is counted by what
+overlaps it: other words of the same type, another type, or nothing.
 """
 
 from collections import Counter
@@ -27,21 +27,21 @@ from bertree.report.tables import (
 )
 from bertree.tasks.tagging.entities import Entity, entities
 
-TYPES, PAIRS = 40, 15  # at most shown
-NOTHING = "nothing"
+MAX_TYPES, MAX_CONFUSIONS = 40, 15  # rows of each table
+NOTHING = "nothing"  # stands in a confusion for "no entity"
 
 
 @dataclass
 class _EntityCounts:
-    """Counts of entities by type over all sentences, and the place of every predicted entity."""
+    """Counts of entities by type over all sentences, and the location of every predicted entity."""
 
     gold: Counter[str] = field(default_factory=Counter)
     predicted: Counter[str] = field(default_factory=Counter)
     right: Counter[str] = field(default_factory=Counter)
-    confused: Counter[tuple[str, str]] = field(default_factory=Counter)
-    examples: dict[tuple[str, str], str] = field(default_factory=dict)
-    locations: list[tuple[int, int]] = field(default_factory=list)  # line, number in its `entities`
-    hits: list[bool] = field(default_factory=list)
+    confused: Counter[tuple[str, str]] = field(default_factory=Counter)  # (gold, predicted) type of wrong entities
+    examples: dict[tuple[str, str], str] = field(default_factory=dict)  # the words of the first case of each confusion
+    locations: list[tuple[int, int]] = field(default_factory=list)  # index of the line, index in its `entities`
+    hits: list[bool] = field(default_factory=list)  # whether the predicted entity at each location is right
 
 
 def entities_sections(lines: Sequence[Json]) -> list[Section]:
@@ -49,12 +49,12 @@ def entities_sections(lines: Sequence[Json]) -> list[Section]:
     counts = _count(lines)
     if not counts.gold and not counts.predicted:
         return [Section("", blocks=["There is no entity in gold or predicted tags."])]
-    scores = as_floats(lines[number]["entities"][at].get("score") for number, at in counts.locations)
+    scores = as_floats(lines[line]["entities"][index].get("score") for line, index in counts.locations)
     right = np.array(counts.hits, dtype=np.float64)
 
     def show(number: int) -> Case:
-        line, at = counts.locations[number]
-        return _case(lines[line], at, counts.hits[number])
+        line, index = counts.locations[number]
+        return _case(lines[line], index, counts.hits[number])
 
     return [
         Section("Scores by type", [_by_type(counts), _confusions(counts)]),
@@ -74,7 +74,7 @@ def _count(lines: Sequence[Json]) -> _EntityCounts:
         common = set(in_gold).intersection(in_predicted)
         gold += in_gold
         predicted += in_predicted
-        counts.locations += [(number, at) for at in range(len(in_predicted))]
+        counts.locations += [(number, index) for index in range(len(in_predicted))]
         counts.hits += [entity in common for entity in in_predicted]
         if len(common) < max(len(in_gold), len(in_predicted)):
             for pair, entity in _mistakes(in_gold, in_predicted, common):
@@ -86,7 +86,7 @@ def _count(lines: Sequence[Json]) -> _EntityCounts:
 
 
 def _entities(tags: Sequence[str]) -> list[Entity]:
-    # Most sentences of most files have none.
+    # Faster: most sentences of most files have no entity.
     return entities(tags) if tags.count("O") < len(tags) else []
 
 
@@ -114,7 +114,7 @@ def _overlap(first: Entity, second: Entity) -> bool:
 
 def _by_type(counts: _EntityCounts) -> BarTable:
     rows = []
-    for kind, _ in (counts.gold | counts.predicted).most_common(TYPES):
+    for kind, _ in (counts.gold | counts.predicted).most_common(MAX_TYPES):
         right, predicted, gold = counts.right[kind], counts.predicted[kind], counts.gold[kind]
         shares = [
             right / predicted if predicted else 0.0,
@@ -127,17 +127,17 @@ def _by_type(counts: _EntityCounts) -> BarTable:
 
 
 def _confusions(counts: _EntityCounts) -> BarTable:
-    pairs = counts.confused.most_common(PAIRS)
+    pairs = counts.confused.most_common(MAX_CONFUSIONS)
     rows = relative_bars([(" → ".join(pair), count, clip(counts.examples[pair], 24).text) for pair, count in pairs])
     return BarTable(
         "Most frequent confusions", rows, under="gold → predicted, with the first case", head=("count", "such as")
     )
 
 
-def _case(line: Json, at: int, right: bool) -> Case:
+def _case(line: Json, index: int, right: bool) -> Case:
     """Return the sentence around a predicted entity, the gold entities that overlap it, and the entity."""
-    predicted = line["entities"][at]
-    entity = entities(line["predicted"])[at]
+    predicted = line["entities"][index]
+    entity = entities(line["predicted"])[index]
     gold = [
         _named(gold_entity.kind, " ".join(line["words"][gold_entity.start : gold_entity.end]))
         for gold_entity in entities(line["gold"])

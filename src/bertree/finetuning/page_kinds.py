@@ -1,6 +1,7 @@
-"""The sections of a page for each kind of task: lines of predictions -> sections.
+"""The sections of a report page for each kind of task: what was confused, by how much, and the confident mistakes.
 
-Lines are those of `Task.predict`, all of them with a gold answer.
+page.py calls the public function for the task's head. The lines are those of `Task.predict`, all with a gold answer.
+To show a new kind of task, write a function here and call it in `page._split`.
 """
 
 import re
@@ -42,10 +43,10 @@ from bertree.report.tables import (
 from bertree.tasks.squad import metric
 
 LABELS = 30  # at most in a confusion matrix
-SHORT = 160  # characters of each of two texts
-PAIRS = 20  # most frequent confusions beyond that
-WORDS = re.compile(r"\b(how many|how much|who|whom|whose|what|when|where|which|why|how)\b", re.IGNORECASE)
-LENGTHS = ((1, "1 word"), (2, "2 words"), (3, "3 words"), (5, "4 to 5"), (10, "6 to 10"), (20, "11 to 20"))
+PAIRS = 20  # rows of the tables that replace a larger matrix
+SHORT = 160  # characters shown of each of two texts
+QUESTION_WORDS = re.compile(r"\b(how many|how much|who|whom|whose|what|when|where|which|why|how)\b", re.IGNORECASE)
+ANSWER_LENGTHS = ((1, "1 word"), (2, "2 words"), (3, "3 words"), (5, "4 to 5"), (10, "6 to 10"), (20, "11 to 20"))
 NO_ANSWER = one_line(Piece("no answer", "missing"))
 
 
@@ -57,7 +58,7 @@ def classes(lines: Sequence[Json], labels: Sequence[str]) -> list[Section]:
         return text_and_pair(lines[number]), one_line(clip(gold[number], 60)), one_line(clip(predicted[number], 60))
 
     scores = as_floats(line.get("score") for line in lines)
-    right = np.array([label == answer for label, answer in zip(gold, predicted, strict=True)], dtype=np.float64)
+    right = np.array([label == guess for label, guess in zip(gold, predicted, strict=True)], dtype=np.float64)
     return [
         *_confusions(Counter(zip(gold, predicted, strict=True)), labels),
         *confidence(scores, right),
@@ -166,19 +167,16 @@ def tags(lines: Sequence[Json], labels: Sequence[str]) -> list[Section]:
     return [*_confusions(counts, labels), *confident_cases(scores, right, show)]
 
 
-def choices(lines: Sequence[Json], scores_found: Json) -> list[Section]:
+def choices(lines: Sequence[Json], metrics: Json) -> list[Section]:
     """Return the sections of a task with one option of several."""
     scores, right = _scores_and_hits(lines)
     shares = [sorted(line.get("probabilities") or [0.0]) for line in lines]
-    margin = np.array(
-        [each[-1] - (each[-2] if len(each) > 1 else 0.0) for each in shares],
-        dtype=np.float64,
-    )
+    margin = np.array([each[-1] - (each[-2] if len(each) > 1 else 0.0) for each in shares], dtype=np.float64)
     cards = []
     if len({len(line["options"]) for line in lines}) > 1:
         cards.append(_by_options(lines, right))
     prefix = "accuracy-"
-    levels = {name.removeprefix(prefix): value for name, value in scores_found.items() if name.startswith(prefix)}
+    levels = {name.removeprefix(prefix): value for name, value in metrics.items() if name.startswith(prefix)}
     if levels:
         rows = [BarRow(name, [float(value)], [percent(float(value), 1)]) for name, value in levels.items()]
         cards.append(BarTable("Accuracy by level", rows))
@@ -209,7 +207,7 @@ def _by_options(lines: Sequence[Json], right: Floats) -> BarTable:
 
 
 def _by_position(lines: Sequence[Json]) -> BarTable:
-    """Return how often each place among the options is chosen, and is right."""
+    """Return how often the first, second ... option is chosen, and is right: a model may prefer one of them."""
     gold, chosen = (Counter(line[field] for line in lines) for field in ("gold", "predicted"))
     rows = []
     for option in sorted(gold.keys() | chosen.keys())[:LABELS]:
@@ -220,27 +218,21 @@ def _by_position(lines: Sequence[Json]) -> BarTable:
 
 def spans(lines: Sequence[Json]) -> list[Section]:
     """Return the sections of a task with a span of a passage, or none (SQuAD 2.0), as the answer."""
-    second = any("null_odds" in line for line in lines)
-    counted = metric.score_questions(
-        [line["gold"] for line in lines], [line["predicted"] for line in lines], 1 + second
-    )
+    may_have_none = any("null_odds" in line for line in lines)  # SQuAD 2.0
+    gold_answers, predicted_answers = ([line[field] for line in lines] for field in ("gold", "predicted"))
+    counted = metric.score_questions(gold_answers, predicted_answers, 2 if may_have_none else 1)
     scores = as_floats(line.get("score") for line in lines)
-    words = (match[0].lower() if (match := WORDS.search(line["question"])) else "other" for line in lines)
+    words = (match[0].lower() if (match := QUESTION_WORDS.search(line["question"])) else "other" for line in lines)
     cards: list[Block] = [
         _span_scores("By question word", words, counted),
         _span_scores("By length of the answer", map(_answer_length, lines), counted),
     ]
-    if second:
+    if may_have_none:
         cards.append(_answered(lines, counted.exact))
 
     def show(number: int) -> Case:
         line = lines[number]
-        gold, predicted, start, end = (
-            line["gold"],
-            line["predicted"],
-            line.get("start"),
-            line.get("end"),
-        )
+        gold, predicted, start, end = line["gold"], line["predicted"], line.get("start"), line.get("end")
         marks = []
         if start is not None and end is not None:
             marks = [(start, end, "mark" if counted.exact[number] else "wrong")]
@@ -250,7 +242,7 @@ def spans(lines: Sequence[Json]) -> list[Section]:
         text = start_of(line["question"], 200, "strong") + around(line["context"], marks)
         return text, answers or NO_ANSWER, start_of(predicted, SHORT) if predicted else NO_ANSWER
 
-    near = (counted.f1 >= 0.5) & (counted.exact < 1)
+    near = (counted.f1 >= 0.5) & (counted.exact < 1)  # neither right nor a mistake worth showing
     return [
         Section("Scores by question", cards),
         *confidence(scores, counted.exact),
@@ -262,7 +254,7 @@ def _answer_length(line: Json) -> str:
     if not line["gold"]:
         return "no answer"
     words = len(line["gold"][0].split())
-    return next((name for most, name in LENGTHS if words <= most), "over 20")
+    return next((name for most, name in ANSWER_LENGTHS if words <= most), "over 20")
 
 
 def _span_scores(title: str, names: Iterable[str], counted: metric.QuestionScores) -> BarTable:
@@ -270,7 +262,7 @@ def _span_scores(title: str, names: Iterable[str], counted: metric.QuestionScore
     groups: dict[str, list[int]] = {}
     for number, name in enumerate(names):
         groups.setdefault(name, []).append(number)
-    order = [name for _, name in LENGTHS] + ["over 20"]
+    order = [name for _, name in ANSWER_LENGTHS] + ["over 20"]
     rows = []
     for name in sorted(groups, key=lambda name: (order.index(name) if name in order else -1, -len(groups[name]))):
         f1, exact = (float(each[groups[name]].mean()) for each in (counted.f1, counted.exact))
@@ -289,6 +281,6 @@ def _answered(lines: Sequence[Json], exact: Floats) -> PageTable:
     for has, name in ((True, "has an answer"), (False, "has none")):
         total = sum(table[has, answer] for answer in columns) or 1
         rows.append([name, *(f"{table[has, answer]:,} · {percent(table[has, answer] / total)}" for answer in columns)])
-    rows[1][1] = "–"
+    rows[1][1] = "–"  # there is no right answer to a question that has none
     under = "rows: the question; columns: what the model gives"
     return PageTable(["", *columns], rows, numbers=[1, 2, 3], title="Answer or not", under=under)
