@@ -38,7 +38,9 @@ class GruEncoder(Encoder):
     """A GRU that keeps a hidden vector, and counts what it has read, for each lane."""
 
     def __init__(self, dropout: float) -> None:
-        super().__init__(Embeddings(TokenEmbeddings(VOCAB, WIDTH), None, None, None, dropout, None), WIDTH, 1)
+        tokens = TokenEmbeddings(VOCAB, WIDTH)
+        nothing_else = dict.fromkeys(("positions", "segments", "norm", "projection"))
+        super().__init__(Embeddings(tokens=tokens, dropout=dropout, **nothing_else), WIDTH, 1)
         self.gru = nn.GRU(WIDTH, WIDTH, batch_first=True)
 
     def state_specs(self, lanes: int) -> dict[str, StateSpec]:
