@@ -118,7 +118,7 @@ def loss_of(network: Network, batches: list[Batch], seed: int = 3) -> Tensor:
     objective, state, sums = pretraining_objective(**weights), None, []
     for batch in batches:
         computed = objective(network, batch, state)
-        state = computed.state
+        state = computed.memory
         sums += [loss.sum for loss in computed.losses.values()]
     return torch.stack(sums).sum()
 
@@ -129,7 +129,7 @@ def evaluate(network: Network, batches: list[Batch]) -> tuple[list[float], Tenso
     with torch.no_grad():
         for batch in batches:
             computed = objective(network, batch, state)
-            state = computed.state
+            state = computed.memory
             found += [x for loss in computed.losses.values() for x in (float(loss.sum), float(loss.correct))]
         hidden = network.encode(batch, None).hidden
         return found, network.mask_logits(hidden, PretrainingLabels.of(batch).predicted[0])

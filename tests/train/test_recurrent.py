@@ -122,7 +122,7 @@ def test_a_step_continues_the_one_before_it_and_a_phase_starts_fresh() -> None:
     def watch(network: torch.nn.Module, batch: Batch, state: object) -> Computed:
         starts.append(state)
         computed = compute(network, batch, state)
-        read.append(computed.state)
+        read.append(computed.memory)
         return computed
 
     loop.compute = watch

@@ -91,8 +91,8 @@ class PretrainingDistillation:
         counts = {n: masked if n == "mlm" or (n == "ce" and not self.everywhere) else states for n in self.weights}
         return counts | ({"vector": int((batch.lengths > 0).sum())} if "vector" in counts else {})
 
-    def __call__(self, network: nn.Module, batch: Batch, state: State | None = None) -> Computed:
-        """Return the loss of each term on a batch. Student and teacher are compared without a state."""
+    def __call__(self, network: nn.Module, batch: Batch, memory: State | None = None) -> Computed:
+        """Return the loss of each term on a batch. Student and teacher are compared without a memory."""
         assert isinstance(network, StudentWithProjections)
         student, teacher = network.student, self.teacher
         states = _states(student, batch, {s for s, _ in self.pairs} | {self.relation[0] - 1})

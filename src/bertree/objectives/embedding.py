@@ -143,8 +143,8 @@ class EmbeddingObjective:
         """Return how many losses a batch (on the host) has."""
         return {self.name: self.loss.count(TaskLabels.of(batch).answers)}
 
-    def __call__(self, network: nn.Module, batch: Batch, state: State | None = None) -> Computed:
-        """Return the loss on a batch. Vectors have no state: a text's vector does not depend on other texts."""
+    def __call__(self, network: nn.Module, batch: Batch, memory: State | None = None) -> Computed:
+        """Return the loss on a batch. There is no memory: a text's vector does not depend on other texts."""
         return Computed(self.loss_on(network, self.part(network, batch), TaskLabels.of(batch).answers))
 
     def part(self, network: nn.Module, batch: Batch) -> Tensor:

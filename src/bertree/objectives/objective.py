@@ -1,7 +1,8 @@
-"""What the loop minimizes: named terms, each a sum over the targets of a batch, and how many there are.
+"""What the loop minimizes: named terms, each a sum over the targets of a batch, and their count.
 
-The count is known on the host before anything is computed. So the loop adds up the counts of all micro-batches (and
-ranks) of a step first and divides each sum by the total: how a step is split never changes its result.
+The modules of this folder implement it; train/loop.py uses it. The count is known on the host before anything is
+computed. So the loop adds up the counts of all micro-batches (and ranks) of a step first and divides each sum by the
+total: how a step is split never changes its result.
 
 Shape letters: t tokens, h width, m masked tokens, s sequences, c classes.
 """
@@ -27,10 +28,10 @@ class Loss(NamedTuple):
 
 
 class Computed(NamedTuple):
-    """The loss of each term on a batch, and the state for the batch that continues it."""
+    """The loss of each term on a batch, and the encoder's memory for the batch that continues it."""
 
     losses: dict[str, Loss]
-    state: State | None = None
+    memory: State | None = None
 
 
 class Term(Protocol):
@@ -53,8 +54,8 @@ class Objective(Protocol):
     def counts(self, batch: Batch) -> dict[str, int]:
         """Count the targets of a batch on the host, by term."""
 
-    def __call__(self, network: nn.Module, batch: Batch, state: State | None = None) -> Computed:
-        """Return the loss of each term on a batch. `state` is that of the batch it continues; None: start fresh."""
+    def __call__(self, network: nn.Module, batch: Batch, memory: State | None = None) -> Computed:
+        """Return the loss of each term on a batch. `memory`: after the batch that it continues; None: start fresh."""
 
 
 @dataclass(frozen=True)
@@ -68,12 +69,12 @@ class WeightedTerms:
         """Count the targets of a batch on the host, by term."""
         return {name: term.count(batch) for name, term in self.terms.items()}
 
-    def __call__(self, network: nn.Module, batch: Batch, state: State | None = None) -> Computed:
-        """Return the loss of each term on a batch, and the encoder's new state."""
+    def __call__(self, network: nn.Module, batch: Batch, memory: State | None = None) -> Computed:
+        """Return the loss of each term on a batch, and the encoder's new memory."""
         assert isinstance(network, Network)
-        hidden_th, new_state = network.encode(batch, state)
+        hidden_th, new_memory = network.encode(batch, memory)
         losses = {name: term.loss(network, hidden_th, batch) for name, term in self.terms.items()}
-        return Computed(losses, new_state)
+        return Computed(losses, new_memory)
 
 
 def cross_entropy(logits_mc: Tensor, targets_m: Tensor) -> Loss:

@@ -14,7 +14,7 @@ from bertree.batch import IGNORED, Batch, PretrainingLabels
 from bertree.model.network import Network
 from bertree.objectives.objective import Loss, Term, WeightedTerms, cross_entropy
 
-EVALUATED = 8192  # tokens whose logits exist at the same time where there are no gradients: 1 GB of 30,000 entries
+EVALUATED = 8192  # tokens whose logits exist at the same time in evaluation: 1 GB with a vocabulary of 30,000
 
 
 class PretrainingTerm(Term, Protocol):
@@ -24,18 +24,18 @@ class PretrainingTerm(Term, Protocol):
     label: str  # of its loss, for people
     weight: float  # unless a recipe sets another
     head: str  # of the network
-    targets: str  # the field of `PretrainingLabels` that holds the right answers; two terms cannot share one
+    targets: str  # the field of `PretrainingLabels` that holds the gold labels; two terms cannot share one
     accuracy: str  # name of its accuracy in the metrics
     accuracy_label: str  # for people
-    format: str  # how the name of a data format ends that provides the targets; "": any does
+    format: str  # ending of the names of the data formats that provide the targets; "": all do
 
     def more_figures(self, loss: float) -> dict[str, float]:
         """Return what evaluation reports in addition to mean loss and accuracy."""
 
 
 class MaskedTokens:
-    """MLM, LM, PLM: predict the masked tokens, the next ones, or some in a random order, as the stream says. The head
-    computes only those."""
+    """MLM, LM, PLM: predict the masked tokens, the next ones, or some in a random order; the data stream chooses which.
+    The head computes only those."""
 
     name, label, weight, head, targets = "mlm", "MLM loss", 1.0, "mask", "targets"
     accuracy, accuracy_label, format = "accuracy", "accuracy", ""
@@ -51,14 +51,14 @@ class MaskedTokens:
         if torch.is_grad_enabled():
             return Loss(network.mask_loss(hidden_th, masked_m, targets_m), None)
         total, correct = hidden_th.new_zeros((), dtype=torch.float32), targets_m.new_zeros(())
-        for some_m, wanted_m in zip(masked_m.split(EVALUATED), targets_m.split(EVALUATED), strict=True):
-            part = cross_entropy(network.mask_logits(hidden_th, some_m), wanted_m)
-            total, correct = total + part.sum, correct + part.correct  # type: ignore[operator]
+        for block_m, block_targets_m in zip(masked_m.split(EVALUATED), targets_m.split(EVALUATED), strict=True):
+            loss = cross_entropy(network.mask_logits(hidden_th, block_m), block_targets_m)
+            total, correct = total + loss.sum, correct + loss.correct  # type: ignore[operator]
         return Loss(total, correct)
 
     def more_figures(self, loss: float) -> dict[str, float]:
         """Return the perplexity."""
-        return {"perplexity": math.exp(min(loss, 700.0))}
+        return {"perplexity": math.exp(min(loss, 700.0))}  # above 709 it would overflow
 
 
 class SentencePair:
@@ -95,9 +95,9 @@ WEIGHTS = {name: term.weight for name, term in TERMS.items()}
 LABELS = {name: term.label for name, term in TERMS.items()} | {
     term.accuracy: term.accuracy_label for term in TERMS.values()
 }
-# What the loss of tokens is called where they are not masked, by data.masking.
+# The names of the token loss where tokens are not masked, by the setting data.masking.
 UNMASKED_LABELS = {"next": {"mlm": "LM loss"}, "permutation": {"mlm": "PLM loss"}}
-LABELS["lm"] = "LM loss"  # added to a task's own (objectives/supervised.py)
+LABELS["lm"] = "LM loss"  # that fine-tuning may add to a task's loss (objectives/supervised.py)
 
 
 def pretraining_objective(**weights: float) -> WeightedTerms:
