@@ -1,6 +1,7 @@
-"""The hooks of a run: counting, logging, evaluating, saving and stopping after each step.
+"""The hooks of a run: after each step they count (`Totals`), log, evaluate, save and stop, in this order.
 
-Each hook is called with the result of every step, in this order.
+session.py builds them and passes them to `Loop.run`, which calls each with the result of every step. Reading a loss
+from that result waits for the GPU, so hooks read it only at the steps where they write something.
 """
 
 import time
@@ -47,15 +48,15 @@ class Totals:
         self.tokens = saved.tokens
         self.waited = saved.waited  # for batches
         self._skipped = saved.skipped
-        self._earlier = saved.seconds
+        self._seconds_before = saved.seconds  # of the run until it was resumed
         self._began = time.perf_counter()
         self._log = log
         self._unread: list[StepResult] = []
 
     @property
     def seconds(self) -> float:
-        """Time the run has taken so far, all of it."""
-        return self._earlier + time.perf_counter() - self._began
+        """Time the run has taken so far, before and after it was resumed."""
+        return self._seconds_before + time.perf_counter() - self._began
 
     @property
     def skipped(self) -> int:
@@ -114,6 +115,7 @@ class StepLogger:
         peak_flops: float | None = None,
         ranks: Callable[[float], list[Json]] = lambda tokens_per_s: [],
     ) -> None:
+        """`flops` of a token in each phase; `peak_flops` of all devices together, for the MFU."""
         self._ranks = ranks
         self._every, self._last = every, last
         self._log, self._totals, self._progress = log.metrics, log.totals, log.progress
@@ -221,13 +223,13 @@ class CheckpointSaver:
 
     def _has_paused(self) -> bool:
         """Return whether the last checkpoint is old enough, by the clock of rank 0: all ranks save together."""
+        if not self._pause:
+            return True
         paused = time.monotonic() - self._saved_at >= self._pause
-        return (
-            bool(self._world.agree({"paused": int(paused and self._world.is_first)})["paused"]) if self._pause else True
-        )
+        return bool(self._world.agree({"paused": int(paused and self._world.is_first)})["paused"])
 
     def now(self, result: StepResult) -> None:
-        """Save, unless this step is saved."""
+        """Save, unless this step is saved already."""
         if self.step == result.step:
             return
         began = time.perf_counter()

@@ -4,7 +4,8 @@ A step computes the gradients of its micro-batches, divides their sums by the co
 clips the gradient and lets the optimizer take its step. Dropout is seeded by the step, so the training state of a run
 is weights, optimizer state and one number and, where batches continue each other, the memory of each lane
 (lane_memory.py). A step whose gradient is not finite is skipped and counted; too many in a row end the run. Logging,
-evaluation, saving and stopping are hooks, called after each step.
+evaluation, saving and stopping are hooks (hooks.py), called after each step. session.py runs the loop of every kind of
+training; finetuning/tuner.py and pretraining/job.py build it.
 
 Two strategies live in files of their own: `gradients` (grad_cache.py: losses that need all micro-batches at once) and
 `recorder` (cuda_graph.py: steps recorded once and replayed).
@@ -67,7 +68,7 @@ class StepResult:
             self._copied.record()
 
     @cached_property
-    def _read(self) -> list[float]:
+    def _values(self) -> list[float]:
         if self._copied:
             self._copied.synchronize()
         return list(self._numbers.tolist())
@@ -75,7 +76,7 @@ class StepResult:
     @property
     def norm(self) -> float:
         """Norm of the gradient, before clipping."""
-        return self._read[0]
+        return self._values[0]
 
     @property
     def skipped(self) -> bool:
@@ -85,7 +86,7 @@ class StepResult:
     @property
     def losses(self) -> dict[str, float]:
         """Mean of each term."""
-        pairs = zip(self._counts.items(), self._read[1:], strict=True)
+        pairs = zip(self._counts.items(), self._values[1:], strict=True)
         return {name: total / max(1, count) for (name, count), total in pairs}
 
     @property
@@ -128,7 +129,7 @@ def plain_gradients(loop: "Loop", step_batches: StepBatches, scales: Scales) -> 
         loop.distribution.before_micro_batch(is_last=batch is step_batches.batches[-1])
         if loop.recorder is None:  # a recording cannot hold the seed: it is set before each replay
             loop.seed_dropout(step_batches.update.number, number)
-        slot = number % step_batches.slots
+        slot = number % step_batches.slots  # micro-batches of one slot continue each other from step to step
         with loop.autocast():
             memory = None
             if batch.continuation is not None:
@@ -143,7 +144,7 @@ def plain_gradients(loop: "Loop", step_batches: StepBatches, scales: Scales) -> 
 
 
 def weighted_sum(losses: Mapping[str, Loss], scales: Scales) -> Tensor:
-    """Return the value that is differentiated: the sum of all terms."""
+    """Return the value that is differentiated: the sum of all terms, each times its factor."""
     return torch.stack([scales[name] * loss.sum for name, loss in losses.items()]).sum()
 
 
@@ -165,6 +166,7 @@ class Loop:
         recorder: type[StepRecorder] | None = None,
         distribution: Distribution | None = None,
     ) -> None:
+        """`clip`: largest norm of the gradient (0: any); `bad_steps`: skipped steps in a row that end the run."""
         self.network: Any = network  # of the kind that the objective expects
         self.objective, self.optimizer = objective, optimizer
         self.compute: Compute = _compile(objective) if compiled else objective
@@ -174,10 +176,9 @@ class Loop:
         self.wants_to_stop: Callable[[], bool] = lambda: False  # on this rank
         self._max_norm, self._seed, self._bf16 = clip or math.inf, seed, bf16
         self._gradients, self._bad_steps = gradients, bad_steps
-        self.bad = 0  # steps in a row without a finite gradient
+        self._skipped_in_a_row = 0
         if self.distribution.sharding is not None:
-            self.trainable  # noqa: B018  # the sharded parameters: within a step some are gathered
-        self.recorder: StepRecorder | None = None
+            self.trainable  # noqa: B018  # computed now: within a step some sharded parameters are gathered
         self.recorder = recorder(self) if recorder else None
 
     @cached_property
@@ -197,24 +198,25 @@ class Loop:
 
     def run(self, steps: Iterable[StepBatches], hooks: Sequence[Hook] = ()) -> None:
         """Take the steps. The host stays one step ahead of the device, no more."""
-        before: StepResult | None = None
+        previous: StepResult | None = None
         began = time.perf_counter()
         for step_batches in steps:
             waited = time.perf_counter() - began
             result = self.step(step_batches)
             result.waited = waited
-            if before is not None:
-                self._count_bad_steps(before)
+            if previous is not None:
+                self._count_bad_steps(previous)
             for hook in hooks:
                 hook(result)
-            before, began = result, time.perf_counter()
-        if before is not None:
-            self._count_bad_steps(before)
+            previous, began = result, time.perf_counter()
+        if previous is not None:
+            self._count_bad_steps(previous)
 
     def step(self, step_batches: StepBatches) -> StepResult:
         """Take one step of gradient descent."""
         counts = self.count_targets(step_batches)
         tokens = sum(batch.ids.numel() for batch in step_batches.batches) - step_batches.padding
+        # Sums over all ranks; no term's name begins with a dot.
         agreed = self.world.agree({**counts, ".tokens": tokens, ".stop": int(self.wants_to_stop())})
         counts = {name: agreed[name] for name in counts}
         numbers = self.recorder.step(step_batches, counts) if self.recorder else self._step(step_batches, counts)
@@ -231,11 +233,11 @@ class Loop:
     def _step(self, step_batches: StepBatches, counts: Mapping[str, int]) -> Tensor:
         """Take a step; return the norm of the gradient, then the sum of each term in the order of `counts`."""
         for group in self.optimizer.param_groups:
-            group["lr"] = step_batches.update.lr * group.get("rate", 1.0)
+            group["lr"] = step_batches.update.lr * group.get("rate", 1.0)  # "rate": the group's own factor
         sums = self.compute_gradients(step_batches, counts)
         norm = self.update()
         self.optimizer.zero_grad()
-        zero = torch.zeros((), device=self.device)  # of a rank that has no example in this step
+        zero = torch.zeros((), device=self.device)  # the sum of a rank that has no example in this step
         totals = self.world.sum_over_data(torch.stack([sums.get(name, zero) for name in counts]))
         return torch.cat([norm.to(totals.device)[None], totals])
 
@@ -274,7 +276,7 @@ class Loop:
     def update(self, skip: bool = False) -> Tensor:
         """Clip the gradient and let the optimizer take its step, unless the gradient is not finite; return its norm."""
         norm = self.distribution.clip_gradients(self.trainable, self._max_norm)
-        # Where this is 1 all optimizers change nothing; AdamW without the host waiting for it.
+        # Where this is 1, no optimizer changes anything. AdamW reads it on the device, so the host need not wait.
         bad = torch.ones_like(norm) if skip else (~norm.isfinite()).float()
         self.optimizer.found_inf = bad  # type: ignore[attr-defined]
         self.optimizer.step()
@@ -287,11 +289,11 @@ class Loop:
 
     def _count_bad_steps(self, result: StepResult) -> None:
         """Count steps in a row whose gradient was not finite; too many end the run."""
-        self.bad = self.bad + 1 if result.skipped else 0
-        if self.bad >= self._bad_steps:
+        self._skipped_in_a_row = self._skipped_in_a_row + 1 if result.skipped else 0
+        if self._skipped_in_a_row >= self._bad_steps:
             raise Diverged(
-                f"step {result.step}: the gradient was not finite for {self.bad} steps in a row; start a new run "
-                "with a lower learning rate (lr), a longer warmup or a smaller clip"
+                f"step {result.step}: the gradient was not finite for {self._skipped_in_a_row} steps in a row; start a "
+                "new run with a lower learning rate (lr), a longer warmup or a smaller clip"
             )
 
 

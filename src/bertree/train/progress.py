@@ -1,7 +1,8 @@
-"""The progress of a run on the terminal: a live bar for a person, a few plain lines for the log of a batch job.
+"""The progress of a training run on the terminal: a live bar for a person, a few plain lines for a batch job's log.
 
-The bar is on standard error. Evaluations and, without a bar, a training line every 30 seconds are on standard output.
-The remaining time is estimated from the remaining tokens, because steps may grow.
+The hooks of a run (hooks.py) call it; console.py has the bars of all other work. The bar is on standard error.
+Evaluations and, without a bar, a training line every 30 seconds are on standard output. The remaining time is estimated
+from the remaining tokens, because steps may grow.
 """
 
 import math
@@ -21,8 +22,8 @@ from bertree.report.formats import digits, duration, format_metric, label, perce
 from bertree.report.history import BOOKKEEPING, NOT_TERMS, number
 
 REFRESH = 0.2  # seconds between two updates of the bar
-EVERY = 30.0  # seconds between two lines on training where there is no bar
-WIDE = 130  # columns from which on the bar shows the terms of the loss
+LINE_EVERY = 30.0  # seconds between two training lines where there is no bar
+WIDE = 130  # columns of a terminal from which on the bar shows the terms of the loss
 
 
 class Progress:
@@ -47,8 +48,8 @@ class Progress:
         self._bar = _bar() if bar else None
         self._task = bars.TaskID(0)
         self._next = 0.0  # when the bar moves again
-        self._next_line = 0.0  # when a line on training is due
-        self._unsaid: dict[str, Any] | None = None
+        self._next_line = 0.0  # when a training line is due
+        self._held_back: dict[str, Any] | None = None  # the newest training line, if it is not printed yet
         self._started = time.monotonic()
 
     def __enter__(self) -> Self:
@@ -83,9 +84,9 @@ class Progress:
             self._bar.update(self._task, figures=shown)
             return
         now = time.monotonic()
-        self._unsaid = dict(fields)
+        self._held_back = dict(fields)
         if now >= self._next_line:
-            self._next_line, self._unsaid = now + EVERY, None
+            self._next_line, self._held_back = now + LINE_EVERY, None
             self.say(self._line(fields))
 
     def evaluation(self, fields: Mapping[str, Any]) -> None:
@@ -101,9 +102,9 @@ class Progress:
 
     def _flush(self) -> None:
         """Print the training line that was held back, before anything that comes after it."""
-        if self._bar is None and self._unsaid is not None:
-            unsaid, self._unsaid = self._unsaid, None
-            self.say(self._line(unsaid))
+        if self._bar is None and self._held_back is not None:
+            fields, self._held_back = self._held_back, None
+            self.say(self._line(fields))
 
     def say(self, line: str) -> None:
         """Print a line; a bar stays below it."""
@@ -127,7 +128,7 @@ class Progress:
 
 
 def _bar() -> bars.Progress:
-    # What is printed to a terminal goes above the bar; what goes to a file stays out of its way.
+    # Standard output on a terminal is redirected above the bar; in a file it is left as it is.
     console = Console(stderr=True)
     cell = Column(no_wrap=True, overflow="ellipsis", ratio=1)
     return bars.Progress(
