@@ -81,7 +81,7 @@ def test_another_width_divides_axial_positions_into_halves() -> None:
     ({"positions": "axial", "axial_widths": "50,20"}, "for example 31,1"),
     (
         {"positions": "axial", "max_positions": 5000},
-        "max_positions: axial_shape 64,64 has 4096 places, not 5000; set axial_shape alone, for example 79,64",
+        "max_positions: axial_shape 64,64 has 4096 positions, not 5000; set axial_shape alone, for example 79,64",
     ),
     (
         {"residual": "reversible", "mask_transform": False},
@@ -89,7 +89,7 @@ def test_another_width_divides_axial_positions_into_halves() -> None:
     ),
     (
         {"residual": "reversible", "positions": "relative", "attention": "causal", "memory": 8},
-        "memory: a reversible residual keeps no states .*; use memory = 0 or residual = pre-norm",
+        "memory: a reversible residual keeps no hidden states; use memory = 0 or residual = pre-norm",
     ),
     ({"residual": "reversible", "positions": "relative", "query_stream": True}, "query_stream: needs residual"),
 ])  # fmt: skip

@@ -43,8 +43,8 @@ def defined(seed: Tensor, given: list[Tensor | None]) -> tuple[Tensor, list[Tens
 def test_operators_are_known_to_compilers_and_have_the_right_gradient() -> None:
     x, f = (torch.randn(5, 128, dtype=torch.float64, requires_grad=True) for _ in range(2))
     bias, weight, norm_bias = (torch.randn(128, dtype=torch.float64, requires_grad=True) for _ in range(3))
-    seed, way = torch.tensor([1 << 40 | 7]), torch.zeros_like(x, requires_grad=True)
-    for given in ((x, None, f, bias), (x, way, f, None)):
+    seed, carrier = torch.tensor([1 << 40 | 7]), torch.zeros_like(x, requires_grad=True)
+    for given in ((x, None, f, bias), (x, carrier, f, None)):
         single = [None if t is None else t.detach().float().requires_grad_() for t in (*given, weight, norm_bias)]
         torch.library.opcheck(triton_add_norm._add_norm, (*single, seed, EPS, DROPPED))
     inputs = (x, f, bias, weight, norm_bias)
@@ -92,11 +92,11 @@ def test_kernels_compute_the_same_bytes_every_time_and_drop_by_the_seed() -> Non
 
 @needs_triton
 def test_a_chain_of_kernels_has_the_gradient_of_the_definition_by_both_ways() -> None:
-    """The second sum's gradient reaches the first by its way alone, and what reads the states adds to it."""
+    """The second sum's gradient reaches the first by its carrier alone, and what reads the states adds to it."""
     x, f, bias, weight, norm_bias = (t.requires_grad_() for t in made(21, 128, torch.float32) if t is not None)
     torch.manual_seed(3)
     first = add_norm(x, None, f, bias, weight, norm_bias, EPS, 0.1)
-    second = add_norm(first.states, first.way, first.states * 0.5, bias, weight, norm_bias, EPS, 0.1)
+    second = add_norm(first.states, first.carrier, first.states * 0.5, bias, weight, norm_bias, EPS, 0.1)
     (second.states.sin().sum() + first.states.cos().sum()).backward()
     torch.manual_seed(3)
     seeds = [torch.randint(0, 2**63 - 1, (1,), device=DEVICE) for _ in range(2)]

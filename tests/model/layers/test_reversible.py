@@ -215,7 +215,7 @@ def test_code_that_knows_other_residuals_refuses_this_one() -> None:
 
 
 @pytest.mark.parametrize(("axes", "message"), [
-    ({"positions": "relative", "memory": 8, "attention": "causal"}, "memory: a reversible residual keeps no states"),
+    ({"positions": "relative", "memory": 8, "attention": "causal"}, "memory: a reversible residual keeps no hidden"),
     ({"positions": "relative", "query_stream": True}, "query_stream: needs residual = post-norm or pre-norm"),
 ])  # fmt: skip
 def test_what_has_no_meaning_is_refused(axes: dict[str, Any], message: str) -> None:

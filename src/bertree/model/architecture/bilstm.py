@@ -1,4 +1,8 @@
-"""The axes of a bidirectional LSTM, and what it answers."""
+"""The architecture of a bidirectional LSTM: its axes, their constraints and its properties.
+
+A small student for distillation. Its files also have a transformer's axes, with fixed values, so that readers find the
+same keys in every file.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -8,7 +12,7 @@ from bertree.errors import UserError
 from bertree.model.architecture.base import TASK_HEADS, Architecture, axis_problems
 from bertree.model.architecture.transformer import Transformer
 
-# A transformer's axes as the files of a BiLSTM have them.
+# The values of a transformer's axes in the files of a BiLSTM.
 FIXED: dict[str, Any] = {
     "heads": 1,
     "attention": "full",
@@ -24,7 +28,7 @@ FIXED: dict[str, Any] = {
     "pooler": False,
     "attention_dropout": 0.0,
 }
-# Of these axes, those on which another value would mislead, and why. On the rest it has no effect.
+# Axes of `FIXED` where another value is an error, and why. On the others it has no effect and is accepted.
 REASONS = {
     "attention": "a bidirectional LSTM sees the whole sequence",
     "embedding_projection": "the LSTM reads the embeddings as they are",
@@ -37,7 +41,7 @@ REASONS = {
 
 @dataclass(frozen=True)
 class BiLstm(Architecture):
-    """A bidirectional LSTM. It has the common axes alone."""
+    """A bidirectional LSTM. It has only the axes that all architectures have."""
 
     body: ClassVar[str] = "bilstm"
     has_attention: ClassVar[bool] = False
@@ -59,7 +63,7 @@ class BiLstm(Architecture):
     @classmethod
     def _make(cls, values: Mapping[str, Any]) -> Self:
         own = {field.name for field in fields(cls)}
-        _check_foreign({name: value for name, value in values.items() if name not in own and name != "body"})
+        _check_transformer_axes({name: value for name, value in values.items() if name not in own and name != "body"})
         return cls(**{name: value for name, value in values.items() if name in own})
 
     @classmethod
@@ -74,12 +78,12 @@ class BiLstm(Architecture):
 
     @property
     def sequence_width(self) -> int:
-        """Width of a sequence's state; if pairs are compared, of u, v, u * v and |u - v| together."""
+        """Width of what the head reads; for pairs with the vectors u and v: of u, v, u * v and |u - v| together."""
         return 4 * self.width if self.sequence_head == "compare" else self.width
 
     @property
     def replayable(self) -> bool:
-        """False: a recurrent step reads lengths on the host."""
+        """False: the LSTM reads sequence lengths on the host."""
         return False
 
     @property
@@ -88,8 +92,8 @@ class BiLstm(Architecture):
         return 1e-3
 
     def for_task(self, head: str, pairs: bool, reads_states: bool) -> Architecture:
-        """Return the architecture that compares the texts of pairs, unless the head reads tokens: then each text must
-        see the other."""
+        """Return the architecture for a task: the texts of a pair are encoded apart and compared, except by heads that
+        read tokens, which need both texts in one sequence."""
         compares = pairs and head in ("sequence", "choice")
         return self.with_values({"sequence_head": "compare" if compares else "relu"})
 
@@ -98,7 +102,7 @@ class BiLstm(Architecture):
         return "LSTM"
 
 
-def _check_foreign(values: Mapping[str, Any]) -> None:
+def _check_transformer_axes(values: Mapping[str, Any]) -> None:
     """Refuse values of a transformer's axes that are impossible, or that a BiLSTM cannot follow."""
     axes = fields(Transformer)
     fixed = {field.name: field.default for field in axes} | FIXED

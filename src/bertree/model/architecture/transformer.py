@@ -1,4 +1,8 @@
-"""What a transformer answers, and how its axes change together."""
+"""The architecture of a transformer: which values of its axes fit together, which follow from others, its properties.
+
+The axes themselves are in transformer_axes.py, what all architectures share in base.py. To constrain a new axis, add
+its problems here: each is one line that names the axis first.
+"""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -59,7 +63,7 @@ def _memory_problems(a: TransformerAxes) -> list[str]:
 
 
 def _stream_problems(a: TransformerAxes) -> list[str]:
-    """Problems of what XLNet has and Transformer-XL has not."""
+    """Return the problems of axes that XLNet needs and Transformer-XL does not."""
     needs = []
     if a.segment_encoding == "relative":
         needs.append("segment_encoding: relative")
@@ -67,8 +71,9 @@ def _stream_problems(a: TransformerAxes) -> list[str]:
             return [f"segments: there must be 2 or more to be told apart by scores, not {a.segments}"]
     if a.query_stream:
         needs.append("query_stream:")
-    problems = [f"{what} needs positions = relative, not {a.positions}" for what in needs]
-    problems = problems if a.positions != "relative" else []
+    problems = []
+    if a.positions != "relative":
+        problems += [f"{what} needs positions = relative, not {a.positions}" for what in needs]
     if a.attention != "full":
         problems += [f"{what} needs attention = full, not {a.attention}" for what in needs]
     return problems
@@ -87,12 +92,12 @@ def _cluster_problems(a: TransformerAxes) -> list[str]:
     if a.embedding_norm or a.segments or a.positions == "learned":
         problems.append("cutoffs: need embeddings without norm, segments and learned positions")
     if int(a.output_projections.split(",")[-1] or 0) >= len(a.cluster_starts) - 1:
-        problems.append(f"output_projections: {a.output_projections} names a cluster that is not there")
+        problems.append(f"output_projections: {a.output_projections} names a cluster that does not exist")
     return problems
 
 
 def _reformer_problems(a: TransformerAxes) -> list[str]:
-    """Problems of what Reformer has."""
+    """Return the problems of axes that Reformer needs."""
     return [*_attention_problems(a), *_axial_problems(a), *_output_problems(a)]
 
 
@@ -120,11 +125,11 @@ def _axial_problems(a: TransformerAxes) -> Iterator[str]:
     if a.max_positions != rows * columns:
         fits = f"{-(-a.max_positions // columns)},{columns}"
         yield (
-            f"max_positions: axial_shape {a.axial_shape} has {rows * columns} places, not {a.max_positions}; set "
+            f"max_positions: axial_shape {a.axial_shape} has {rows * columns} positions, not {a.max_positions}; set "
             f"axial_shape alone, for example {fits}"
         )
     if a.embedding_width < 2:
-        yield f"embedding_width: axial positions have two parts of at least 1, but it is {a.embedding_width}"
+        yield f"embedding_width: axial positions have two vectors of width 1 or more, but it is {a.embedding_width}"
     elif sum(a.axial_vector_widths) != a.embedding_width:
         of_row = min(a.axial_vector_widths[0], a.embedding_width - 1)
         yield (
@@ -136,12 +141,12 @@ def _axial_problems(a: TransformerAxes) -> Iterator[str]:
 def _output_problems(a: TransformerAxes) -> Iterator[str]:
     reversible = a.residual == "reversible"
     if reversible and a.memory:
-        yield "memory: a reversible residual keeps no states of segments before; use memory = 0 or residual = pre-norm"
+        yield "memory: a reversible residual keeps no hidden states; use memory = 0 or residual = pre-norm"
     if reversible and a.query_stream:
         yield "query_stream: needs residual = post-norm or pre-norm, not reversible"
     if a.cutoffs and (reversible or not a.tied_output):
         what = "residual = reversible" if reversible else "tied_output = false"
-        yield f"cutoffs: an adaptive softmax reads the states of one stream by the embeddings; {what} has no such"
+        yield f"cutoffs: an adaptive softmax needs tied embeddings and one residual stream, so {what} is impossible"
     if a.tied_output and not a.mask_transform and not a.cutoffs and a.output_width != a.embedding_width:
         yield (
             f"tied_output: the head's states have width {a.output_width}, but the token embeddings "
@@ -149,9 +154,9 @@ def _output_problems(a: TransformerAxes) -> Iterator[str]:
         )
 
 
-# Heads that read a pooler, in which families: RoBERTa's classifier does not, but its choice head does.
+# Task heads that read a pooler, and with which `sequence_head`: RoBERTa's (tanh) only for multiple choice.
 POOLED = {"sequence": ("pooler",), "choice": ("pooler", "tanh")}
-LEARNING_RATES = ((1024, 2e-5), (768, 3e-5), (384, 1e-4), (0, 2e-4))  # from this width on
+LEARNING_RATES = ((1024, 2e-5), (768, 3e-5), (384, 1e-4), (0, 2e-4))  # of fine-tuning, from this width on
 
 
 @dataclass(frozen=True)
@@ -171,7 +176,7 @@ class Transformer(TransformerAxes):
     def _make(cls, values: Mapping[str, Any]) -> Self:
         own = _without_body(values)
         if own.get("positions") == "axial" and "max_positions" not in own:
-            own["max_positions"] = _places(own.get("axial_shape", cls.axial_shape))
+            own["max_positions"] = _position_count(own.get("axial_shape", cls.axial_shape))
         return cls(**own)
 
     @classmethod
@@ -179,13 +184,13 @@ class Transformer(TransformerAxes):
         implied: dict[str, Any] = {}
         if not isinstance(before, cls):
             narrow = before.embedding_width != before.width
-            turned = {"embedding_norm": True, "sequence_head": "relu", "embedding_projection": narrow}
+            converted = {"embedding_norm": True, "sequence_head": "relu", "embedding_projection": narrow}
             implied = {"embedding_projection": before.embedding_width != changes.get("width", before.width)}
-            before = cls._make(before.axes() | turned)
+            before = cls._make(before.axes() | converted)
         return replace(before, **(implied | before._implied(changes) | _without_body(changes)))
 
     def _implied(self, changes: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the changes on other axes that follow from some."""
+        """Return the changes of other axes that follow from these (see `Architecture.with_values`)."""
         implied: dict[str, Any] = {}
         if "width" in changes:
             if self.embedding_width == self.width:
@@ -210,10 +215,10 @@ class Transformer(TransformerAxes):
         return implied
 
     def _implied_by_axial(self, changes: Mapping[str, Any]) -> dict[str, Any]:
-        """The longest sequence is the product of the shape; parts of another width are halves."""
+        """Return what axial positions imply: the shape's product is the longest sequence; a new width is halved."""
         implied: dict[str, Any] = {}
         if self.positions != "axial" or "axial_shape" in changes:
-            implied["max_positions"] = _places(changes.get("axial_shape", self.axial_shape))
+            implied["max_positions"] = _position_count(changes.get("axial_shape", self.axial_shape))
         if changes.get("embedding_width", self.embedding_width) != self.embedding_width:
             implied["axial_widths"] = ""
         return implied
@@ -240,8 +245,8 @@ class Transformer(TransformerAxes):
 
     @property
     def replayable(self) -> bool:
-        """True unless the host reads how many tokens a cluster of the vocabulary or a bucket has, or saves the state
-        of the random numbers for a reversible layer."""
+        """True unless the host reads sizes (of vocabulary clusters, of hash buckets) in a step, or saves the state of
+        the random generator for a reversible layer: a CUDA graph can do neither."""
         reads_sizes = self.cutoffs or {"chunked", "lsh"} & set(self.attention_kinds)
         return not reads_sizes and self.residual != "reversible"
 
@@ -268,6 +273,6 @@ def _without_body(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name != "body"}
 
 
-def _places(axial_shape: str) -> int:
+def _position_count(axial_shape: str) -> int:
     """Return the product of an axial shape; 1 if it is none, which the checks report."""
     return 1 if two_sizes(axial_shape) or not axial_shape else prod(int(part) for part in axial_shape.split(","))

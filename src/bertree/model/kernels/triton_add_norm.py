@@ -1,20 +1,20 @@
 """norm(x + dropout(f + bias)) in one kernel each way on a GPU: the end of a block in a post-norm layer.
 
-As operators of PyTorch that is dropout, which writes its mask, and what a compiler makes of the sum and the norm; the
-gradients of the norm's parameters and of the bias are sums over tokens, which read everything again. Here a row is read
-once and written once. The mask is not stored: both passes draw it from a seed, by Philox with 7 rounds (Salmon et al.
-2011), 16 bits for each number; a share of p is dropped, rounded to a multiple of 2^-16, and the rest is scaled by that
-share. Sums over tokens are added up block by block, then over the blocks: no atomic additions, the same bytes every
-time. Arithmetic is in float32.
+layers/residual.py uses it. With PyTorch's operators, dropout writes its mask, a compiler fuses the sum and the norm,
+and the gradients of the norm's parameters and of the bias, which are sums over tokens, read everything again. Here a
+row is read once and written once. The mask is not stored: both passes draw it from a seed, by Philox with 7 rounds
+(Salmon et al. 2011), 16 bits for each number; a share of p is dropped, rounded to a multiple of 2^-16, and the rest is
+scaled by that share. Sums over tokens are added up block by block, then over the blocks: no atomic additions, the same
+bytes every time. Arithmetic is in float32.
 
 Bytes for t x h numbers of two bytes, in units of 2 t h. Forward: x and f are read, the result is written: 3. Backward:
-x, f and two gradients are read, two are written: 6. Before: 2.5 for dropout and at least 3 for sum and norm; backward
-at least 5.5 (two gradients, sum, half for the mask; two written), 3 for the gradients of the norm's parameters and 1
-for that of the bias.
+x, f and two gradients are read, two are written: 6. PyTorch: 2.5 for dropout, at least 3 for sum and norm; backward at
+least 5.5 (two gradients, sum, half for the mask; two written), 3 for the gradients of the norm's parameters and 1 for
+that of the bias.
 
-The result is used twice: by the next block's part, and by its residual sum. Autograd would add up both gradients in a
-kernel of its own. So the result comes with a tensor of the same shape that has no values. It goes to the next sum as
-its `way`, the gradient of that sum comes back by it, and this backward pass reads both.
+The result is used twice: by the next block's component, and by its residual sum. Autograd would add up both gradients
+in a kernel of its own. So the result comes with a carrier: a tensor of the same shape that has no values. It is passed
+to the next sum, whose gradient comes back as the gradient of the carrier, and this backward pass reads both.
 
 Shape letters: t tokens, h width.
 """
@@ -33,9 +33,9 @@ except ImportError:  # comes with PyTorch's CUDA builds
     triton = None
 
 ENABLED = True  # False: PyTorch's operators, for comparisons
-PART = 128  # columns: a row is cut into parts, and a drawing of 128 bits is for one column of each
-ROUNDS = 7
-STEPS = 1 << 16  # of a probability
+PART = 128  # columns of a part of a row; a draw of 128 bits decides on one column of each of up to 8 parts
+ROUNDS = 7  # of Philox
+STEPS = 1 << 16  # a probability is a multiple of 1 / STEPS
 WIDEST = 8 * PART  # 16 bits for each
 # Rows that a program of 4 warps computes at once: a thread loads 16 or 8 bytes. Backwards it has sums to keep.
 FORWARD_ROWS, BACKWARD_ROWS = 8, 4
@@ -44,15 +44,15 @@ REGISTERS = 255  # of a thread in the backward pass, at most
 
 
 class Normed(NamedTuple):
-    """Normed states, and the way by which the gradient of their residual sum comes back; it has no values."""
+    """Normed states, and the carrier of the gradient of the next residual sum; it has no values."""
 
     states: Tensor
-    way: Tensor
+    carrier: Tensor
 
 
 def add_norm(
     x_th: Tensor,
-    way_th: Tensor | None,
+    carrier_th: Tensor | None,
     f_th: Tensor,
     bias_h: Tensor | None,
     weight_h: Tensor,
@@ -60,12 +60,12 @@ def add_norm(
     eps: float,
     dropout: float,
 ) -> Normed:
-    """Return norm(x + dropout(f + bias)) in the precision of x; `way_th` came with x, if this function returned it."""
+    """Return norm(x + dropout(f + bias)) in the precision of x; `carrier_th`: that of x, if x came from here."""
     # Drawn by PyTorch, so that its seed and its state are those of dropout everywhere.
     seed = torch.randint(0, 2**63 - 1, (1,), device=x_th.device)
-    rows = (x_th.contiguous(), way_th, f_th.contiguous(), bias_h)
-    out_th, way_th, _ = _add_norm(*rows, weight_h, norm_bias_h, seed, eps, round(dropout * STEPS))
-    return Normed(out_th, way_th)
+    rows = (x_th.contiguous(), carrier_th, f_th.contiguous(), bias_h)
+    out_th, carrier_th, _ = _add_norm(*rows, weight_h, norm_bias_h, seed, eps, round(dropout * STEPS))
+    return Normed(out_th, carrier_th)
 
 
 def usable(x_th: Tensor, dropout: float) -> bool:
@@ -160,7 +160,7 @@ if triton is not None:
 
     @triton.jit  # type: ignore[untyped-decorator]
     def _backward(  # type: ignore[no-untyped-def]
-        grad, grad_way, x, f, bias, weight, seed, stats, d_x, d_f, sums, count, WIDTH: tl.constexpr,
+        grad, grad_carrier, x, f, bias, weight, seed, stats, d_x, d_f, sums, count, WIDTH: tl.constexpr,
         BIASED: tl.constexpr, TWICE: tl.constexpr, DROPPED: tl.constexpr, ROWS: tl.constexpr,
     ):  # fmt: skip
         parts: tl.constexpr = WIDTH // 128
@@ -185,7 +185,7 @@ if triton is not None:
             for i in tl.static_range(parts):
                 g = tl.load(grad + offset + i * 128, mask=live, other=0.0).to(tl.float32)
                 if TWICE:
-                    g += tl.load(grad_way + offset + i * 128, mask=live, other=0.0).to(tl.float32)
+                    g += tl.load(grad_carrier + offset + i * 128, mask=live, other=0.0).to(tl.float32)
                 change = tl.load(f + offset + i * 128, mask=live, other=0.0).to(tl.float32)
                 if BIASED:
                     change += _row(bias + i * 128, columns, ROWS)
@@ -227,7 +227,7 @@ def _programs(device: torch.device) -> int:
 @custom_op("bertree::add_norm", mutates_args=())
 def _add_norm(
     x_th: Tensor,
-    way_th: Tensor | None,
+    carrier_th: Tensor | None,
     f_th: Tensor,
     bias_h: Tensor | None,
     weight_h: Tensor,
@@ -236,7 +236,7 @@ def _add_norm(
     eps: float,
     dropped: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The normed states, the way of the next sum's gradient, and each row's mean and factor."""
+    """Return the normed states, the carrier of the next sum's gradient, and each row's mean and factor."""
     tokens, width = x_th.shape
     stats = x_th.new_empty(2, tokens, dtype=torch.float32)
     if not _has_kernels(x_th):
@@ -253,7 +253,7 @@ def _add_norm(
 @custom_op("bertree::add_norm_backward", mutates_args=())
 def _add_norm_backward(
     grad_th: Tensor,
-    grad_way_th: Tensor | None,
+    grad_carrier_th: Tensor | None,
     x_th: Tensor,
     f_th: Tensor,
     bias_h: Tensor | None,
@@ -262,11 +262,11 @@ def _add_norm_backward(
     stats: Tensor,
     dropped: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of x, of f, and, one below the other, of the norm's weight and bias and of the bias."""
+    """Return the gradients of x and of f and, as three rows, of the norm's weight, the norm's bias and the bias."""
     tokens, width = x_th.shape
     if not _has_kernels(x_th):
         s_th, factors_th = _plain_sum(x_th, f_th, bias_h, seed, dropped)
-        grad_th = grad_th if grad_way_th is None else grad_th + grad_way_th
+        grad_th = grad_th if grad_carrier_th is None else grad_th + grad_carrier_th
         normed_th = (s_th - stats[0][:, None]) * stats[1][:, None]
         g_th = grad_th * weight_h
         d_s_th = g_th - g_th.mean(1, keepdim=True) - normed_th * (g_th * normed_th).mean(1, keepdim=True)
@@ -276,10 +276,9 @@ def _add_norm_backward(
     d_x_th, d_f_th = torch.empty_like(x_th), torch.empty_like(f_th)
     programs = min(_programs(x_th.device), triton.cdiv(tokens, BACKWARD_ROWS))
     sums = x_th.new_empty(programs, 3, width, dtype=torch.float32)
-    arguments = (grad_th, grad_way_th, x_th, f_th, bias_h, weight_h, seed, stats, d_x_th, d_f_th, sums, tokens, width)
-    _backward[(programs,)](
-        *arguments, bias_h is not None, grad_way_th is not None, dropped, BACKWARD_ROWS, maxnreg=REGISTERS
-    )
+    inputs = (grad_th, grad_carrier_th, x_th, f_th, bias_h, weight_h, seed, stats)
+    flags = (bias_h is not None, grad_carrier_th is not None, dropped, BACKWARD_ROWS)
+    _backward[(programs,)](*inputs, d_x_th, d_f_th, sums, tokens, width, *flags, maxnreg=REGISTERS)
     return d_x_th, d_f_th, sums.sum(0)
 
 
@@ -290,33 +289,35 @@ def _(x_th: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @_add_norm_backward.register_fake
-def _(grad_th: Tensor, way_th: Tensor | None, x_th: Tensor, f_th: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _(
+    grad_th: Tensor, carrier_th: Tensor | None, x_th: Tensor, f_th: Tensor, *rest: Any
+) -> tuple[Tensor, Tensor, Tensor]:
     dtype = torch.promote_types(x_th.dtype, torch.float32)
     return torch.empty_like(x_th), torch.empty_like(f_th), x_th.new_empty(3, x_th.shape[1], dtype=dtype)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    x_th, way_th, f_th, bias_h, weight_h, norm_bias_h, seed, _, ctx.dropped = inputs
+    x_th, carrier_th, f_th, bias_h, weight_h, norm_bias_h, seed, _, ctx.dropped = inputs
     ctx.save_for_backward(x_th, f_th, bias_h, weight_h, seed, output[2])
-    ctx.has_way, ctx.norm_bias_dtype = way_th is not None, norm_bias_h.dtype
+    ctx.has_carrier, ctx.norm_bias_dtype = carrier_th is not None, norm_bias_h.dtype
     ctx.set_materialize_grads(False)
 
 
 def _back(
-    ctx: Any, grad_th: Tensor | None, grad_way_th: Tensor | None, grad_stats: Tensor | None
+    ctx: Any, grad_th: Tensor | None, grad_carrier_th: Tensor | None, grad_stats: Tensor | None
 ) -> tuple[Tensor | None, ...]:
     if grad_th is None:
-        grad_th, grad_way_th = grad_way_th, None
+        grad_th, grad_carrier_th = grad_carrier_th, None
     if grad_th is None:
         return (None,) * 9
     saved = ctx.saved_tensors
     _, _, bias_h, weight_h, *_ = saved
-    both = grad_th.contiguous(), None if grad_way_th is None else grad_way_th.contiguous()
-    d_x_th, d_f_th, sums = _add_norm_backward(*both, *saved, ctx.dropped)
+    grads = grad_th.contiguous(), None if grad_carrier_th is None else grad_carrier_th.contiguous()
+    d_x_th, d_f_th, sums = _add_norm_backward(*grads, *saved, ctx.dropped)
     d_weight, d_norm_bias = sums[0].to(weight_h.dtype), sums[1].to(ctx.norm_bias_dtype)
     d_bias = None if bias_h is None else sums[2].to(bias_h.dtype)
-    by_x = (None, d_x_th) if ctx.has_way else (d_x_th, None)
-    return *by_x, d_f_th, d_bias, d_weight, d_norm_bias, None, None, None
+    d_x_and_carrier = (None, d_x_th) if ctx.has_carrier else (d_x_th, None)
+    return *d_x_and_carrier, d_f_th, d_bias, d_weight, d_norm_bias, None, None, None
 
 
 _add_norm.register_autograd(_back, setup_context=_keep)

@@ -1,8 +1,8 @@
 """Rotate queries and keys that lie with the values in one tensor, on a GPU.
 
-A compiler puts the tensor together anew from its rotated and its unchanged parts, at a third of the memory's speed.
-This kernel reads every number once and writes every number once, with the arithmetic in float32. The way back is the
-rotation by the opposite angle.
+layers/positions.py uses it for rotary positions. torch.compile would build a new tensor from the rotated queries and
+keys and the unchanged values, at a third of the memory's bandwidth. This kernel reads and writes every number once,
+with the arithmetic in float32. The backward pass is the rotation by the opposite angle.
 
 Shape letters: t tokens, n heads, d head width.
 """
@@ -32,15 +32,15 @@ def usable(x: Tensor, head_width: int) -> bool:
     return triton is not None and x.is_cuda and x.dtype != torch.float64 and power_of_two
 
 
-def rotated(x_tnd: Tensor, cos_t1d: Tensor, sin_t1d: Tensor) -> Tensor:
-    """Rotate components i and i + d / 2, by PyTorch's operators: the definition."""
-    one, two = x_tnd.to(torch.promote_types(x_tnd.dtype, torch.float32)).chunk(2, -1)
-    return torch.cat([one * cos_t1d - two * sin_t1d, two * cos_t1d + one * sin_t1d], -1).to(x_tnd.dtype)
+def rotate_plainly(x_tnd: Tensor, cos_t1d: Tensor, sin_t1d: Tensor) -> Tensor:
+    """Rotate components i and i + d / 2, by PyTorch's operators: the definition, and the version for other devices."""
+    first, second = x_tnd.to(torch.promote_types(x_tnd.dtype, torch.float32)).chunk(2, -1)
+    return torch.cat([first * cos_t1d - second * sin_t1d, second * cos_t1d + first * sin_t1d], -1).to(x_tnd.dtype)
 
 
 def _plain(qkv_t3nd: Tensor, cos_t1d: Tensor, sin_t1d: Tensor, back: bool) -> Tensor:
     sin_t1d = -sin_t1d if back else sin_t1d
-    return torch.cat([rotated(qkv_t3nd[:, :2], cos_t1d[:, None], sin_t1d[:, None]), qkv_t3nd[:, 2:]], 1)
+    return torch.cat([rotate_plainly(qkv_t3nd[:, :2], cos_t1d[:, None], sin_t1d[:, None]), qkv_t3nd[:, 2:]], 1)
 
 
 if triton is not None:
@@ -49,7 +49,8 @@ if triton is not None:
     def _turn(  # type: ignore[no-untyped-def]
         qkv, cos, sin, out, sign, HEADS: tl.constexpr, WIDTH: tl.constexpr, TURNED: tl.constexpr, COPIED: tl.constexpr
     ):
-        """One token: its rows are the heads of queries, keys and values."""
+        """One token: its rows are the heads of queries, keys and values. TURNED, COPIED: rows that are rotated or only
+        copied, rounded up to powers of two."""
         token = tl.program_id(0).to(tl.int64)
         half = tl.arange(0, WIDTH // 2)
         c = tl.load(cos + token * (WIDTH // 2) + half)[None, :]

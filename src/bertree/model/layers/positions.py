@@ -19,7 +19,7 @@ from bertree.model.architecture import Transformer
 from bertree.model.kernels import triton_rotary
 from bertree.model.kernels.layout import RelativeScores, SegmentScores
 from bertree.model.kernels.operators import look_up, rotary_angles
-from bertree.model.kernels.triton_rotary import rotated
+from bertree.model.kernels.triton_rotary import rotate_plainly
 
 
 class TokenPositions(NamedTuple):
@@ -146,7 +146,7 @@ class RotaryPositions(Positions, nn.Module):
         self, q_tnd: Tensor, k_tnd: Tensor, prepared: tuple[Rotation, Rotation]
     ) -> tuple[Tensor, Tensor, RelativeScores | None]:
         """Rotate queries and keys."""
-        return rotated(q_tnd, *prepared[0]), rotated(k_tnd, *prepared[1]), None
+        return rotate_plainly(q_tnd, *prepared[0]), rotate_plainly(k_tnd, *prepared[1]), None
 
     def changes_fused(self, x_th: Tensor) -> bool:
         """True on a GPU."""

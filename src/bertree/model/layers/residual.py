@@ -2,7 +2,7 @@
 
 The connection belongs to the stack: it opens a stream from the embeddings, applies one block after the other to it, and
 closes it to hidden states. A stream may be more than one tensor: that of post-norm and pre-norm is the hidden states
-(of post-norm on a GPU also a way for gradients, `Normed`), a reversible one is two halves of them.
+(of post-norm on a GPU also a carrier of gradients, `Normed`), a reversible one is two halves of them.
 
 Shape letters: t tokens, h width.
 """
@@ -88,11 +88,11 @@ class PostNorm:
 
     def apply(self, stream: Tensor | Normed, block: Block, *inputs: Any) -> Tensor | Normed:
         """Return the stream after a block, in its own precision."""
-        x_th, way_th = stream if isinstance(stream, Normed) else (stream, None)
+        x_th, carrier_th = stream if isinstance(stream, Normed) else (stream, None)
         if _has_add_norm_kernel(block, x_th):
             f_th, bias_h = _before_bias(block, x_th, *inputs)
             norm: Any = block.norm
-            return add_norm(x_th, way_th, f_th, bias_h, norm.weight, norm.bias, norm.eps, block.dropout.p)
+            return add_norm(x_th, carrier_th, f_th, bias_h, norm.weight, norm.bias, norm.eps, block.dropout.p)
         out_th: Tensor = block.norm(x_th + block.branch(x_th, *inputs)).to(x_th.dtype)
         return out_th
 
@@ -177,7 +177,7 @@ class Reversible:
 
 
 def states_of(stream: Stream) -> Any:
-    """Return a stream without the way for gradients."""
+    """Return a stream without the carrier of gradients."""
     return stream.states if isinstance(stream, Normed) else stream
 
 

@@ -1,4 +1,7 @@
-"""Attention over the chunks of a line: by a Triton kernel where it can, in PyTorch elsewhere.
+"""Attention over the chunks of a line, for Reformer (layers/lsh.py): by a Triton kernel where it can, else in PyTorch.
+
+A line holds the tokens in slots, sorted by bucket, once for each round of hashing (order.py). Each head has its own
+line, or all heads share one. A chunk is a block of slots that attends to itself and its neighbors.
 
 The PyTorch version computes a group of chunks at a time. Forward and backward are operators of their own, which a
 compiler does not look into. The backward pass needs queries, keys, values, the result, the largest score of each query
@@ -21,8 +24,11 @@ from bertree.model.kernels.chunks import triton_attend
 from bertree.model.kernels.chunks.order import EMPTY, ChunkOrder, ChunkSettings
 from bertree.model.kernels.operators import fake_of, operator
 
+__all__ = ["ChunkOrder", "ChunkSettings", "attend_chunks", "unit_length"]
+
 GROUP = 2**18  # scores that are computed at a time
 _HIDDEN, _ITSELF = -1e9, -1e5  # scores of keys that are not seen, and of the query's own key
+_LOWEST, _SMALLEST = -87.0, 1e-37  # exponent and weight of about the smallest normal number in float32
 
 
 def _attend_in_pytorch(
@@ -58,61 +64,58 @@ class _Line:
 
     def __init__(self, order: ChunkOrder, line: int, heads: int, settings: ChunkSettings) -> None:
         self.settings, length = settings, settings.length
-        self.tokens_l, self.positions_l, self.slots_rt = (
-            order.tokens_al[line],
-            order.positions_al[line],
-            order.slots_art[line],
-        )
+        self.tokens_l, self.slots_rt = order.tokens_al[line], order.slots_art[line]
         self.neighbors_cw, self.rounds = order.neighbors_cw, len(self.slots_rt)
         self.count = len(order.neighbors_cw)
-        # A chunk of empty slots at the end, so that chunk -1 is one.
-        tokens_ci, positions_ci = self.tokens_l.view(-1, length), self.positions_l.view(-1, length)
+        # A chunk of empty slots at the end, which is what index -1 (no neighbor) reads.
+        tokens_ci, positions_ci = self.tokens_l.view(-1, length), order.positions_al[line].view(-1, length)
         self.tokens_ci = torch.cat([tokens_ci, torch.zeros_like(tokens_ci[:1])])
         self.positions_ci = torch.cat([positions_ci, torch.full_like(positions_ci[:1], EMPTY)])
         per_chunk = heads * length * length * order.neighbors_cw.shape[1]
         self.step = max(1, GROUP // per_chunk)
         self.counts = settings.counts_once and self.rounds > 1
         if self.counts:
-            kind = torch.int16 if self.count < 2**15 else torch.int32
-            self.chunks_rci = (self.slots_rt // length).to(kind)[:, self.tokens_ci]  # where else a slot's token is
-            self.seen_cw = order.neighbors_cw.to(kind)
+            dtype = torch.int16 if self.count < 2**15 else torch.int32
+            # The chunk in which a slot's token lies in each round.
+            self.chunks_rci = (self.slots_rt // length).to(dtype)[:, self.tokens_ci]
+            self.seen_cw = order.neighbors_cw.to(dtype)
 
     def groups(self) -> Iterator[_Group]:
         """Yield the chunks that are not empty."""
-        of_round = self.count // self.rounds
+        per_round = self.count // self.rounds
         # The chunks of each round that no sequence needs are at its end.
-        used = int((self.positions_ci[:of_round, 0] != EMPTY).sum()) if of_round else 0
+        used = int((self.positions_ci[:per_round, 0] != EMPTY).sum()) if per_round else 0
         number = 0
-        for turn in range(self.rounds):
-            start = turn * of_round
+        for round_number in range(self.rounds):
+            start = round_number * per_round
             for first in range(start, start + used, self.step):
-                yield self._group(slice(first, min(first + self.step, start + used)), turn, number)
+                yield self._group(slice(first, min(first + self.step, start + used)), round_number, number)
                 number += 1
 
-    def _group(self, chunks: slice, turn: int, number: int) -> _Group:
+    def _group(self, chunks: slice, round_number: int, number: int) -> _Group:
         seen_gw, tokens_gi = self.neighbors_cw[chunks], self.tokens_ci[chunks]
         tokens_gk, positions_gk = self.tokens_ci[seen_gw].flatten(1), self.positions_ci[seen_gw].flatten(1)
-        times_gik = self._times(chunks, seen_gw, turn) if self.counts else None
+        times_gik = self._times(chunks, seen_gw, round_number) if self.counts else None
         return _Group(chunks, tokens_gi, self.positions_ci[chunks], seen_gw, tokens_gk, positions_gk, times_gik, number)
 
-    def _times(self, chunks: slice, seen_gw: Tensor, turn: int) -> Tensor:
+    def _times(self, chunks: slice, seen_gw: Tensor, round_number: int) -> Tensor:
         """Count the rounds in which a query meets a key that it meets in this one (g x i x k)."""
         length = self.settings.length
         shape = (len(seen_gw), length, seen_gw.shape[1] * length)
         times_gik = self.seen_cw.new_ones(shape)
         same_gik = torch.empty_like(times_gik)  # not bool: comparisons into the numbers' own type are much faster
-        for other in range(self.rounds):
-            if other == turn:
+        for other_round in range(self.rounds):
+            if other_round == round_number:
                 continue
-            seen_giw = self.seen_cw[self.chunks_rci[other, chunks].long()]
-            chunks_gk = self.chunks_rci[other][seen_gw].flatten(1)
+            seen_giw = self.seen_cw[self.chunks_rci[other_round, chunks].long()]
+            chunks_gk = self.chunks_rci[other_round][seen_gw].flatten(1)
             for seen_gi in seen_giw.unbind(-1):
                 times_gik += torch.eq(seen_gi[:, :, None], chunks_gk[:, None], out=same_gik)
         return times_gik
 
 
 class _Tile:
-    """The scores of a group's queries, and what they are computed from."""
+    """The queries of a group, the keys that they see, and their scores."""
 
     def __init__(self, group: _Group, line: _Line, q_tmd: Tensor, k_tmd: Tensor) -> None:
         self.group, self.settings = group, line.settings
@@ -123,12 +126,12 @@ class _Tile:
     def scores(self) -> Tensor:
         """Return the scores (g x m x i x k), hidden where a query does not see a key."""
         group, settings = self.group, self.settings
-        kind = torch.promote_types(self.q_gmid.dtype, torch.float32)
-        scores_gmik = (self.q_gmid * self.scale @ self.k_gmkd.transpose(-1, -2)).to(kind)
+        dtype = torch.promote_types(self.q_gmid.dtype, torch.float32)
+        scores_gmik = (self.q_gmid * self.scale @ self.k_gmkd.transpose(-1, -2)).to(dtype)
         positions_g1i1, positions_g11k = group.positions_gi[:, None, :, None], group.positions_gk[:, None, None]
-        # Adding is several times faster than filling where a condition holds.
+        # Adding a large negative number is several times faster than filling where a condition holds.
         if settings.causal:
-            scores_gmik += (positions_g1i1.to(kind) - positions_g11k.to(kind)).clamp_(max=0.0).mul_(-_HIDDEN)
+            scores_gmik += (positions_g1i1.to(dtype) - positions_g11k.to(dtype)).clamp_(max=0.0).mul_(-_HIDDEN)
         else:
             scores_gmik += (positions_g11k == EMPTY) * _HIDDEN
         if settings.hides_self and self.joined:  # a token may also be in a neighbor, which is of another round
@@ -139,14 +142,14 @@ class _Tile:
 
     def weigh(self, shifted_gmik: Tensor) -> Tensor:
         """Turn scores, less the largest, into weights, in place."""
-        # Exponentials of very low numbers take many times as long; so do products of the smallest numbers there are.
-        weights_gmik = threshold_(shifted_gmik.clamp_(min=-87.0).exp_(), 1e-37, 0.0)
+        # Exponentials of lower numbers, and products of smaller ones, are many times slower on a CPU.
+        weights_gmik = threshold_(shifted_gmik.clamp_(min=_LOWEST).exp_(), _SMALLEST, 0.0)
         if self.group.times_gik is not None:
             weights_gmik.div_(self.group.times_gik[:, None])
         return weights_gmik
 
-    def keep(self, dropout: float, seed: Tensor | None, line: int) -> Tensor | None:
-        """Return what attention's dropout multiplies weights by (g x m x i x k)."""
+    def dropout_factors(self, dropout: float, seed: Tensor | None, line: int) -> Tensor | None:
+        """Return what attention's dropout multiplies weights by (g x m x i x k); both passes draw the same."""
         if seed is None:
             return None
         device = self.q_gmid.device
@@ -165,9 +168,9 @@ def gather(x_tmd: Tensor, tokens_gi: Tensor) -> Tensor:
 def _lines(order: ChunkOrder, heads: int, settings: ChunkSettings) -> Iterator[tuple[slice, _Line]]:
     """Yield the lines and the heads that each is for."""
     lines = len(order.tokens_al)
-    each = heads // lines
+    per_line = heads // lines
     for line in range(lines):
-        yield slice(line * each, (line + 1) * each), _Line(order, line, each, settings)
+        yield slice(line * per_line, (line + 1) * per_line), _Line(order, line, per_line, settings)
 
 
 @operator("bertree::chunk_attention")
@@ -190,37 +193,38 @@ def _attend(
 ) -> tuple[Tensor, Tensor, Tensor]:
     order = ChunkOrder(tokens_al, positions_al, slots_art, neighbors_cw)
     settings = ChunkSettings(length, before, after, causal, hides_self, counts_once)
-    heads, kind = q_tnd.shape[1], torch.promote_types(q_tnd.dtype, torch.float32)
+    dtype = torch.promote_types(q_tnd.dtype, torch.float32)
     mixed_tnd = torch.empty(q_tnd.shape, dtype=q_tnd.dtype, device=q_tnd.device)
-    largest_tn, total_tn = (torch.empty(q_tnd.shape[:2], dtype=kind, device=q_tnd.device) for _ in range(2))
-    for number, (of, line) in enumerate(_lines(order, heads, settings)):
-        q_tmd, k_tmd, v_tmd = (x_tnd[:, of].contiguous() for x_tnd in (q_tnd, k_tnd, v_tnd))
+    largest_tn, total_tn = (torch.empty(q_tnd.shape[:2], dtype=dtype, device=q_tnd.device) for _ in range(2))
+    for number, (heads, line) in enumerate(_lines(order, q_tnd.shape[1], settings)):
+        q_tmd, k_tmd, v_tmd = (x_tnd[:, heads].contiguous() for x_tnd in (q_tnd, k_tnd, v_tnd))
         mixed_lmd = q_tnd.new_empty(len(line.tokens_l), *q_tmd.shape[1:])
-        largest_lm, total_lm = (mixed_lmd.new_empty(mixed_lmd.shape[:2], dtype=kind) for _ in range(2))
+        largest_lm, total_lm = (mixed_lmd.new_empty(mixed_lmd.shape[:2], dtype=dtype) for _ in range(2))
         for group in line.groups():
             tile = _Tile(group, line, q_tmd, k_tmd)
             scores_gmik = tile.scores()
             largest_gmi1 = scores_gmik.amax(-1, keepdim=True)
             weights_gmik = tile.weigh(scores_gmik.sub_(largest_gmi1))
             total_gmi1 = weights_gmik.sum(-1, keepdim=True)
-            keep = tile.keep(dropout, seed, number)
-            weights_gmik = weights_gmik.to(q_tnd.dtype) if keep is None else weights_gmik.to(q_tnd.dtype).mul_(keep)
+            factors_gmik = tile.dropout_factors(dropout, seed, number)
+            weights_gmik = weights_gmik.to(q_tnd.dtype)
+            weights_gmik = weights_gmik if factors_gmik is None else weights_gmik.mul_(factors_gmik)
             mixed_gmid = (weights_gmik @ gather(v_tmd, group.tokens_gk)).div_(total_gmi1)
             mixed_lmd[group.slots] = mixed_gmid.transpose(1, 2).flatten(0, 1)
             largest_lm[group.slots], total_lm[group.slots] = (
                 x_gmi1[..., 0].transpose(1, 2).flatten(0, 1) for x_gmi1 in (largest_gmi1, total_gmi1)
             )
         largest_rtm, total_rtm = largest_lm[line.slots_rt], total_lm[line.slots_rt]
-        largest_tm = largest_tn[:, of] = largest_rtm.amax(0)
+        largest_tm = largest_tn[:, heads] = largest_rtm.amax(0)
         total_rtm *= largest_rtm.sub_(largest_tm).exp_()
-        total_tm = total_tn[:, of] = total_rtm.sum(0)
+        total_tm = total_tn[:, heads] = total_rtm.sum(0)
         if line.rounds == 1:
-            mixed_tnd[:, of] = mixed_lmd[line.slots_rt[0]]
+            mixed_tnd[:, heads] = mixed_lmd[line.slots_rt[0]]
             continue
-        mixed_tmd = torch.zeros_like(q_tmd, dtype=kind)
-        for slots_t, part_tm in zip(line.slots_rt, total_rtm.div_(total_tm), strict=True):
-            mixed_tmd.addcmul_(mixed_lmd[slots_t].to(kind), part_tm[..., None])
-        mixed_tnd[:, of] = mixed_tmd
+        mixed_tmd = torch.zeros_like(q_tmd, dtype=dtype)
+        for slots_t, share_tm in zip(line.slots_rt, total_rtm.div_(total_tm), strict=True):
+            mixed_tmd.addcmul_(mixed_lmd[slots_t].to(dtype), share_tm[..., None])
+        mixed_tnd[:, heads] = mixed_tmd
     return mixed_tnd, largest_tn, total_tn
 
 
@@ -248,47 +252,47 @@ def _attend_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     order = ChunkOrder(tokens_al, positions_al, slots_art, neighbors_cw)
     settings = ChunkSettings(length, before, after, causal, hides_self, counts_once)
-    kind = total_tn.dtype
+    dtype = total_tn.dtype
     grads = tuple(torch.empty(q_tnd.shape, dtype=q_tnd.dtype, device=q_tnd.device) for _ in range(3))
-    for number, (of, line) in enumerate(_lines(order, q_tnd.shape[1], settings)):
-        q_tmd, k_tmd, v_tmd, g_tmd = (x_tnd[:, of].contiguous() for x_tnd in (q_tnd, k_tnd, v_tnd, grad_tnd))
-        g_tmd = (g_tmd / total_tn[:, of, None]).to(q_tnd.dtype)  # instead of every weight
-        inner_tm1 = (g_tmd.to(kind) * mixed_tnd[:, of]).sum(-1, keepdim=True)
-        # The last chunk takes the gradients of chunks that there are not.
-        q_cimd, k_cimd, v_cimd = (q_tmd.new_zeros(line.count + 1, length, *q_tmd.shape[1:], dtype=kind) for _ in grads)
+    for number, (heads, line) in enumerate(_lines(order, q_tnd.shape[1], settings)):
+        q_tmd, k_tmd, v_tmd, g_tmd = (x_tnd[:, heads].contiguous() for x_tnd in (q_tnd, k_tnd, v_tnd, grad_tnd))
+        g_tmd = (g_tmd / total_tn[:, heads, None]).to(q_tnd.dtype)  # instead of every weight
+        inner_tm1 = (g_tmd.to(dtype) * mixed_tnd[:, heads]).sum(-1, keepdim=True)
+        # The last chunk takes the gradients of neighbors that do not exist (-1).
+        q_cimd, k_cimd, v_cimd = (q_tmd.new_zeros(line.count + 1, length, *q_tmd.shape[1:], dtype=dtype) for _ in grads)
         for group in line.groups():
             tile = _Tile(group, line, q_tmd, k_tmd)
             g_gmid, v_gmkd = gather(g_tmd, group.tokens_gi), gather(v_tmd, group.tokens_gk)
-            largest_gmi1 = gather(largest_tn[:, of, None], group.tokens_gi)
+            largest_gmi1 = gather(largest_tn[:, heads, None], group.tokens_gi)
             largest_gmi1 = largest_gmi1.masked_fill((group.positions_gi == EMPTY)[:, None, :, None], float("inf"))
             weights_gmik = tile.weigh(tile.scores().sub_(largest_gmi1))
-            grads_gmik = (g_gmid @ v_gmkd.transpose(-1, -2)).to(kind)
-            keep = tile.keep(dropout, seed, number)
-            if keep is not None:
-                grads_gmik.mul_(keep)
+            grads_gmik = (g_gmid @ v_gmkd.transpose(-1, -2)).to(dtype)
+            factors_gmik = tile.dropout_factors(dropout, seed, number)
+            if factors_gmik is not None:
+                grads_gmik.mul_(factors_gmik)
             grads_gmik.sub_(gather(inner_tm1, group.tokens_gi)).mul_(weights_gmik).mul_(tile.scale)
             grads_gmik, weights_gmik = grads_gmik.to(q_tnd.dtype), weights_gmik.to(q_tnd.dtype)
-            weights_gmik = weights_gmik if keep is None else weights_gmik.mul_(keep)
-            q_cimd[group.chunks] = (grads_gmik @ tile.k_gmkd).transpose(1, 2).to(kind)
+            weights_gmik = weights_gmik if factors_gmik is None else weights_gmik.mul_(factors_gmik)
+            q_cimd[group.chunks] = (grads_gmik @ tile.k_gmkd).transpose(1, 2).to(dtype)
             for x_cimd, x_gmkd in (
                 (k_cimd, grads_gmik.transpose(-1, -2) @ tile.q_gmid),
                 (v_cimd, weights_gmik.transpose(-1, -2) @ g_gmid),
             ):
                 x_gwimd = x_gmkd.transpose(1, 2).unflatten(1, (-1, length))
                 for column in range(x_gwimd.shape[1]):
-                    x_cimd.index_add_(0, group.seen_gw[:, column] % (line.count + 1), x_gwimd[:, column].to(kind))
+                    x_cimd.index_add_(0, group.seen_gw[:, column] % (line.count + 1), x_gwimd[:, column].to(dtype))
         for out_tnd, x_cimd in zip(grads, (q_cimd, k_cimd, v_cimd), strict=True):
-            x_lmd, sum_tmd = x_cimd.flatten(0, 1), torch.zeros_like(q_tmd, dtype=kind)
+            x_lmd, sum_tmd = x_cimd.flatten(0, 1), torch.zeros_like(q_tmd, dtype=dtype)
             for slots_t in line.slots_rt:
                 sum_tmd += x_lmd[slots_t]
-            out_tnd[:, of] = sum_tmd
+            out_tnd[:, heads] = sum_tmd
     return grads[0], grads[1], grads[2]
 
 
 @fake_of("bertree::chunk_attention")
 def _(q_tnd: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-    kind = torch.promote_types(q_tnd.dtype, torch.float32)
-    largest_tn = q_tnd.new_empty(q_tnd.shape[:2], dtype=kind)
+    dtype = torch.promote_types(q_tnd.dtype, torch.float32)
+    largest_tn = q_tnd.new_empty(q_tnd.shape[:2], dtype=dtype)
     return q_tnd.new_empty(q_tnd.shape), largest_tn, torch.empty_like(largest_tn)
 
 
@@ -312,9 +316,6 @@ def _back(ctx: Any, grad_tnd: Tensor, *unused: Tensor | None) -> tuple[Tensor | 
 register_autograd("bertree::chunk_attention", _back, setup_context=_keep)
 
 
-__all__ = ["ChunkOrder", "ChunkSettings", "attend_chunks", "unit_length"]
-
-
 def attend_chunks(
     q_tnd: Tensor, k_tnd: Tensor | None, v_tnd: Tensor, order: ChunkOrder, settings: ChunkSettings, dropout: float = 0.0
 ) -> Tensor:
@@ -329,5 +330,5 @@ def attend_chunks(
 
 def unit_length(q_tnd: Tensor) -> Tensor:
     """Return queries as keys: of unit length, once scores are divided by sqrt(d)."""
-    kind = torch.promote_types(q_tnd.dtype, torch.float32)
-    return q_tnd * (q_tnd.to(kind).square().mean(-1, keepdim=True) + 1e-6).rsqrt().to(q_tnd.dtype)
+    dtype = torch.promote_types(q_tnd.dtype, torch.float32)
+    return q_tnd * (q_tnd.to(dtype).square().mean(-1, keepdim=True) + 1e-6).rsqrt().to(q_tnd.dtype)
