@@ -65,7 +65,7 @@ FINETUNE: dict[str, tuple[Files, str, str]] = {
     ),
     "other entities": (
         {"train.jsonl": TAGS, "dev.jsonl": [{"words": ["Ada"], "tags": ["B-GPE"]}]}, "--task tagging",
-        "dev.jsonl: line 1: tag 'B-GPE' is not one of the training's; known: O, B-LOC",
+        "dev.jsonl: line 1: tag 'B-GPE' is not in the training data; known: O, B-LOC",
     ),
     "empty": (CSV | {"train.csv": ""}, "--task classification", "train.csv: is empty"),
     "empty tags": ({"train.txt": ""}, "--task ner", "train.txt: holds no sentence"),

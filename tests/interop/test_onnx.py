@@ -179,5 +179,5 @@ def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(UserError, match="float32 or int8"):
         onnx.write(model._contents, tmp_path / "o", "float16")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"pip install 'bertree\[onnx\]'"):
+    with pytest.raises(UserError, match=r"pip install -e '\.\[onnx\]'"):
         onnx.write(model._contents, tmp_path / "o")

@@ -9,7 +9,7 @@ import torch
 
 from bertree.data.store import Store
 from bertree.data.stream import Stream
-from bertree.errors import BertreeWarning, UserError
+from bertree.errors import BertreeWarning, UserError, install_hint
 from bertree.interop import folder
 from bertree.objectives.pretraining import pretraining_objective
 from bertree.pretraining import build as assembly
@@ -150,6 +150,7 @@ def test_tensorboard_without_the_package(token_store: Path, tmp_path: Path) -> N
     said, out = tmp_path / "said", tmp_path / "out"
     given = ("pretrain", str(runs.recipe("bert", tmp_path)), "--store", str(token_store), "--out", str(out))
     assert runs.finish(*given, "run.tensorboard=true", said=said, fault="no tensorboard:1") == 2
-    line = "bertree: run.tensorboard: the package is not installed; pip install tensorboard\n"
+    line = "bertree: run.tensorboard: the package is not installed; "
+    line += install_hint("tensorboard") + "\n"
     assert said.read_text() == line
     assert not (out / "recipe.toml").exists(), "the folder is still free for a run without it"

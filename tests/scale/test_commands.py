@@ -87,7 +87,7 @@ def test_ranks_that_see_different_stores_are_refused(
     said = run_commands(
         tmp_path / "ranks", [pretrain(recipe, store, tmp_path / "out") for store in (token_store, other)]
     )
-    check_refused(said, "text in data.store: rank 1 sees another than rank 0")
+    check_refused(said, "text in data.store: rank 1 has a different value than rank 0")
 
 
 @pytest.fixture

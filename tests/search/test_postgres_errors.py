@@ -128,7 +128,7 @@ def test_without_psycopg_it_says_what_to_install(index: Index, monkeypatch: pyte
         if not name.endswith(".place"):
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "psycopg", None)
-    with pytest.raises(UserError, match=r"needs psycopg; pip install 'bertree\[postgres\]'"):
+    with pytest.raises(UserError, match=r"needs psycopg; install the extra 'postgres'"):
         index.export("postgresql://localhost/books")
 
 

@@ -6,7 +6,10 @@ recorded as a CUDA graph the first time a shape of batch is met, and replayed in
 must come in a few shapes, and all inputs of a step, the learning rate too, lie on the GPU.
 """
 
-from collections.abc import Mapping
+import gc
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,11 +29,24 @@ class _Recording:
     numbers: Tensor  # where it writes: norm of the gradient, sum of each term
 
 
+@contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """Freeing a CUDA graph or pinned memory while another graph is recorded would end the recording."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 class CudaGraphRecorder(StepRecorder):
     """Replays recorded steps of one micro-batch each, on a GPU."""
 
     def __init__(self, loop: Loop) -> None:
-        self._loop = loop
+        # No reference cycle: recordings are freed with their loop, not by a garbage collection in a later recording.
+        self._loop: Loop = weakref.proxy(loop)
         self.recordings: dict[tuple[Any, ...], _Recording] = {}
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream(loop.device)
@@ -69,9 +85,10 @@ class CudaGraphRecorder(StepRecorder):
             self._compute(inputs, counts, scales, skip_update=True)
             optimizer.zero_grad()
             torch.cuda.synchronize()
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-            numbers = self._compute(inputs, counts, scales)
-            graph.capture_end()
+            with _without_garbage_collection():
+                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+                numbers = self._compute(inputs, counts, scales)
+                graph.capture_end()
             optimizer.zero_grad()  # the next recording may use their memory
         torch.cuda.current_stream().wait_stream(self._stream)
         return _Recording(graph, inputs.batches[0], scales, numbers)
