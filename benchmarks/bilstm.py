@@ -29,22 +29,22 @@ def run(options: argparse.Namespace, name: str, seed: int) -> Json:
     if not (out / "metrics.json").is_file():
         shutil.rmtree(out, ignore_errors=True)
         train(options, name, seed, out)
-    found = read_json(out / "metrics.json")
+    metrics = read_json(out / "metrics.json")
     copies = options.copies if name == COPIES else 0
-    row: Json = {"row": name, "seed": seed, "copies": copies, "accuracy": found["accuracy"]}
-    return row | ({"teacher": found["distillation"]["teacher"]} if name != LABELS else {})
+    row: Json = {"row": name, "seed": seed, "copies": copies, "accuracy": metrics["accuracy"]}
+    return row | ({"teacher": metrics["distillation"]["teacher"]} if name != LABELS else {})
 
 
 def train(options: argparse.Namespace, name: str, seed: int, out: Path) -> None:
     """Into a folder of its own, which stays."""
-    given = [f"seed={seed}", f"device={options.device}", "evaluations=2", "patience=0"]
+    common = [f"seed={seed}", f"device={options.device}", "evaluations=2", "patience=0"]
     data = {"task": "sst-2", "data": options.data, "out": out}
     if name == LABELS:
-        run = finetune("bilstm", **data, tokenizer=options.teacher, overrides=[*given, "epochs=10", "batch=64"])
+        run = finetune("bilstm", **data, tokenizer=options.teacher, overrides=[*common, "epochs=10", "batch=64"])
     else:
         copies = options.copies if name == COPIES else 0
         size = ["epochs=4", "batch=256"] if copies else ["epochs=10", "batch=64"]
-        changes = [*given, *size, "kind=mse", "alpha=0", f"copies={copies}"]
+        changes = [*common, *size, "kind=mse", "alpha=0", f"copies={copies}"]
         run = distill(options.teacher, student="bilstm", **data, seconds=0, overrides=changes)
     if not run.complete:
         raise SystemExit(1)

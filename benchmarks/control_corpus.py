@@ -63,20 +63,20 @@ def read_source(files: str, held_out: float) -> tuple[list[str], list[str]]:
 
 def take(texts: list[str], size: int) -> list[str]:
     """Return the first texts, up to `size` characters."""
-    taken, total = [], 0
+    chosen, total = [], 0
     for text in texts:
         if total + len(text) > size:
             break
-        taken.append(text)
+        chosen.append(text)
         total += len(text)
-    return taken
+    return chosen
 
 
 def paragraphs(texts: list[str], count: int) -> list[str]:
     """Return a paragraph of each of the first texts that have one of a middle length."""
     low, high = PARAGRAPH
-    found = (next((line for line in text.splitlines() if low <= len(line) <= high), None) for text in texts)
-    return [line for line in found if line is not None][:count]
+    lines_of_texts = (next((line for line in text.splitlines() if low <= len(line) <= high), None) for text in texts)
+    return [line for line in lines_of_texts if line is not None][:count]
 
 
 def main() -> None:
@@ -88,21 +88,22 @@ def main() -> None:
     parser.add_argument("--unequal", action="store_true", help="a smaller source does not make the others smaller")
     parser.add_argument("--held-out", type=float, default=0.05, help="share of the documents")
     parser.add_argument("--paragraphs", type=int, default=250, help="of each source in held-out.tsv")
-    given = parser.parse_args()
-    read = {name: read_source(files, given.held_out) for name, _, files in (s.partition("=") for s in given.sources)}
+    options = parser.parse_args()
+    sources = (source.partition("=") for source in options.sources)
+    read = {name: read_source(files, options.held_out) for name, _, files in sources}
     sizes = [sum(map(len, train)) for train, _ in read.values()]
-    size = given.size if given.unequal else min(given.size, *sizes)
+    size = options.size if options.unequal else min(options.size, *sizes)
     rows = ["code\ttext"]
     for name, (train, held_out) in read.items():
-        chosen = take(train, size), take(held_out, int(size * given.held_out))
+        chosen = take(train, size), take(held_out, int(size * options.held_out))
         for part, texts in zip(("train", "held-out"), chosen, strict=True):
-            path = given.out / part / name / "all.txt"
+            path = options.out / part / name / "all.txt"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text("\n\n".join(texts) + "\n")
-        rows += [f"{name}\t{line}" for line in paragraphs(held_out, given.paragraphs)]
+        rows += [f"{name}\t{line}" for line in paragraphs(held_out, options.paragraphs)]
         count, characters = len(chosen[0]), sum(map(len, chosen[0]))
         print(f"{name}: {count:,} documents, {characters:,} characters; held out {len(chosen[1]):,}")
-    (given.out / "held-out.tsv").write_text("\n".join(rows) + "\n")
+    (options.out / "held-out.tsv").write_text("\n".join(rows) + "\n")
 
 
 if __name__ == "__main__":

@@ -72,10 +72,10 @@ def read(name: str, root: Path, limit: int, split: bool) -> Data:
     if "train" not in examples and not (split and name == "qnli"):
         raise UserError(f"{folder}: has no training file" + ("; give --qnli-split" if name == "qnli" else ""))
     if "train" not in examples:
-        whole = examples["dev"]
-        learned = [_draw(example.text) < SHARE for example in whole]  # by its question: those stay together
-        examples = {"train": [e for e, is_in in zip(whole, learned, strict=True) if is_in]}
-        examples["dev"] = [e for e, is_in in zip(whole, learned, strict=True) if not is_in]
+        dev_examples = examples["dev"]
+        learned = [_draw(example.text) < SHARE for example in dev_examples]  # by its question: those stay together
+        examples = {"train": [e for e, is_in in zip(dev_examples, learned, strict=True) if is_in]}
+        examples["dev"] = [e for e, is_in in zip(dev_examples, learned, strict=True) if not is_in]
         note = f"its dev file, {SHARE:.0%} to learn from and the rest to measure on"
     return Data(task, examples["train"][: limit or None], examples["dev"], note)
 
@@ -172,8 +172,8 @@ class Bench:
             raise SystemExit(128 + signal)
         lines, scores = evaluate_split(data.task, loop.network, dev, loop.autocast)
         parameters = sum(p.numel() for p in loop.network.encoder.parameters())
-        said = {"epochs": config.train.epochs, "batch": config.train.batch, "lr": config.optim.lr, "step": best.step}
-        return _result(data.task, scores, lines) | {"parameters": parameters} | said
+        settings = {"epochs": config.train.epochs, "batch": config.train.batch, "lr": config.optim.lr}
+        return _result(data.task, scores, lines) | {"parameters": parameters, "step": best.step} | settings
 
     def _split(self, data: Data, part: str, start: Model, longest: int) -> EncodedSplit[TextExample]:
         tokenizer = start.required_tokenizer

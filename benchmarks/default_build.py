@@ -46,40 +46,40 @@ class Step:
     needs: tuple[Path, ...] = field(default=())
 
 
-def steps(given: argparse.Namespace) -> list[Step]:
+def steps(options: argparse.Namespace) -> list[Step]:
     """All steps, in order."""
-    out, data = given.out, given.data
+    out, data = options.out, options.data
     texts, store, held, packed = out / "texts", out / "store", out / "held", out / "default"
     student, rows, scores = out / "student" / "model", out / "table.jsonl", out / "tasks.jsonl"
 
     def settings(name: str, *usual: str) -> tuple[str, ...]:
-        own = [entry.partition(":")[2] for entry in given.set if entry.partition(":")[0] == name]
+        own = [entry.partition(":")[2] for entry in options.set if entry.partition(":")[0] == name]
         return (*usual, *own)
 
     measured = _files(data, MEASURED)
     training = [path for path in _files(data, TRAINING) if not Path(path).is_relative_to(data / "glue" / "STS-B")]
-    write: tuple[str, ...] = (*MODULE, "benchmarks.short_texts", "--out", str(texts), "--workers", str(given.workers))
-    write += ("--text", *map(str, given.text), "--tasks", *training, "--without", *measured)
-    prepare = (*BERTREE, "prepare", "--tokenizer", str(given.teacher))
+    write: tuple[str, ...] = (*MODULE, "benchmarks.short_texts", "--out", str(texts), "--workers", str(options.workers))
+    write += ("--text", *map(str, options.text), "--tasks", *training, "--without", *measured)
+    prepare = (*BERTREE, "prepare", "--tokenizer", str(options.teacher))
     distill: tuple[str, ...] = (
         *BERTREE,
         "distill",
-        str(given.teacher),
+        str(options.teacher),
         "--student",
-        given.student,
+        options.student,
         "--store",
         str(store),
     )
     distill += ("--seconds", "0", "--out", str(out / "student"), "--resume", f"data.held_out={held}")
     convert = (*BERTREE, "convert", str(student))
-    models = ("--model", "today=default", "--model", f"teacher={given.teacher}", "--model", f"new={packed}")
+    models = ("--model", "today=default", "--model", f"teacher={options.teacher}", "--model", f"new={packed}")
     table: tuple[str, ...] = (*MODULE, "benchmarks.default_table", *models)
     table += ("--sts", str(data / "sts"), "--squad", str(data / "squad" / "squad-v1.1-dev.json.xz"))
     table += ("--held", str(data / "lambada" / "lambada_test.jsonl"), "--held", str(data / "agnews" / "test.tsv"))
     table += ("--out", str(rows), "--table", str(out / "table.md"), *_device())
     tasks: tuple[str, ...] = (*MODULE, "benchmarks.default", "--data", str(data / "glue"), "--qnli-split", "--models")
     tasks += ("--model", f"new={packed}", "--seeds", "3", "--out", str(scores), "--set", *settings("tasks", "epochs=5"))
-    huggingface = ((*convert, str(out / "huggingface"), "--to", "huggingface"),) if given.huggingface else ()
+    huggingface = ((*convert, str(out / "huggingface"), "--to", "huggingface"),) if options.huggingface else ()
     return [
         Step("texts", (write,), texts),
         Step("held", ((*prepare, f"{texts}/held/*.txt", "--out", str(held)),), held / HEADER, (texts,)),
@@ -145,12 +145,12 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--limit", nargs="+", default=[], metavar="STEP=SECONDS", help=f"instead of {LIMITS}")
     parser.add_argument("--set", nargs="+", default=[], metavar="STEP:KEY=VALUE", help="settings of a step's command")
     options = parser.parse_args()
-    given = dict(entry.partition("=")[::2] for entry in options.limit)
+    limits = dict(entry.partition("=")[::2] for entry in options.limit)
     if unknown := [
-        name for name in (*given, *(entry.partition(":")[0] for entry in options.set)) if name not in LIMITS
+        name for name in (*limits, *(entry.partition(":")[0] for entry in options.set)) if name not in LIMITS
     ]:
         parser.error(f"{unknown[0]}: is no step; there are: {', '.join(LIMITS)}")
-    options.limits = LIMITS | {name: float(value) for name, value in given.items()}
+    options.limits = LIMITS | {name: float(value) for name, value in limits.items()}
     return options
 
 

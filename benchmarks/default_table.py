@@ -79,8 +79,8 @@ class Bench:
     def described(self, part: str, name: str, _: int = 0) -> Json:
         """What makes a row that row."""
         files = {"sts": [self.options.sts], "search": [self.options.squad], "masks": self.options.held}
-        given = files.get(part, [self.options.sts, *self.options.held])
-        hashes = [file_hash(path) for base in given for path in _files_of(base)]
+        inputs = files.get(part, [self.options.sts, *self.options.held])
+        hashes = [file_hash(path) for base in inputs for path in _files_of(base)]
         files_hash = hashlib.sha256("".join(hashes).encode()).hexdigest()
         return {"part": part, "model": name, "weights": self.model(name).digest, "files": files_hash}
 
@@ -174,8 +174,8 @@ def sentences_of(paths: Sequence[Path]) -> list[str]:
 
 def _sentence(document: str) -> str:
     """The sentence in the middle of those that are neither short nor long; none: empty."""
-    there = [text for text in split_sentences(document) if WORDS[0] <= len(text.split()) <= WORDS[1]]
-    return there[len(there) // 2] if there else ""
+    sentences_of_length = [text for text in split_sentences(document) if WORDS[0] <= len(text.split()) <= WORDS[1]]
+    return sentences_of_length[len(sentences_of_length) // 2] if sentences_of_length else ""
 
 
 def _files_of(path: Path) -> list[Path]:
@@ -238,11 +238,11 @@ def page(rows: Sequence[Json], tasks: Sequence[Json], record: Path | None) -> st
 def parsed() -> argparse.Namespace:
     """The command line, checked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    given: Json = {"action": "append", "default": []}
-    parser.add_argument("--model", **given, metavar="NAME=FOLDER", help="a model and how it is called; default")
+    repeated: Json = {"action": "append", "default": []}
+    parser.add_argument("--model", **repeated, metavar="NAME=FOLDER", help="a model and how it is called; default")
     parser.add_argument("--sts", type=Path, help="folder of sets with gold scores: STS12-en-test, STSBenchmark, SICK")
     parser.add_argument("--squad", type=Path, help="questions on contexts, in SQuAD's form")
-    parser.add_argument("--held", type=Path, **given, help="text no model was trained on; .txt, .jsonl, .tsv (text)")
+    parser.add_argument("--held", type=Path, **repeated, help="text no model was trained on; .txt, .jsonl, .tsv (text)")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, default=Path("default-table.jsonl"), help="rows, appended as they are done")
     parser.add_argument("--merge", nargs="+", type=Path, default=[], help="rows made elsewhere")

@@ -58,16 +58,16 @@ def run(options: argparse.Namespace, name: str, seed: int) -> Json:
     """One student: its held-out loss, and its score on each task."""
     with tempfile.TemporaryDirectory() as place, contextlib.redirect_stdout(None):
         out = Path(place) / "student"
-        given = [f"phases.0.steps={options.steps}", f"run.seed={seed}", f"run.device={options.device}"]
-        given += ["run.eval_every=1000000", "run.save_every=1000000", "schedule.warmup=100", "schedule.growth=1"]
-        given += [f"data.held_out={json.dumps(options.held)}"] if options.held else []
+        common = [f"phases.0.steps={options.steps}", f"run.seed={seed}", f"run.device={options.device}"]
+        common += ["run.eval_every=1000000", "run.save_every=1000000", "schedule.warmup=100", "schedule.growth=1"]
+        common += [f"data.held_out={json.dumps(options.held)}"] if options.held else []
         done = distill(
             options.teacher,
             student=options.recipe,
             store=options.store,
             out=out,
             seconds=0,
-            overrides=[*given, *ROWS[name], *options.changes],
+            overrides=[*common, *ROWS[name], *options.changes],
         )
         if not done.complete:
             raise SystemExit(1)
@@ -99,18 +99,18 @@ def table(rows: list[Json]) -> str:
     lines.append("| --- " * (len(tasks) + (5 if tasks else 4)) + "|")
     averages: dict[str, dict[int, float]] = {}
     for name in ROWS:
-        found = [row for row in rows if row["row"] == name]
+        of_row = [row for row in rows if row["row"] == name]
         # Without tasks, the held-out loss is what is compared; its sign turned, so that more is better.
         averages[name] = {
             row["seed"]: 100 * statistics.mean(row["scores"][task] for task in tasks) if tasks else -row["held_out_mlm"]
-            for row in found
+            for row in of_row
         }
-        if not found:
+        if not of_row:
             continue
-        both = sorted(set(averages[name]) & set(averages["whole"]))
-        apart = [averages[name][seed] - averages["whole"][seed] for seed in both]
-        cells = [name, str(len(found)), _spread([row["held_out_mlm"] for row in found], 3)]
-        cells += [_spread([100 * row["scores"][task] for row in found]) for task in tasks]
+        shared_seeds = sorted(set(averages[name]) & set(averages["whole"]))
+        apart = [averages[name][seed] - averages["whole"][seed] for seed in shared_seeds]
+        cells = [name, str(len(of_row)), _spread([row["held_out_mlm"] for row in of_row], 3)]
+        cells += [_spread([100 * row["scores"][task] for row in of_row]) for task in tasks]
         cells += [_spread(list(averages[name].values()))] if tasks else []
         cells += ["" if name == "whole" else _spread(apart, 1 if tasks else 3, sign="+")]
         lines.append("| " + " | ".join(cells) + " |")

@@ -75,10 +75,10 @@ def architecture(length: int, chunk: int, rounds: str, width: int, heads: int) -
     )
 
 
-def build_model(given: argparse.Namespace, rounds: str) -> Network:
+def build_model(options: argparse.Namespace, rounds: str) -> Network:
     """Build the model with random weights."""
-    a = architecture(given.length, given.chunk, rounds, given.width, given.heads)
-    return build(a, {"mask": 0}).to(given.device)
+    a = architecture(options.length, options.chunk, rounds, options.width, options.heads)
+    return build(a, {"mask": 0}).to(options.device)
 
 
 def sequences(seed: int, name: str, number: int, count: int, length: int) -> Batch:
@@ -126,57 +126,57 @@ def accuracy(network: Network, count: int, length: int, seed: int = 0, batch: in
     """Return the share of symbols that are predicted rightly, on sequences for evaluation."""
     device = next(network.parameters()).device
     network.eval()
-    right, asked = 0, 0
+    right, targets_seen = 0, 0
     for number in range(math.ceil(count / batch)):
-        given = sequences(seed, "evaluate", number, batch, length).to(device)
-        places, targets = PretrainingLabels.of(given).predicted
-        right += int((network.mask_logits(network(given), places).argmax(1) == targets).sum())
-        asked += targets.numel()
+        packed = sequences(seed, "evaluate", number, batch, length).to(device)
+        positions, targets = PretrainingLabels.of(packed).predicted
+        right += int((network.mask_logits(network(packed), positions).argmax(1) == targets).sum())
+        targets_seen += targets.numel()
     network.train()
-    return right / asked
+    return right / targets_seen
 
 
-def train(given: argparse.Namespace, rounds: str, out: Path | None = None) -> Network:
+def train(options: argparse.Namespace, rounds: str, out: Path | None = None) -> Network:
     """Train a model, from its newest checkpoint if there is one."""
-    torch.manual_seed(given.seed)
-    network = build_model(given, rounds)
-    optim = OptimSettings(lr=given.lr, betas=(0.9, 0.98), weight_decay=0.0)
-    gpu = torch.device(given.device).type == "cuda"
+    torch.manual_seed(options.seed)
+    network = build_model(options, rounds)
+    optim = OptimSettings(lr=options.lr, betas=(0.9, 0.98), weight_decay=0.0)
+    gpu = torch.device(options.device).type == "cuda"
     loop = Loop(
         network,
         pretraining_objective(mlm=1.0),
         build_optimizer(network, optim, capturable=gpu),
         clip=1.0,
-        seed=given.seed,
+        seed=options.seed,
         bf16=gpu,
         recorder=CudaGraphRecorder if gpu else None,
     )
-    feed = DuplicationFeed(given.steps, given.lr, given.batch, given.length, given.seed)
+    feed = DuplicationFeed(options.steps, options.lr, options.batch, options.length, options.seed)
     saved = CheckpointFolder(out, keep=1) if out else None
-    found = saved.read_newest() if saved else None
-    if found:
-        restore(found, network, loop.optimizer)
+    checkpoint = saved.read_newest() if saved else None
+    if checkpoint:
+        restore(checkpoint, network, loop.optimizer)
 
     def watch(result: StepResult) -> None:
-        if result.step % given.watch == 0 or result.step == given.steps:
-            share = accuracy(network, 16, given.length)
+        if result.step % options.watch == 0 or result.step == options.steps:
+            share = accuracy(network, 16, options.length)
             print(
                 f"trained with {rounds}: step {result.step:,}, loss {result.loss:.3f}, accuracy {share:.3f}", flush=True
             )
             if saved:
                 saved.save(result.step, network, loop.optimizer)
 
-    loop.run(feed.steps_from(found.step if found else 0), (watch,))
+    loop.run(feed.steps_from(checkpoint.step if checkpoint else 0), (watch,))
     return network
 
 
-def evaluate(given: argparse.Namespace, network: Network) -> dict[str, float]:
+def evaluate(options: argparse.Namespace, network: Network) -> dict[str, float]:
     """Return the accuracy of a trained model's weights with each number of rounds, and with full attention."""
     scores = {}
-    for rounds in given.evaluated:
-        other = build_model(given, rounds)
+    for rounds in options.evaluated:
+        other = build_model(options, rounds)
         other.load_state_dict(network.state_dict())
-        scores[rounds] = accuracy(other, given.count, given.length)
+        scores[rounds] = accuracy(other, options.count, options.length)
     return scores
 
 
@@ -197,11 +197,11 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--watch", type=int, default=500, help="steps between two checkpoints")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path, required=True)
-    given = parser.parse_args()
-    if given.length < 4 or given.length % 2:
-        parser.error(f"--length {given.length}: must be even and 4 or more; take {max(4, given.length + 1)}")
-    given.chunk = given.chunk or max(2, given.length // 16)
-    return given
+    options = parser.parse_args()
+    if options.length < 4 or options.length % 2:
+        parser.error(f"--length {options.length}: must be even and 4 or more; take {max(4, options.length + 1)}")
+    options.chunk = options.chunk or max(2, options.length // 16)
+    return options
 
 
 def summary(rows: Sequence[Json], evaluated: Sequence[str]) -> str:
@@ -220,28 +220,29 @@ def _name(rounds: str) -> str:
 
 def main() -> None:
     """Train and evaluate what is not done yet, then write the table."""
-    given = parsed()
+    options = parsed()
     set_deterministic(True)
-    given.out.mkdir(parents=True, exist_ok=True)
-    path = given.out / "rows.jsonl"
+    options.out.mkdir(parents=True, exist_ok=True)
+    path = options.out / "rows.jsonl"
     setting = {
-        name: getattr(given, name) for name in ("length", "chunk", "width", "heads", "steps", "batch", "lr", "seed")
+        name: getattr(options, name) for name in ("length", "chunk", "width", "heads", "steps", "batch", "lr", "seed")
     }
     done = {row["trained"] for row in rows_in([path]) if row["setting"] == setting}
-    for rounds in given.trained:
+    for rounds in options.trained:
         if rounds in done:
             continue
         began = time.perf_counter()
-        network = train(given, rounds, given.out / f"trained-{rounds}")
+        network = train(options, rounds, options.out / f"trained-{rounds}")
         seconds = time.perf_counter() - began
-        row = {"trained": rounds, "setting": setting, "seconds": round(seconds, 1), "scores": evaluate(given, network)}
+        scores = evaluate(options, network)
+        row = {"trained": rounds, "setting": setting, "seconds": round(seconds, 1), "scores": scores}
         with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row | {"where": environment()}) + "\n")
     rows = [row for row in rows_in([path]) if row["setting"] == setting]
-    what = f"{given.length} tokens, chunks of {given.chunk}, {given.steps:,} steps of {given.batch} sequences"
+    what = f"{options.length} tokens, chunks of {options.chunk}, {options.steps:,} steps of {options.batch} sequences"
     text = f"{rows[-1]['where']}; {what}; accuracy in percent (the paper's, of 1,024 tokens, in parentheses)\n\n"
-    text += summary(rows, given.evaluated) + "\n"
-    (given.out / "table.md").write_text(text, encoding="utf-8")
+    text += summary(rows, options.evaluated) + "\n"
+    (options.out / "table.md").write_text(text, encoding="utf-8")
     print(text)
 
 

@@ -123,10 +123,10 @@ def tiles() -> str:
     return ", ".join(name for name in ("amx_bf16", "amx_int8", "avx512_vnni", "avx_vnni") if name in flags) or "no VNNI"
 
 
-def closeness(found: Vectors, wanted: Vectors) -> float:
+def closeness(embedded: Vectors, wanted: Vectors) -> float:
     """Mean cosine of vectors in the same order."""
-    lengths = np.linalg.norm(found, axis=1) * np.linalg.norm(wanted, axis=1)
-    return float(((found * wanted).sum(1) / lengths).mean())
+    lengths = np.linalg.norm(embedded, axis=1) * np.linalg.norm(wanted, axis=1)
+    return float(((embedded * wanted).sum(1) / lengths).mean())
 
 
 def ours(place: Path, options: argparse.Namespace, dtype: str, start: str, texts: list[str]) -> Callable[[], Vectors]:

@@ -65,13 +65,13 @@ def main() -> None:
     parser.add_argument("--windows", type=int, help="tokens that are predicted from windows of their own")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
-    on_gpu = given.device.startswith("cuda")
-    a = architecture(given.preset, small=not on_gpu)
+    options = parser.parse_args()
+    on_gpu = options.device.startswith("cuda")
+    a = architecture(options.preset, small=not on_gpu)
     model = random_model(a, {"mask": 0}, 0)
-    model = model.to(given.device, "bfloat16") if on_gpu else model
-    lengths = given.lengths or (list(PUBLISHED) if on_gpu else [100, 200, 400, 800])
-    count = given.windows or (64 if on_gpu else 8)
+    model = model.to(options.device, "bfloat16") if on_gpu else model
+    lengths = options.lengths or (list(PUBLISHED) if on_gpu else [100, 200, 400, 800])
+    count = options.windows or (64 if on_gpu else 8)
     draw = np.random.default_rng(0)
     rows: list[list[object]] = []
     for length in lengths:
@@ -79,15 +79,15 @@ def main() -> None:
         ways = (lambda: windows(model, ids, length, count), lambda: memory(model, ids, length))  # noqa: B023
         for way in ways:
             way()
-        found = [[tokens_per_second(way) for way in ways] for _ in range(given.runs)]
-        slow, fast = (median(one) for one in zip(*found, strict=True))
+        rates = [[tokens_per_second(way) for way in ways] for _ in range(options.runs)]
+        slow, fast = (median(one) for one in zip(*rates, strict=True))
         rows.append([length, f"{slow:,.1f}", f"{fast:,.0f}", f"{fast / slow:,.0f}", PUBLISHED.get(length, "")])
         print(rows[-1], flush=True)
     head = ["attention length", "windows, tokens/s", "memory, tokens/s", "ratio", "published"]
     lines = f"{environment()}; {a.describe()}; {model.precision}\n\n{table(head, rows)}\n"
     print(lines)
-    if given.out:
-        given.out.write_text(lines, encoding="utf-8")
+    if options.out:
+        options.out.write_text(lines, encoding="utf-8")
 
 
 if __name__ == "__main__":

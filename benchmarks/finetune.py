@@ -82,13 +82,13 @@ def their_logits(model: Any, units: Sequence[Unit], head: str, device: str, auto
     model.eval()
     with torch.no_grad():
         for rows in batches_by_length(units, 65536 if device == "cuda" else 4096):
-            some = [units[row] for row in rows]
-            batch = padded([u._replace(answer=_none(u, head)) for u in some], head, False)
+            batch_units = [units[row] for row in rows]
+            batch = padded([u._replace(answer=_none(u, head)) for u in batch_units], head, False)
             inputs = {k: batch[k].to(device) for k in ("input_ids", "token_type_ids", "attention_mask")}
             with autocast():
                 out = model(**inputs)
             scores = torch.stack([out.start_logits, out.end_logits], -1) if head == "span" else out.logits
-            for place, (row, unit) in enumerate(zip(rows, some, strict=True)):
+            for place, (row, unit) in enumerate(zip(rows, batch_units, strict=True)):
                 chosen = scores[place][None] if head == "sequence" else scores[place, torch.tensor(unit.chosen)]
                 found[row] = chosen.float().cpu().numpy()
     model.train()
@@ -187,7 +187,8 @@ def prepared(name: str, model: str, root: Path, device: str, limit: int, epochs_
     if limit:
         examples, dev_examples = examples[:limit], dev_examples[: limit // 4]
     train, dev = (
-        EncodedSplit(some, task.units(some, start.tokenizer, longest)[0]) for some in (examples, dev_examples)
+        EncodedSplit(split_examples, task.units(split_examples, start.tokenizer, longest)[0])
+        for split_examples in (examples, dev_examples)
     )
     config = FineTuneConfig(
         train=TrainSettings(epochs=epochs_instead or epochs, batch=32, max_length=longest, patience=0),

@@ -98,8 +98,8 @@ def compare(peer: Any, model: Model, size: int, options: argparse.Namespace, res
     rows = prompts.tolist()
 
     def ours() -> list[list[int]]:
-        made = model.generate(rows, tokens=options.tokens, temperature=options.temperature, top_k=options.top_k)
-        return [one.ids for one in made]
+        texts = model.generate(rows, tokens=options.tokens, temperature=options.temperature, top_k=options.top_k)
+        return [text.ids for text in texts]
 
     same = "" if options.temperature else check(model, rows, theirs().tolist(), ours())
     times = medians({"theirs": theirs, "ours": ours}, options.repeats)

@@ -93,9 +93,9 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--blocks", type=int, default=400, help="pieces of text for the table of contexts")
     parser.add_argument("--out", type=Path, help="write the tables there too")
-    given = parser.parse_args()
-    texts = [text for text in given.text.read_text(encoding="utf-8").split("\n\n") if text.strip()]
-    models = {name: load(path, device=given.device) for name, path in (("xl", given.xl), ("vanilla", given.vanilla))}
+    options = parser.parse_args()
+    texts = [text for text in options.text.read_text(encoding="utf-8").split("\n\n") if text.strip()]
+    models = {name: load(getattr(options, name), device=options.device) for name in ("xl", "vanilla")}
     segment = models["vanilla"].max_length
     memory = int(models["xl"].architecture.axes()["memory"])
     readings = [
@@ -110,7 +110,7 @@ def main() -> None:
         bits, speed = f"{found.bits_per_character:.4f}", f"{found.speed:,.0f}"
         rows.append([name, label, f"{found.perplexity:.2f}", bits, f"{found.context_mean:.0f}", speed])
     head = ["model", "read in", "perplexity per token", "bits per character", "mean context", "tokens/s"]
-    pieces = blocks(models["xl"], texts, given.blocks)
+    pieces = blocks(models["xl"], texts, options.blocks)
     curves = [losses_by_context(model, pieces, segment) for model in models.values()]
     by_context = [[context, *(f"{curve[context].mean():.4f}" for curve in curves)] for context in CONTEXTS]
     lengths = [
@@ -125,8 +125,8 @@ def main() -> None:
         table(["tokens", *models], lengths),
     ]
     print("\n\n".join(lines))
-    if given.out:
-        given.out.write_text("\n\n".join(lines) + "\n", encoding="utf-8")
+    if options.out:
+        options.out.write_text("\n\n".join(lines) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

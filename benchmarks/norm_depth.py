@@ -92,11 +92,11 @@ def run_folder(out: Path, size: Size, order: str) -> Path:
     return out / f"{order}-{size.layers}x{size.width}"
 
 
-def run(given: argparse.Namespace, study: Study, size: Size, order: str) -> str:
+def run(options: argparse.Namespace, study: Study, size: Size, order: str) -> str:
     """Pretrain one model; return why it failed, if it did."""
-    out = run_folder(given.out, size, order)
-    command = [sys.executable, "-m", "bertree", "pretrain", "bert-base", "--store", given.store, "--out", str(out)]
-    command += [*COMMON, *study.settings, *size.settings, *ORDERS[order], f"optim.lr={given.lr}", *given.changes]
+    out = run_folder(options.out, size, order)
+    command = [sys.executable, "-m", "bertree", "pretrain", "bert-base", "--store", options.store, "--out", str(out)]
+    command += [*COMMON, *study.settings, *size.settings, *ORDERS[order], f"optim.lr={options.lr}", *options.changes]
     command += ["--resume"] if out.exists() else []
     out.parent.mkdir(parents=True, exist_ok=True)
     with open(f"{out}.log", "a") as log:
@@ -114,21 +114,21 @@ def result(out: Path) -> dict[str, Any]:
     return {"loss": last["mlm"], "skipped": sum("skipped" in str(line.get("text")) for line in lines)}
 
 
-def print_results(given: argparse.Namespace, study: Study, failures: dict[tuple[Size, str], str]) -> str:
+def print_results(options: argparse.Namespace, study: Study, failures: dict[tuple[Size, str], str]) -> str:
     """Return the table, and what the sizes did to each order."""
     rows, losses = [], {}
     for size in study.sizes:
         cells = []
-        for order in given.orders:
+        for order in options.orders:
             why = failures.get((size, order), "")
-            found = None if why else result(run_folder(given.out, size, order))
-            losses[size, order] = None if found is None else found["loss"]
-            skipped = f", {found['skipped']} steps skipped" if found and found["skipped"] else ""
-            cells.append(why if found is None else f"{found['loss']:.3f}{skipped}")
+            outcome = None if why else result(run_folder(options.out, size, order))
+            losses[size, order] = None if outcome is None else outcome["loss"]
+            skipped = f", {outcome['skipped']} steps skipped" if outcome and outcome["skipped"] else ""
+            cells.append(why if outcome is None else f"{outcome['loss']:.3f}{skipped}")
         rows.append((size.name, f"{size.millions:.1f}M", *cells))
-    text = f"{environment()}\n\nlr {given.lr:g}; held-out loss of masked tokens after the last step\n\n"
-    text += table(("layers x width", "parameters of the layers", *given.orders), rows) + "\n"
-    for order in given.orders:
+    text = f"{environment()}\n\nlr {options.lr:g}; held-out loss of masked tokens after the last step\n\n"
+    text += table(("layers x width", "parameters of the layers", *options.orders), rows) + "\n"
+    for order in options.orders:
         first, last = losses[study.sizes[0], order], losses[study.sizes[-1], order]
         if first is not None and last is not None:
             text += f"\n{order}: from the smallest to the largest {last - first:+.3f}"
@@ -144,15 +144,15 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--together", type=int, help="runs at the same time")
     parser.add_argument("--changes", nargs="+", default=[], metavar="KEY=VALUE", help="more settings, of every run")
-    given = parser.parse_args()
-    study = SMALL if given.miniature else LARGE
+    options = parser.parse_args()
+    study = SMALL if options.miniature else LARGE
     # The largest first: it takes longest.
-    cases = [(size, order) for size in study.sizes[::-1] for order in given.orders]
-    with ThreadPoolExecutor(given.together or study.together) as pool:
-        said = list(pool.map(lambda case: run(given, study, *case), cases))
-    failures = {case: why for case, why in zip(cases, said, strict=True) if why}
-    text = print_results(given, study, failures)
-    (given.out / "table.md").write_text(text)
+    cases = [(size, order) for size in study.sizes[::-1] for order in options.orders]
+    with ThreadPoolExecutor(options.together or study.together) as pool:
+        reasons = list(pool.map(lambda case: run(options, study, *case), cases))
+    failures = {case: why for case, why in zip(cases, reasons, strict=True) if why}
+    text = print_results(options, study, failures)
+    (options.out / "table.md").write_text(text)
     print(text)
 
 

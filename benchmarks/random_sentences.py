@@ -21,12 +21,12 @@ def choose(text: str) -> list[str]:
     """Return the sentences, in random order."""
     documents = [document for document in text.split("\n\n") if document.strip()]
     chance = random.Random(0)
-    found = []
+    chosen = []
     for document in chance.sample(documents, len(documents)):
         sentences = [s for s in split_sentences(document) if PLAIN.fullmatch(s) and FEWEST <= len(s.split()) <= MOST]
         if sentences:
-            found.append(chance.choice(sentences))
-    return found[:COUNT]
+            chosen.append(chance.choice(sentences))
+    return chosen[:COUNT]
 
 
 if __name__ == "__main__":

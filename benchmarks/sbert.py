@@ -196,11 +196,11 @@ def summary(rows: Sequence[Json]) -> str:
     before = [row["test"] for row in done if row["run"] == "mean"]
     lines: list[list[object]] = []
     for name in [name for name in order if any(row["run"] == name for row in done)]:
-        some = [row for row in done if row["run"] == name]
-        gain = f"{statistics.mean(row['test'] for row in some) - before[0]:+.1f}" if before and name in RUNS else ""
-        learned = " + ".join(f"{count:,}" for count in some[-1].get("train", ()))
-        seconds = f"{statistics.mean(row['seconds'] for row in some):.0f}" if "seconds" in some[-1] else ""
-        lines.append([_called(name), learned, _cell(some, "dev"), _cell(some, "test"), gain, seconds])
+        of_run = [row for row in done if row["run"] == name]
+        gain = f"{statistics.mean(row['test'] for row in of_run) - before[0]:+.1f}" if before and name in RUNS else ""
+        learned = " + ".join(f"{count:,}" for count in of_run[-1].get("train", ()))
+        seconds = f"{statistics.mean(row['seconds'] for row in of_run):.0f}" if "seconds" in of_run[-1] else ""
+        lines.append([_called(name), learned, _cell(of_run, "dev"), _cell(of_run, "test"), gain, seconds])
     head = ["vectors", "rows to learn from", "STS-B dev", "STS-B test", "over mean pooling", "seconds"]
     failed = [f"- failed: {row['run']}, seed {row['seed']}: {row['error']}" for row in rows if "error" in row]
     where = sorted({f"- {row['where']}" for row in done})
@@ -213,8 +213,8 @@ def _called(name: str) -> str:
     return f"{name}, untrained" if name in UNTRAINED else name.replace("|", "\\|")
 
 
-def _cell(some: Sequence[Json], part: str) -> str:
-    values = [row[part] for row in some]
+def _cell(rows: Sequence[Json], part: str) -> str:
+    values = [row[part] for row in rows]
     spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
     return f"{statistics.mean(values):.1f}{spread}"
 

@@ -188,7 +188,7 @@ def measure(case: Case, options: argparse.Namespace) -> dict[str, Any]:
             for name, trainer in trainers.items():
                 times[name].append(trainer.take(max(1, case.steps // rounds)))
         seconds = {name: sorted(each)[len(each) // 2] / max(1, case.steps // rounds) for name, each in times.items()}
-        found = {
+        figures = {
             "start_seconds": started,
             "step_seconds": seconds,
             "tokens_per_second": {name: case.tokens / each for name, each in seconds.items()},
@@ -196,11 +196,11 @@ def measure(case: Case, options: argparse.Namespace) -> dict[str, Any]:
             "measured_tflops": None if best is None else best / 1e12,
         }
         if options.profile:
-            found["kernel_milliseconds"] = {name: trainer.profile() for name, trainer in trainers.items()}
+            figures["kernel_milliseconds"] = {name: trainer.profile() for name, trainer in trainers.items()}
     if torch.cuda.is_available() and not case.both:
-        found["peak_gib"] = torch.cuda.max_memory_allocated() / cost.GIB
-        found["reserved_gib"] = torch.cuda.max_memory_reserved() / cost.GIB
-    return found
+        figures["peak_gib"] = torch.cuda.max_memory_allocated() / cost.GIB
+        figures["reserved_gib"] = torch.cuda.max_memory_reserved() / cost.GIB
+    return figures
 
 
 def run_apart(case: Case, options: argparse.Namespace) -> dict[str, Any]:

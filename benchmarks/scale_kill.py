@@ -95,14 +95,14 @@ def main() -> None:
 
 def compare(mesh: str, place: Path, command: list[str], ranks: int, kills: int, moments: random.Random) -> bool:
     """One mesh: both runs, what was done to the second, and whether they are equal."""
-    whole, killed = place / f"{mesh}-whole", place / f"{mesh}-killed"
-    assert launch(command, whole, ranks).wait() == 0
-    last = steps_done(whole)
+    uninterrupted, killed = place / f"{mesh}-whole", place / f"{mesh}-killed"
+    assert launch(command, uninterrupted, ranks).wait() == 0
+    last = steps_done(uninterrupted)
     process = launch(command, killed, ranks, RESTARTS * kills)
     steps = sorted(moments.randint(0, last * 9 // 10) for _ in range(kills))
     rows = [kill_a_rank(process, killed, step, number % 2 == 0, moments) for number, step in enumerate(steps, 1)]
     code = process.wait()
-    hashes = [result_hashes(out) for out in (whole, killed)]
+    hashes = [result_hashes(out) for out in (uninterrupted, killed)]
     files = [(name, *(found.get(name, "-")[:12] for found in hashes)) for name in sorted({*hashes[0]} | {*hashes[1]})]
     print(f"## {ranks} ranks, {mesh}; {last} steps\n")
     shown = [(number, *kill[:3], "yes" if kill.in_a_save else "no") for number, kill in enumerate(rows, 1)]

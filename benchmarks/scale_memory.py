@@ -182,7 +182,7 @@ def fake_world(mesh: Mesh) -> Iterator[World]:
     distributed.init_process_group("fake", rank=0, world_size=mesh.devices, store=FakeStore())
     try:
         sizes = {"replicate": mesh.data // mesh.shards, "shard": mesh.shards, "tensor": mesh.tensor}
-        made = init_device_mesh("cpu", tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+        device_mesh = init_device_mesh("cpu", tuple(sizes.values()), mesh_dim_names=tuple(sizes))
         ranks = init_device_mesh("cpu", (mesh.data, mesh.tensor), mesh_dim_names=("data", "tensor"))
         yield World(
             size=mesh.devices,
@@ -190,9 +190,9 @@ def fake_world(mesh: Mesh) -> Iterator[World]:
             tensor=mesh.tensor,
             shard=mesh.shards,
             joined=True,
-            mesh=made["replicate", "shard"] if mesh.shards < mesh.data else made["shard"],
+            mesh=device_mesh["replicate", "shard"] if mesh.shards < mesh.data else device_mesh["shard"],
             data_group=ranks.get_group("data"),
-            shard_group=made.get_group("shard"),
+            shard_group=device_mesh.get_group("shard"),
             tensor_group=ranks.get_group("tensor"),
         )
     finally:
@@ -248,14 +248,14 @@ def simulate(case: Case) -> dict[str, Any]:
     }
 
 
-def compare(case: Case, found: dict[str, Any]) -> dict[str, Any]:
+def compare(case: Case, measured: dict[str, Any]) -> dict[str, Any]:
     """Plan a case that was simulated."""
     planned = peak(case.architecture, case.mesh, case.batch)
     sent = step_traffic(case.architecture, case.mesh, case.batch)
     rest = at_rest(case.architecture, case.mesh)
     # The gradients of norms are summed after the backward pass.
     sent = [entry for entry in sent if not entry.what.startswith("norms")]
-    return found | {
+    return measured | {
         "case": case._asdict(),
         "planned_at_rest": rest._asdict(),
         "planned": planned.bytes.total,
@@ -264,17 +264,17 @@ def compare(case: Case, found: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def row(found: dict[str, Any]) -> list[str]:
+def row(measured: dict[str, Any]) -> list[str]:
     """One line of the table."""
-    case = Case(**found["case"])
-    rest, planned = sum(found["at_rest"].values()), sum(found["planned_at_rest"].values())
+    case = Case(**measured["case"])
+    rest, planned = sum(measured["at_rest"].values()), sum(measured["planned_at_rest"].values())
     kind = f"ZeRO {case.zero}{', recomputed' if case.recompute else ''}"
     kind += "" if case.tensor == 1 or case.sequence_parallel else ", not sequence parallel"
-    sizes = [f"{size / GIB:.2f}" for size in (rest, planned, found["peak"], found["planned"])]
-    off = f"{100 * (found['planned'] / found['peak'] - 1):+.1f} %"
+    sizes = [f"{size / GIB:.2f}" for size in (rest, planned, measured["peak"], measured["planned"])]
+    off = f"{100 * (measured['planned'] / measured['peak'] - 1):+.1f} %"
     tokens = f"{case.micro_batches} x {case.tokens:,}" if case.micro_batches > 1 else f"{case.tokens:,}"
-    same = "yes" if sorted(found["calls"]) == found["planned_calls"] else "no"
-    return [case.model, f"{case.mesh.data} x {case.tensor}", kind, tokens, *sizes, found["moment"], off, same]
+    same = "yes" if sorted(measured["calls"]) == measured["planned_calls"] else "no"
+    return [case.model, f"{case.mesh.data} x {case.tensor}", kind, tokens, *sizes, measured["moment"], off, same]
 
 
 def run_apart(case: Case) -> dict[str, Any]:
@@ -288,7 +288,7 @@ def run_apart(case: Case) -> dict[str, Any]:
 def read(path: Path | None) -> dict[Case, dict[str, Any]]:
     """Return the steps that were simulated before."""
     lines = path.read_text().splitlines() if path is not None and path.exists() else []
-    return {Case(**found.pop("case")): found for found in map(json.loads, lines)}
+    return {Case(**measured.pop("case")): measured for measured in map(json.loads, lines)}
 
 
 def main() -> None:
@@ -298,22 +298,22 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="file of the simulated steps (.jsonl)")
     parser.add_argument("--done", action="store_true", help="simulate nothing: those of --out alone")
     parser.add_argument("--inside", help=argparse.SUPPRESS)
-    given = parser.parse_args()
+    options = parser.parse_args()
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
-    if given.inside:
-        print(json.dumps(simulate(Case(*json.loads(given.inside)))))
+    if options.inside:
+        print(json.dumps(simulate(Case(*json.loads(options.inside)))))
         return
-    cases = [case for case in CASES if given.only in case.model]
-    if given.case:
-        model, ranks, tensor, stage, again, tokens = given.case
+    cases = [case for case in CASES if options.only in case.model]
+    if options.case:
+        model, ranks, tensor, stage, again, tokens = options.case
         cases = [Case(model, int(ranks), int(tensor), int(stage), again == "recompute", int(tokens))]
-    known, rows = read(given.out), []
+    known, rows = read(options.out), []
     for case in cases:
-        if case not in known and not given.done:
+        if case not in known and not options.done:
             known[case] = run_apart(case)
-            if given.out is not None:
-                with open(given.out, "a") as file:
+            if options.out is not None:
+                with open(options.out, "a") as file:
                     file.write(json.dumps({"case": case._asdict()} | known[case]) + "\n")
         if case in known:
             rows.append(row(compare(case, known[case])))

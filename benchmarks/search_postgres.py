@@ -45,18 +45,18 @@ def timed(call: Callable[[], object]) -> float:
 
 def ask(index: Searcher, queries: Vectors, where: Where | None) -> tuple[list[list[Hit]], list[float]]:
     """What each query finds, and the milliseconds it took."""
-    found, times = [], []
+    hits_of_queries, times = [], []
     for query in (*queries[:WARM_UP], *queries):
         start = time.perf_counter()
         (hits,) = index.nearest(query[None], K, where=where)
         times.append(1000 * (time.perf_counter() - start))
-        found.append(hits)
-    return found[WARM_UP:], times[WARM_UP:]
+        hits_of_queries.append(hits)
+    return hits_of_queries[WARM_UP:], times[WARM_UP:]
 
 
-def recall(found: list[list[Hit]], expected: list[list[Hit]]) -> float:
+def recall(hits_of_queries: list[list[Hit]], expected: list[list[Hit]]) -> float:
     """The share of the nearest passages that were found."""
-    pairs = zip(found, expected, strict=True)
+    pairs = zip(hits_of_queries, expected, strict=True)
     same = sum(len({hit.document for hit in one} & {hit.document for hit in other}) for one, other in pairs)
     return same / sum(map(len, expected))
 

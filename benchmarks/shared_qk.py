@@ -41,16 +41,16 @@ def parsed() -> argparse.Namespace:
         "--rows", nargs="+", default=list(ROWS), choices=list(ROWS), help="the others in other processes"
     )
     parser.add_argument("--out", type=Path, required=True)
-    given = parser.parse_args()
-    if given.steps and given.minutes:
+    options = parser.parse_args()
+    if options.steps and options.minutes:
         parser.error("give --steps or --minutes")
-    return given
+    return options
 
 
-def overrides(given: argparse.Namespace, name: str, seed: int) -> list[str]:
+def overrides(options: argparse.Namespace, name: str, seed: int) -> list[str]:
     """Return the changes of a row, without its steps or time."""
-    found = [f"data.store={json.dumps(given.store)}", f"run.seed={seed}", *given.changes, *ROWS[name]]
-    return found + ([f"data.held_out={json.dumps(given.held)}"] if given.held else [])
+    changes = [f"data.store={json.dumps(options.store)}", f"run.seed={seed}", *options.changes, *ROWS[name]]
+    return changes + ([f"data.held_out={json.dumps(options.held)}"] if options.held else [])
 
 
 def lines_of(out: Path) -> list[Json]:
@@ -58,14 +58,14 @@ def lines_of(out: Path) -> list[Json]:
     return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 
 
-def run(given: argparse.Namespace, name: str, seed: int) -> Json:
+def run(options: argparse.Namespace, name: str, seed: int) -> Json:
     """Return the row of one run."""
-    changes = overrides(given, name, seed)
-    changes += [f"run.minutes={given.minutes}"] if given.minutes else []
-    changes += [f"phases.0.steps={given.steps}"] if given.steps else []
-    out = given.out / f"{name}-{seed}"
+    changes = overrides(options, name, seed)
+    changes += [f"run.minutes={options.minutes}"] if options.minutes else []
+    changes += [f"phases.0.steps={options.steps}"] if options.steps else []
+    out = options.out / f"{name}-{seed}"
     began = time.perf_counter()
-    if not pretrain(given.recipe, out=out, overrides=changes, resume=out.exists()).complete:
+    if not pretrain(options.recipe, out=out, overrides=changes, resume=out.exists()).complete:
         raise SystemExit(130)
     seconds = time.perf_counter() - began
     last = [line for line in lines_of(out) if line["kind"] == "eval"][-1]
@@ -73,7 +73,7 @@ def run(given: argparse.Namespace, name: str, seed: int) -> Json:
     return {
         "row": name,
         "seed": seed,
-        "recipe": given.recipe,
+        "recipe": options.recipe,
         "changes": changes,
         "parameters": sum(p.numel() for p in bertree.load(out / "model").network.parameters()),
         "steps": end["step"],
@@ -90,33 +90,36 @@ def summary(rows: Sequence[Json]) -> str:
     apart = {row["seed"]: row["loss"] for row in rows if row["row"] == "separate"}
     lines = []
     for name in ROWS:
-        found = [row for row in rows if row["row"] == name]
-        if not found:
+        of_row = [row for row in rows if row["row"] == name]
+        if not of_row:
             continue
-        more = [row["loss"] - apart[row["seed"]] for row in found if row["seed"] in apart]
-        cells = [f"{found[0]['parameters']:,}", f"{found[0]['steps']:,}", f"{found[0]['tokens']:,}"]
-        cells += [spread([row["loss"] for row in found], ".4f"), spread(more, "+.4f") if name == "shared" else ""]
-        cells += [spread([row["perplexity"] for row in found], ".2f"), spread([row["seconds"] for row in found], ".0f")]
-        lines.append([name, len(found), *cells])
+        more = [row["loss"] - apart[row["seed"]] for row in of_row if row["seed"] in apart]
+        cells = [f"{of_row[0]['parameters']:,}", f"{of_row[0]['steps']:,}", f"{of_row[0]['tokens']:,}"]
+        cells += [spread([row["loss"] for row in of_row], ".4f"), spread(more, "+.4f") if name == "shared" else ""]
+        cells += [
+            spread([row["perplexity"] for row in of_row], ".2f"),
+            spread([row["seconds"] for row in of_row], ".0f"),
+        ]
+        lines.append([name, len(of_row), *cells])
     head = ["queries and keys", "seeds", "parameters", "steps", "tokens", "held-out loss", "against separate"]
     return table([*head, "perplexity", "seconds"], lines)
 
 
 def main() -> None:
     """Run what is not done yet, then write the table."""
-    given = parsed()
-    given.out.mkdir(parents=True, exist_ok=True)
-    path = given.out / "rows.jsonl"
+    options = parsed()
+    options.out.mkdir(parents=True, exist_ok=True)
+    path = options.out / "rows.jsonl"
     done = {(row["row"], row["seed"]) for row in rows_in([path])}
-    for seed in range(given.seeds):
-        for name in given.rows:
+    for seed in range(options.seeds):
+        for name in options.rows:
             if (name, seed) not in done:
-                row = run(given, name, seed)
+                row = run(options, name, seed)
                 with path.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(row) + "\n")
     rows = rows_in([path])
     text = f"{rows[-1]['where']}; {rows[-1]['recipe']}\n\n{summary(rows)}\n"
-    (given.out / "table.md").write_text(text, encoding="utf-8")
+    (options.out / "table.md").write_text(text, encoding="utf-8")
     print(text)
 
 

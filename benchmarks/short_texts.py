@@ -118,8 +118,8 @@ def short_texts(paragraphs: list[str], draw: random.Random) -> Iterator[str]:
     """Cut paragraphs into texts of a few sentences."""
     for paragraph in paragraphs:
         sentences = iter(SENTENCE_END.split(paragraph))
-        while some := list(islice(sentences, draw.choice(SENTENCES))):
-            text = " ".join(some)
+        while sentences_of_text := list(islice(sentences, draw.choice(SENTENCES))):
+            text = " ".join(sentences_of_text)
             if CHARACTERS[0] <= len(text) <= CHARACTERS[1]:
                 yield text
 
@@ -136,7 +136,7 @@ def write_part(part: ArticleShare) -> tuple[int, int, int]:
     name = f"{part.path.name.partition('.')[0]}-{part.number}.txt"
     count = short = left_out = 0
     with (
-        (part.out / f"articles-{name}").open("w", encoding="utf-8") as whole,
+        (part.out / f"articles-{name}").open("w", encoding="utf-8") as articles_file,
         (part.out / f"short-{name}").open("w", encoding="utf-8") as pieces,
         (part.out / "held" / name).open("w", encoding="utf-8") as held,
     ):
@@ -148,7 +148,7 @@ def write_part(part: ArticleShare) -> tuple[int, int, int]:
             elif part.hold_out and number % part.hold_out == part.hold_out // 2:
                 held.write("\n".join(article) + "\n\n")
             else:
-                whole.write("\n".join(article) + "\n\n")
+                articles_file.write("\n".join(article) + "\n\n")
                 count += 1
                 for text in short_texts(article, draw):
                     pieces.write(text + "\n\n")
@@ -191,9 +191,9 @@ def main() -> None:
     ]
     with ProcessPoolExecutor(options.workers) as pool:
         tasks = pool.submit(write_tasks, options.tasks, without, making / "tasks.txt")
-        found = [*pool.map(write_part, parts), tasks.result()]
+        counts = [*pool.map(write_part, parts), tasks.result()]
     making.rename(options.out)
-    count, short, left_out = map(sum, zip(*found, strict=True))
+    count, short, left_out = map(sum, zip(*counts, strict=True))
     print(
         f"{options.out}: {count:,} articles, {short:,} short texts; {left_out:,} left out, because they are measured on"
     )

@@ -80,41 +80,41 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--set", nargs="+", default=[], metavar="[TASK:]KEY=VALUE", help="settings of the fine-tunings")
     parser.add_argument("--seconds", type=float, default=0, help="start no run after so many seconds; 0: no limit")
     parser.add_argument("--out", type=Path, required=True)
-    given = parser.parse_args()
-    given.models = dict(model.partition("=")[::2] for model in given.models)
-    if not all(given.models.values()):
+    options = parser.parse_args()
+    options.models = dict(model.partition("=")[::2] for model in options.models)
+    if not all(options.models.values()):
         parser.error("give each model as NAME=FOLDER")
-    given.starts, given.metric = (
-        dict(pair.partition("=")[::2] for pair in pairs) for pairs in (given.starts, given.metric)
+    options.starts, options.metric = (
+        dict(pair.partition("=")[::2] for pair in pairs) for pairs in (options.starts, options.metric)
     )
     order = list(TASKS)
-    for task, start in given.starts.items():
-        if not {task, start} <= set(given.tasks) or order.index(start) >= order.index(task):
+    for task, start in options.starts.items():
+        if not {task, start} <= set(options.tasks) or order.index(start) >= order.index(task):
             parser.error(f"--from {task}={start}: both must be among the tasks, in the order {', '.join(order)}")
-    return given
+    return options
 
 
 def settings(task: str, changes: Sequence[str]) -> list[str]:
     """Return a task's settings as words of the command line."""
-    found = dict(OWN_SETTINGS.get(task, {}))
+    values = dict(OWN_SETTINGS.get(task, {}))
     for change in changes:
         key, _, value = change.partition("=")
         only, colon, own = key.rpartition(":")
         if not colon or only == task:
-            found[own] = value
-    return [f"{key}={value}" for key, value in found.items()]
+            values[own] = value
+    return [f"{key}={value}" for key, value in values.items()]
 
 
-def run(job: Job, given: argparse.Namespace) -> Json | None:
+def run(job: Job, options: argparse.Namespace) -> Json | None:
     """Fine-tune, and return the row; None if it failed, which its log tells."""
-    out, start = _folder(job, given), given.starts.get(job.task)
+    out, start = _folder(job, options), options.starts.get(job.task)
     out.parent.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "bertree", "finetune", job.model, "--task", job.task, "--quiet"]
-    command += ["--data", str(given.data / TASKS[job.task]), "--out", str(out), f"seed={job.seed}"]
-    command += settings(job.task, given.set)
-    command += ["--from-task", str(_folder(job._replace(task=start, seed=0), given))] if start else []
+    command += ["--data", str(options.data / TASKS[job.task]), "--out", str(out), f"seed={job.seed}"]
+    command += settings(job.task, options.set)
+    command += ["--from-task", str(_folder(job._replace(task=start, seed=0), options))] if start else []
     command += ["--resume"] if out.exists() else []
-    threads = str(max(1, (os.cpu_count() or 1) // given.jobs))
+    threads = str(max(1, (os.cpu_count() or 1) // options.jobs))
     began = time.perf_counter()
     with out.with_suffix(".log").open("a") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | {"OMP_NUM_THREADS": threads})
@@ -134,14 +134,14 @@ def run(job: Job, given: argparse.Namespace) -> Json | None:
         "score": scores.get(scores["metric"]) or 0.0,
         "diverged": seed["diverged"],
         "seconds": round(time.perf_counter() - began, 1),
-        "settings": settings(job.task, given.set) + ([f"from={start}"] if start else []),
+        "settings": settings(job.task, options.set) + ([f"from={start}"] if start else []),
         "scores": {key: value for key, value in seed.items() if isinstance(value, float)},
     }
 
 
-def _folder(job: Job, given: argparse.Namespace) -> Path:
+def _folder(job: Job, options: argparse.Namespace) -> Path:
     """Return where a fine-tuning is written."""
-    return Path(given.out / job.name / job.task / f"seed-{job.seed}")
+    return Path(options.out / job.name / job.task / f"seed-{job.seed}")
 
 
 def stop(number: int, frame: object) -> None:
@@ -153,11 +153,11 @@ def stop(number: int, frame: object) -> None:
     os._exit(128 + number)
 
 
-def summary(rows: Sequence[Json], given: argparse.Namespace) -> str:
+def summary(rows: Sequence[Json], options: argparse.Namespace) -> str:
     """Return the table: the mean of each task and model, and the lowest and highest score."""
-    lines, tasks = [], given.tasks
-    metrics = {row["task"]: row["metric"] for row in rows} | given.metric
-    for name in given.models:
+    lines, tasks = [], options.tasks
+    metrics = {row["task"]: row["metric"] for row in rows} | options.metric
+    for name in options.models:
         cells: list[str] = []
         means: dict[str, float] = {}
         for task in tasks:
@@ -165,8 +165,8 @@ def summary(rows: Sequence[Json], given: argparse.Namespace) -> str:
             scores = [100 * row["scores"].get(metrics[task], row["score"]) for row in own]
             means |= {task: statistics.mean(scores)} if scores else {}
             cells.append(f"{means[task]:.1f} ({min(scores):.1f} to {max(scores):.1f})" if scores else "")
-        counted = [means[task] for task in given.average or tasks if task in means]
-        average = f"{statistics.mean(counted):.1f}" if len(counted) == len(given.average or tasks) else ""
+        counted = [means[task] for task in options.average or tasks if task in means]
+        average = f"{statistics.mean(counted):.1f}" if len(counted) == len(options.average or tasks) else ""
         diverged = sum(bool(row["diverged"]) for row in rows if row["model"] == name)
         lines.append([name, *cells, average, diverged])
     head = ["model", *(f"{task}, {metrics.get(task, '')}" for task in tasks), "average", "runs that did not learn"]
@@ -175,23 +175,23 @@ def summary(rows: Sequence[Json], given: argparse.Namespace) -> str:
 
 def main() -> None:
     """Run what is not done yet, then write the table of all there is."""
-    given = parsed()
-    given.out.mkdir(parents=True, exist_ok=True)
+    options = parsed()
+    options.out.mkdir(parents=True, exist_ok=True)
     signal.signal(signal.SIGTERM, stop)
-    path, lock, began = given.out / "rows.jsonl", threading.Lock(), time.perf_counter()
+    path, lock, began = options.out / "rows.jsonl", threading.Lock(), time.perf_counter()
     done = {(row["model"], row["task"], row["seed"]) for row in rows_in([path])}
     jobs = [
         Job(name, model, task, seed)
-        for task in sorted(given.tasks, key=list(TASKS).index)
-        for seed in range(1 if task in given.one_seed else given.seeds)
-        for name, model in given.models.items()
+        for task in sorted(options.tasks, key=list(TASKS).index)
+        for seed in range(1 if task in options.one_seed else options.seeds)
+        for name, model in options.models.items()
     ]
     ended = {job.key: threading.Event() for job in jobs}
     for key in done & set(ended):
         ended[key].set()
 
     def work(job: Job) -> None:
-        if start := given.starts.get(job.task):
+        if start := options.starts.get(job.task):
             ended[job.name, start, 0].wait()  # it was begun before, as tasks are in order
         try:
             measure(job)
@@ -199,22 +199,22 @@ def main() -> None:
             ended[job.key].set()
 
     def measure(job: Job) -> None:
-        if given.seconds and time.perf_counter() - began > given.seconds:
+        if options.seconds and time.perf_counter() - began > options.seconds:
             return
-        if (row := run(job, given)) is not None:
+        if (row := run(job, options)) is not None:
             with lock, path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
             print(f"{time.perf_counter() - began:5.0f} s  {job.key}  {row['score']:.4f}", flush=True)
 
-    with ThreadPoolExecutor(given.jobs) as pool:
+    with ThreadPoolExecutor(options.jobs) as pool:
         list(pool.map(work, (job for job in jobs if job.key not in done)))
     rows = rows_in([path])
     missing = len({job.key for job in jobs} - {(row["model"], row["task"], row["seed"]) for row in rows})
-    text = summary(rows, given)
-    note = f"{environment()}; {given.seeds} seeds: mean (lowest to highest)" + (
+    text = summary(rows, options)
+    note = f"{environment()}; {options.seeds} seeds: mean (lowest to highest)" + (
         f"; {missing} missing" if missing else ""
     )
-    (given.out / "table.md").write_text(f"{note}\n\n{text}\n", encoding="utf-8")
+    (options.out / "table.md").write_text(f"{note}\n\n{text}\n", encoding="utf-8")
     print(f"{note}\n\n{text}")
     sys.exit(1 if missing else 0)
 

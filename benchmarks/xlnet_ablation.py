@@ -109,45 +109,45 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--data", type=Path, help="folder of the tasks")
     parser.add_argument("--hidden-tokens", type=int, default=100_000, help="tokens of held-out text to hide some of")
     parser.add_argument("--out", type=Path, required=True)
-    given = parser.parse_args()
-    if given.tasks and not given.data:
+    options = parser.parse_args()
+    if options.tasks and not options.data:
         parser.error("--tasks needs --data")
-    return given
+    return options
 
 
-def overrides(given: argparse.Namespace, name: str, seed: int) -> list[str]:
+def overrides(options: argparse.Namespace, name: str, seed: int) -> list[str]:
     """Return the changes of a row."""
-    found = [f"data.store={json.dumps(given.store)}", f"run.seed={seed}", *given.changes]
-    found += [f"data.held_out={json.dumps(given.held)}"] if given.held else []
-    found += [f"phases.0.steps={given.steps}"] if given.steps else []
+    changes = [f"data.store={json.dumps(options.store)}", f"run.seed={seed}", *options.changes]
+    changes += [f"data.held_out={json.dumps(options.held)}"] if options.held else []
+    changes += [f"phases.0.steps={options.steps}"] if options.steps else []
     if name == "mlm":
-        found.append(f"data.mask_rate={1 / recipes.load(given.recipe, found).data.partial}")
-    return [*found, *ROWS[name]]
+        changes.append(f"data.mask_rate={1 / recipes.load(options.recipe, changes).data.partial}")
+    return [*changes, *ROWS[name]]
 
 
-def run(given: argparse.Namespace, name: str, seed: int) -> Json:
+def run(options: argparse.Namespace, name: str, seed: int) -> Json:
     """Return the row of one run."""
-    out, changes = run_folder(given.out, name, seed), overrides(given, name, seed)
+    out, changes = run_folder(options.out, name, seed), overrides(options, name, seed)
     began = time.perf_counter()
-    if not pretrain(given.recipe, out=out, overrides=changes, resume=out.exists()).complete:
+    if not pretrain(options.recipe, out=out, overrides=changes, resume=out.exists()).complete:
         raise SystemExit(130)
     seconds = time.perf_counter() - began
-    recipe = recipes.load(given.recipe, changes)
+    recipe = recipes.load(options.recipe, changes)
     _, held = build.open_stores(recipe.data)
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     last = [line for line in lines if line["kind"] == "eval"][-1]
     model = bertree.load(out / "model")
-    hidden = hidden_loss(model, held, recipe.phases[-1].max_length, given.hidden_tokens)
+    hidden = hidden_loss(model, held, recipe.phases[-1].max_length, options.hidden_tokens)
     scores = {
         task: bertree.finetune(
-            out / "model", task=task, data=given.data, out=out / task, seed=seed, progress=False
+            out / "model", task=task, data=options.data, out=out / task, seed=seed, progress=False
         ).metrics
-        for task in given.tasks
+        for task in options.tasks
     }
     return {
         "row": name,
         "seed": seed,
-        "recipe": given.recipe,
+        "recipe": options.recipe,
         "changes": changes,
         "seconds": round(seconds, 1),
         "tokens": sum(phase.steps * phase.batch_tokens for phase in recipe.phases),
@@ -168,40 +168,43 @@ def run_folder(out: Path, name: str, seed: int) -> Path:
 def summary(rows: Sequence[Json]) -> str:
     """Return the table: means over the seeds, and how far the loss of hidden tokens is from that of the row xlnet."""
     tasks = list(dict.fromkeys(task for row in rows for task in row["scores"]))
-    whole = {row["seed"]: row["hidden_loss"] for row in rows if row["row"] == "xlnet"}
+    reference_loss = {row["seed"]: row["hidden_loss"] for row in rows if row["row"] == "xlnet"}
     lines = []
     for name in ROWS:
-        found = [row for row in rows if row["row"] == name]
-        if not found:
+        of_row = [row for row in rows if row["row"] == name]
+        if not of_row:
             continue
-        apart = [row["hidden_loss"] - whole[row["seed"]] for row in found if row["seed"] in whole]
-        pairs = [row["nsp_accuracy"] for row in found if row["nsp_accuracy"] is not None]
-        cells = [spread([row["hidden_loss"] for row in found], ".3f"), spread(apart, "+.3f") if name != "xlnet" else ""]
-        cells += [spread([100 * row["hidden_accuracy"] for row in found], ".1f") + " %"]
-        cells += [spread([row["own_loss"] for row in found], ".3f"), spread([100 * x for x in pairs], ".1f")]
-        cells += [
-            spread([100 * row["scores"][task] for row in found if task in row["scores"]], ".1f") for task in tasks
+        apart = [row["hidden_loss"] - reference_loss[row["seed"]] for row in of_row if row["seed"] in reference_loss]
+        pairs = [row["nsp_accuracy"] for row in of_row if row["nsp_accuracy"] is not None]
+        cells = [
+            spread([row["hidden_loss"] for row in of_row], ".3f"),
+            spread(apart, "+.3f") if name != "xlnet" else "",
         ]
-        lines.append([name, len(found), *cells, f"{statistics.mean(row['seconds'] for row in found):.0f}"])
+        cells += [spread([100 * row["hidden_accuracy"] for row in of_row], ".1f") + " %"]
+        cells += [spread([row["own_loss"] for row in of_row], ".3f"), spread([100 * x for x in pairs], ".1f")]
+        cells += [
+            spread([100 * row["scores"][task] for row in of_row if task in row["scores"]], ".1f") for task in tasks
+        ]
+        lines.append([name, len(of_row), *cells, f"{statistics.mean(row['seconds'] for row in of_row):.0f}"])
     head = ["row", "seeds", "loss of hidden tokens", "against xlnet", "accuracy", "loss of its own", "NSP, %"]
     return table([*head, *tasks, "seconds"], lines)
 
 
 def main() -> None:
     """Run what is not done yet, then write the table and the report of all there is."""
-    given = parsed()
-    given.out.mkdir(parents=True, exist_ok=True)
-    path = given.out / "rows.jsonl"
+    options = parsed()
+    options.out.mkdir(parents=True, exist_ok=True)
+    path = options.out / "rows.jsonl"
     done = {(row["row"], row["seed"]) for row in rows_in([path])}
-    for seed in range(given.seeds):
-        for name in given.rows:
+    for seed in range(options.seeds):
+        for name in options.rows:
             if (name, seed) not in done:
-                row = run(given, name, seed)
+                row = run(options, name, seed)
                 with path.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(row) + "\n")
     rows = rows_in([path])
     text = f"{rows[-1]['where']}; {rows[-1]['recipe']}, {rows[-1]['tokens']:,} tokens\n\n{summary(rows)}\n"
-    (given.out / "table.md").write_text(text, encoding="utf-8")
+    (options.out / "table.md").write_text(text, encoding="utf-8")
     print(text)
 
 
