@@ -1,7 +1,8 @@
-"""Questions -> hits, wherever the vectors are (a folder or a database), and re-ranking of the best hits.
+"""Search by a question: what an index in a folder (index.py) and one in a database (postgres/index.py) share.
 
-A re-ranker (cross-encoder) is a model fine-tuned on pairs of texts. It reads the query and a passage together, which is
-more accurate than comparing two vectors and far slower, so it reads only the best few passages.
+A subclass of `Searcher` finds the nearest vectors; embedding questions, checks and re-ranking are here. A re-ranker
+(cross-encoder) is a model fine-tuned on pairs of texts. It reads the query and a passage together, which is more
+accurate than comparing two vectors and far slower, so it reads only the best few passages.
 """
 
 from abc import ABC, abstractmethod
@@ -19,8 +20,8 @@ from bertree.search.passages import Hit, Passage, PassageSample
 from bertree.search.vector_files import Vectors
 
 # Common names of the positive class of pair tasks, most specific first.
-POSITIVE = ("relevant", "entailment", "duplicate", "equivalent", "paraphrase", "similar", "yes", "true", "1")
-CANDIDATES = 50  # passages that a re-ranker reads
+POSITIVE_LABELS = ("relevant", "entailment", "duplicate", "equivalent", "paraphrase", "similar", "yes", "true", "1")
+CANDIDATES = 50  # passages that a re-ranker reads, unless set
 
 
 class Reranker(Protocol):
@@ -39,7 +40,7 @@ def rerank_hits(
     if heads is not None and "sequence" not in heads:
         raise UserError("the re-ranker has no head for pairs; use a model fine-tuned on a task of two texts")
     pairs = [(q, hit.text) for q, hits in zip(questions, results, strict=True) for hit in hits[:candidates]]
-    scores = iter([_score(line, label) for line in model.predict(pairs)] if pairs else [])
+    scores = iter([_score(prediction, label) for prediction in model.predict(pairs)] if pairs else [])
     ordered = []
     for hits in results:
         reranked = [replace(hit, score=next(scores)) for hit in hits[:candidates]]
@@ -47,24 +48,24 @@ def rerank_hits(
     return ordered
 
 
-def _score(line: Json, label: str | None) -> float:
+def _score(prediction: Json, label: str | None) -> float:
     """Return the score of a pair: the predicted value, or the probability of the positive class."""
-    probabilities: dict[str, Any] | None = line.get("probabilities")
+    probabilities: dict[str, Any] | None = prediction.get("probabilities")
     if probabilities is None:
-        if not isinstance(line.get("predicted"), float):
+        if not isinstance(prediction.get("predicted"), float):
             raise UserError("the re-ranker gives no score for a pair; use a model fine-tuned on a task of two texts")
-        return float(line["predicted"])
+        return float(prediction["predicted"])
     return float(probabilities[positive_label(list(probabilities), label)])
 
 
 def positive_label(labels: Sequence[str], label: str | None = None) -> str:
-    """Return the positive class."""
+    """Return the positive class: `label`, else the one with a common name, else the second of two."""
     if label is not None:
         if label not in labels:
             raise UserError(f"label '{label}': the re-ranker has no such class; {suggest(label, labels)}")
         return label
     folded = {name.casefold(): name for name in labels}
-    positive = next((folded[name] for name in POSITIVE if name in folded), None)
+    positive = next((folded[name] for name in POSITIVE_LABELS if name in folded), None)
     if positive is None and len(labels) != 2:
         raise UserError(f"the re-ranker's positive class is unclear; give it with `label`: {', '.join(labels)}")
     return positive if positive is not None else labels[1]
@@ -108,7 +109,7 @@ class Searcher(ABC):
     @property
     @abstractmethod
     def state(self) -> VectorOrigin:
-        """The newest state of the index."""
+        """The newest committed state of the index."""
 
     @property
     @abstractmethod
@@ -117,7 +118,7 @@ class Searcher(ABC):
 
     @property
     def model_path(self) -> str:
-        """The name or path of the model it was built with; an error if there is no such model."""
+        """The name or path of the model the index was built with; an error if there is no such model."""
         recorded = self.state.model
         if not recorded:
             raise UserError(f"{self.name}: does not say where its model is; give it with `model`")
@@ -189,7 +190,7 @@ class Searcher(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Close its files or its connection."""
+        """Close the index's files or connection."""
 
     def __enter__(self) -> Self:
         return self
@@ -216,6 +217,7 @@ def check_model(model: TextEncoder, origin: VectorOrigin, name: str) -> None:
         raise UserError(
             f"{name}: was made with {expected}, not with this model ({actual}); use that, or build it again"
         )
+    # Only a bertree model lists its prompts; those of other encoders are not checked.
     unknown = set(origin.prompts) - {"", *prompts_of(model)} if hasattr(model, "vector") else set()
     if unknown:
         raise UserError(f"{name}: uses the prompt {min(unknown)!r}, which this model lacks; build it again")

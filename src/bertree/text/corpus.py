@@ -1,4 +1,4 @@
-"""A corpus: any number of files as one stream of clean documents.
+"""A corpus: any number of files as one stream of clean documents. `bertree prepare` writes a token store from it.
 
 The stream is a pure function of the files and the options, and it can be resumed at any position it has been at, with
 its counts: that is how an interrupted preparation resumes. Resuming reads the current file from its start (there is no
@@ -112,7 +112,7 @@ PARTS: dict[str, Callable[[str], str]] = {"": str, "host": _host, "year": _year}
 
 
 class Corpus:
-    """The documents of some files. Iterate over `documents`; `counts` and `position` report the progress."""
+    """The documents of one or more files. Iterate over `documents`; `counts` and `position` report the progress."""
 
     def __init__(self, names: Sequence[str], options: CorpusOptions | None = None) -> None:
         self.options = options or CorpusOptions()
@@ -120,12 +120,12 @@ class Corpus:
         self.counts = readers.CorpusCounts()
         self.position = Position()
         self.seen = cleaning.DigestSet()
-        self.digests: list[bytes] = []  # of documents kept since the caller last took them, if de-duplicating
-        self.code = ""  # of the document at hand
+        self.digests: list[bytes] = []  # of documents kept since the caller last emptied it, if de-duplicating
+        self.code = ""  # control code of the document that `documents` yielded last
         self._rule = (
             ControlRule.parse(self.options.control, self.options.control_default) if self.options.control else None
         )
-        self._tell: Callable[[], int] = lambda: 0
+        self._tell: Callable[[], int] = lambda: 0  # bytes of the current file that have been read
 
     @property
     def size(self) -> int:
@@ -164,7 +164,7 @@ class Corpus:
 
     def _read_raw(self, source: sources.Source, stream: IO[bytes]) -> Iterator[readers.RawDocument]:
         """Yield the raw documents of a file that come after the current position."""
-        reached, counts = self.position, asdict(self.counts)
+        reached, counts = self.position, asdict(self.counts)  # what was read before, if this is a resumed run
         check = number = 0
         column = self._rule.column if self._rule else ""
         options = self.options
@@ -178,7 +178,7 @@ class Corpus:
             elif number == reached.documents:
                 if check != reached.check:
                     break
-                for name, count in counts.items():  # reading them again has counted them again
+                for name, count in counts.items():  # undo the counts of documents that were read a second time
                     setattr(self.counts, name, count)
         if number < reached.documents or (number == reached.documents and check != reached.check):
             raise UserError(f"{source.path}: has changed since the run began; start again in a new folder")

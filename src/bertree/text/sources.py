@@ -1,7 +1,8 @@
-"""The files of a corpus: paths, folders, globs and standard input, plain or compressed.
+"""Find and open input files: paths, folders, globs and standard input, plain or compressed.
 
-All names are resolved to a sorted list of files before anything is read, so that the order of the documents, and with
-it every later result, does not depend on the file system.
+Everything that reads texts uses it: corpora, tables of tasks, documents to index, texts to embed. All names are
+resolved to a sorted list of files before anything is read, so that the order of the documents, and with it every later
+result, does not depend on the file system.
 """
 
 import glob
@@ -33,7 +34,8 @@ FORMATS = {
 COMPRESSED = (".gz", ".xz", ".zst")
 STANDARD_INPUT = "-"
 NO_EXTRA: Mapping[str, str] = {}
-LISTED = 5  # kinds of files listed by name
+LISTED = 5  # kinds of files that a note on skipped files lists
+BUFFER = 1 << 18  # bytes of uncompressed text that are read ahead
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class Source:
 def find_sources(names: Sequence[str], format: str | None = None, extra: Mapping[str, str] = NO_EXTRA) -> list[Source]:
     """Return the files named by paths, folders (recursively, without hidden files), globs and "-".
 
-    `extra`: suffixes beyond the known ones, with the format of each.
+    `format`: of all files; None: by their suffixes. `extra`: more suffixes than `FORMATS` has, with their formats.
     """
     if format is not None and format not in FORMATS.values():
         raise UserError(f"format '{format}': unknown; known: {', '.join(sorted(set(FORMATS.values())))}")
@@ -74,10 +76,9 @@ def _resolve(name: str, format: str | None, extra: Mapping[str, str]) -> Iterato
         return
     suffixes = ", ".join((*FORMATS, *extra))
     if os.path.isdir(name):
-        below = sorted(path for path in _walk(name) if os.path.isfile(path) and (format or format_of(path, extra)))
-        if not below:
+        paths = sorted(path for path in _walk(name) if os.path.isfile(path) and (format or format_of(path, extra)))
+        if not paths:
             raise UserError(f"{name}: no text files in this folder (known: {suffixes}, each also .gz, .xz or .zst)")
-        paths = below
     elif os.path.exists(name):
         paths = [name]
     elif glob.has_magic(name):
@@ -147,10 +148,10 @@ def open_source(source: Source) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
     try:
         with open(source.path, "rb") as file:
             if library is not None:
-                yield io.BufferedReader(_ZstdReader(file, library), 1 << 18), file
+                yield io.BufferedReader(_ZstdReader(file, library), BUFFER), file
             elif source.compression:
                 unpacked = gzip.GzipFile(fileobj=file) if source.compression == ".gz" else lzma.LZMAFile(file)  # noqa: SIM115
-                yield io.BufferedReader(unpacked, 1 << 18), file
+                yield io.BufferedReader(unpacked, BUFFER), file
             else:
                 yield file, file
     except broken as error:

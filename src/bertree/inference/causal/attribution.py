@@ -1,4 +1,7 @@
-"""Which control code a text belongs to (CTRL's source attribution): codes by the likelihood they give the text."""
+"""Which control code a text belongs to (CTRL's source attribution): codes by the likelihood they give the text.
+
+`Model.attribute` calls it. Every text is scored with every code, so the cost is that of texts times codes.
+"""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,7 +26,7 @@ class CodeScore:
     code: str
     probability: float  # of the code, given the text
     log_likelihood: float  # of the text, given the code, in nats
-    loss: float  # the same, negative and per token
+    loss: float  # minus the log-likelihood, per token
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,7 @@ class Attribution(Sequence[CodeScore]):
         return self.codes[index]
 
     def __repr__(self) -> str:
-        shown = ", ".join(f"{one.code} {one.probability:.3f}" for one in self.codes[:5])
+        shown = ", ".join(f"{each.code} {each.probability:.3f}" for each in self.codes[:5])
         return f"<attribution of {self.tokens} tokens: {shown}{', ...' if len(self.codes) > 5 else ''}>"
 
 
@@ -61,13 +64,13 @@ def attribute(
     weights = prior_weights(chosen, prior)
     tokenizer = model.required_tokenizer
     prefixes = [control_prefix(tokenizer, code) for code in chosen]
-    read = _read(model, texts, max(map(len, prefixes)))
-    rows = [(prefix, ids) for ids in read for prefix in prefixes]
+    tokenized = _tokenize(model, texts, max(map(len, prefixes)))
+    rows = [(prefix, ids) for ids in tokenized for prefix in prefixes]
     with bar("tokens", sum(len(ids) for _, ids in rows), speed="tokens") as progress:
         scored = score(model, [prefix + ids for prefix, ids in rows], [len(p) for p, _ in rows], progress.advance)
     totals = [-float(tokens.losses.sum()) for tokens in scored]
     attributions = []
-    for number, (text, ids) in enumerate(zip(texts, read, strict=True)):
+    for number, (text, ids) in enumerate(zip(texts, tokenized, strict=True)):
         likelihoods = totals[number * len(chosen) : (number + 1) * len(chosen)]
         joint = [likelihood + weight for likelihood, weight in zip(likelihoods, weights, strict=True)]
         evidence = max(joint) + math.log(sum(math.exp(value - max(joint)) for value in joint))
@@ -75,7 +78,7 @@ def attribute(
             CodeScore(code, math.exp(value - evidence), likelihood, -likelihood / len(ids))
             for code, likelihood, value in zip(chosen, likelihoods, joint, strict=True)
         ]
-        attributions.append(Attribution(text, sorted(scores, key=lambda one: -one.probability), len(ids)))
+        attributions.append(Attribution(text, sorted(scores, key=lambda each: -each.probability), len(ids)))
     return attributions
 
 
@@ -89,7 +92,7 @@ def prior_weights(codes: Sequence[str], prior: Prior) -> list[float]:
         controls = Store.open(prior).controls
         if not controls:
             raise UserError(f"{prior}: the store has no control codes, so it says nothing about how frequent they are")
-        prior = {one.code: one.documents for one in controls}
+        prior = {control.code: control.documents for control in controls}
     for code in codes:
         weight = prior.get(code)
         if not isinstance(weight, int | float) or not 0 < weight < math.inf:
@@ -97,8 +100,8 @@ def prior_weights(codes: Sequence[str], prior: Prior) -> list[float]:
     return [math.log(prior[code]) for code in codes]
 
 
-def _read(model: LoadedModel, texts: Sequence[str], before: int) -> list[list[int]]:
-    """Return the tokens of texts, cut to what fits after a code."""
+def _tokenize(model: LoadedModel, texts: Sequence[str], before: int) -> list[list[int]]:
+    """Return the tokens of texts, truncated to what fits after a code of `before` tokens."""
     limit, cut, tokenized = position_limit(model.architecture), 0, []
     for text, encoding in zip(texts, model.required_tokenizer.encode_plain(texts), strict=True):
         ids = list(encoding.ids)

@@ -1,7 +1,7 @@
 """How the next token is chosen from the logits: temperature, top-k, top-p and CTRL's penalty for repetition.
 
-Each choice uses one random number, a hash of the seed, the prompt and the step. So a text's continuation does
-not depend on the rest of its batch.
+Each choice uses one random number, a hash of the seed, the prompt and the step. So a text's continuation does not
+depend on the rest of its batch. generation.py and continuation.py call it.
 
 Shape letters: s sequences, v vocabulary.
 """
@@ -17,13 +17,13 @@ from torch import Tensor
 from bertree import keyed_random
 from bertree.errors import UserError
 
-HOTTEST = 1e30  # temperatures above it, and below its inverse, are not finite or 0 in float32
-MOST_PENALTY = 1000.0
+HOTTEST = 1e30  # temperatures are clamped to this and its inverse: float32 cannot divide by others
+MOST_PENALTY = 1000.0  # far beyond useful values; CTRL has 1.2
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """The settings. Temperature 0 always takes the most likely token."""
+    """How the next token is chosen. Temperature 0 always takes the most likely token."""
 
     temperature: float = 1.0
     top_k: int = 0  # only the k most likely tokens; 0: all
@@ -58,11 +58,11 @@ class Sampling:
         """Choose the next token of each sequence (s), given a number in [0, 1) for each."""
         if self.temperature == 0:
             return most_likely(self.penalize(logits_sv.float(), seen_sv))
-        below_sv = self.probabilities(logits_sv, seen_sv).double().cumsum(1)
+        cumulative_sv = self.probabilities(logits_sv, seen_sv).double().cumsum(1)
         # The last sum may be a little less than 1, and a token of probability 0 must not be chosen.
         draws_s = torch.as_tensor(draws_s, dtype=torch.float64, device=logits_sv.device)
-        drawn_s1 = draws_s[:, None] * below_sv[:, -1:]
-        return torch.searchsorted(below_sv, drawn_s1, right=True)[:, 0]
+        drawn_s1 = draws_s[:, None] * cumulative_sv[:, -1:]
+        return torch.searchsorted(cumulative_sv, drawn_s1, right=True)[:, 0]
 
     def penalize(self, logits_sv: Tensor, seen_sv: Tensor | None) -> Tensor:
         """Divide the logits of tokens that occurred before by the penalty; negative ones are multiplied instead."""
@@ -74,8 +74,8 @@ class Sampling:
     def _keep_most_likely(self, logits_sv: Tensor) -> Tensor:
         """Drop the tokens beyond the most likely ones that together have probability `top_p`; one always remains."""
         ordered_sv, ids_sv = logits_sv.sort(dim=1, descending=True, stable=True)
-        likelier_sv = ordered_sv.softmax(1).cumsum(1).roll(1, 1)  # than each, together
-        likelier_sv[:, 0] = -1.0  # so that it is below any `top_p`, however small
+        likelier_sv = ordered_sv.softmax(1).cumsum(1).roll(1, 1)  # probability of all tokens likelier than each
+        likelier_sv[:, 0] = -1.0  # the most likely token is below any `top_p`, however small
         dropped_sv = torch.zeros_like(likelier_sv, dtype=torch.bool).scatter_(1, ids_sv, likelier_sv >= self.top_p)
         return logits_sv.masked_fill(dropped_sv, -math.inf)
 
@@ -88,5 +88,6 @@ def most_likely(logits_sv: Tensor) -> Tensor:
 def draw_numbers(seed: int, prompt_ids: Sequence[int], number: int, steps: int) -> list[float]:
     """Return a number in [0, 1) for each step of continuation `number` of a prompt."""
     key = keyed_random.key(seed, "generate", number, *prompt_ids)
-    drawn: list[float] = (keyed_random.bits(key, np.arange(steps)) >> np.uint64(11)).astype(np.float64).tolist()
-    return [value / 2**53 for value in drawn]
+    # The upper 53 of 64 bits: all that a float64 can hold.
+    bits: list[float] = (keyed_random.bits(key, np.arange(steps)) >> np.uint64(11)).astype(np.float64).tolist()
+    return [value / 2**53 for value in bits]
