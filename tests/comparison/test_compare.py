@@ -180,12 +180,12 @@ def test_models_take_turns_and_medians_are_theirs(words: Tokenizer) -> None:
     found = compare_all(subjects, TEXTS, seconds=2.0, devices=["cpu"], clock=clock)
     turns = [name for place, name in enumerate(clock.log) if place == 0 or clock.log[place - 1] != name]
     assert turns == ["a", "b"] * (len(turns) // 2)
-    assert len(turns) >= 2 * (2 + timing.LEAST_ROUNDS + timing.LEAST_PASSES)
+    assert len(turns) >= 2 * (2 + timing.LEAST_TURNS + timing.LEAST_PASSES)
     longest = max(
         len(part) for part in "".join(name for name in clock.log).replace("ab", "a b").replace("ba", "b a").split()
     )
     assert (
-        longest <= timing.MOST_TOKENS["cpu"] // 1024 + 1 + timing.TURN + timing.WARM
+        longest <= timing.MOST_TOKENS["cpu"] // 1024 + 1 + timing.TURN + timing.WARM_UP
     )  # nobody has all its turns at once
     for figures, milliseconds in zip(found.models, (10.0, 2.0), strict=True):
         measure_speeds = figures.speed("cpu")
@@ -210,7 +210,7 @@ def test_time_is_kept_by_slow_models_and_not_wasted_by_fast_ones(
     subjects = [TimedModel(name, clock.watch(name, model(words))) for name in ("a", "b")]
     compare_all(subjects, TEXTS, seconds=20.0, devices=["cpu"], clock=clock)
     assert len(clock.log) <= 2 * (
-        timing.ANSWERS // timing.TURN * (timing.TURN + 1) + timing.WARM + 1 + 3 * timing.PASSES
+        timing.MOST_TEXTS // timing.TURN * (timing.TURN + 1) + timing.WARM_UP + 1 + 3 * timing.MOST_PASSES
     )
 
 
@@ -233,7 +233,7 @@ def test_what_is_measured_stays_as_it_is(words: Tokenizer, monkeypatch: pytest.M
     teacher.network.train()
     teacher.network.to(torch.bfloat16)  # is copied to be timed in float32
     seen = list[torch.dtype]()
-    monkeypatch.setattr(timing, "WARM", 1)
+    monkeypatch.setattr(timing, "WARM_UP", 1)
     teacher.network.encoder.register_forward_hook(lambda module, given, out: seen.append(out.dtype))
     found = compare(teacher, student, TEXTS, scores={"accuracy": (0.8, float("nan"))}, seconds=0.2)
     assert set(seen) == {torch.float32}

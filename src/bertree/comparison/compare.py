@@ -1,4 +1,8 @@
-"""Compare models: load them, score them if a task is given, and time them. `bertree.compare`."""
+"""Compare models: load them, score them if a task is given, and time them.
+
+`bertree.compare` is for any models; `compare_to_teacher` is called at the end of a distillation. measure.py counts and
+times the loaded models; report/comparison.py holds the result.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -71,11 +75,8 @@ def compare(
     >>> table = bertree.compare(["my-bert", "small/model"], texts="mail.txt")
     >>> table.models[1].parameters
     """
-    paths = [None if path is None else Path(path) for path in (data, texts, out, tokenizer)]
-    inputs = ComparisonInputs(
-        task=task, data=paths[0], columns={"text": text, "pair": pair, "label": label}, texts=paths[1]
-    )
-    folder = paths[2]
+    data, texts, folder, tokenizer = (None if path is None else Path(path) for path in (data, texts, out, tokenizer))
+    inputs = ComparisonInputs(task=task, data=data, columns={"text": text, "pair": pair, "label": label}, texts=texts)
     with showing(progress):
         inputs.check()
         if len(models) < 2:
@@ -85,10 +86,10 @@ def compare(
         _check_folder(folder)
         devices = _devices(device)
         timed = [
-            _timed_model(name, model, inputs, device, paths[3])
+            _timed_model(name, model, inputs, device, tokenizer)
             for name, model in zip(_short_names([_name(model) for model in models]), models, strict=True)
         ]
-        samples, measured_on, scores = _inputs(timed, inputs)
+        samples, measured_on, scores = _samples_and_scores(timed, inputs)
         with status(f"timing {len(timed)} models for about {seconds:g} s"):
             comparison = compare_all(
                 timed, samples, scores=scores, seconds=seconds, devices=devices, measured_on=measured_on
@@ -100,10 +101,12 @@ def compare(
 
 
 def _check_folder(out: Path | None) -> None:
-    above = next((path for path in (out, *out.parents) if path.exists()), None) if out is not None else None
-    if above is not None and not above.is_dir():
-        raise UserError(f"{above}: is a file; give the path of a folder to write")
-    if out is not None and any((out / name).exists() for name in (METRICS, SCORES)):
+    if out is None:
+        return
+    existing = next((path for path in (out, *out.parents) if path.exists()), None)
+    if existing is not None and not existing.is_dir():
+        raise UserError(f"{existing}: is a file; give the path of a folder to write")
+    if any((out / name).exists() for name in (METRICS, SCORES)):
         raise UserError(f"{out}: is the folder of a run, whose report would be lost; give another `out`")
 
 
@@ -189,7 +192,7 @@ def _short_names(models: Sequence[str]) -> list[str]:
     return names if len(set(names)) == len(names) else [f"{name} ({n})" for n, name in enumerate(names, 1)]
 
 
-def _inputs(
+def _samples_and_scores(
     models: Sequence[TimedModel], inputs: ComparisonInputs
 ) -> tuple[list[Any], str, dict[str, list[float | None]]]:
     """Return the samples to time, a description of them, and the scores."""
@@ -197,13 +200,13 @@ def _inputs(
     scores: dict[str, list[float | None]] = {}
     if inputs.data is not None:
         note_all_rows_scored(inputs.data)
-        every = [_score(timed, inputs.data) for timed in models]
-        examples = every[0][0]
-        names = dict.fromkeys(name for _, values in every for name in values if not name.endswith("threshold"))
+        scored = [_score(timed, inputs.data) for timed in models]
+        examples = scored[0][0]
+        names = dict.fromkeys(name for _, values in scored for name in values if not name.endswith("threshold"))
         task = models[0].task
         assert task is not None
         ordered = sorted(names, key=lambda name: name != task.metric)
-        scores = {name: [values.get(name) for _, values in every] for name in ordered}
+        scores = {name: [values.get(name) for _, values in scored] for name in ordered}
     if inputs.texts is not None:
         texts = _texts(inputs.texts, models[0].task)
         return texts, f"{len(texts):,} texts of {inputs.texts.name}", scores
@@ -219,23 +222,23 @@ def _score(timed: TimedModel, data: Path) -> tuple[list[Any], dict[str, float]]:
     if not wanted:
         raise UserError(f"{data}: has no split 'dev'; there are: {', '.join(splits)}")
     longest = effective_max_length(0, model.task.get("max_length") or task.max_length, model.architecture.longest_input)
-    every: list[Any] = []
+    all_examples: list[Any] = []
     all_scores: dict[str, float] = {}
     for name in wanted:
         examples = task.read(splits[name])
-        part, cut = encode_split(task, examples, model, longest)
+        split, cut = encode_split(task, examples, model, longest)
         if cut.examples:
             note(f"{timed.name}: {cut.message(name, len(examples), longest)}")
-        with bar("evaluating", len(part.units)) as progress:
+        with bar("evaluating", len(split.units)) as progress:
             _, scores = evaluate_split(
-                task, model.network, part, lambda: inference_autocast(model.device), progress.advance
+                task, model.network, split, lambda: inference_autocast(model.device), progress.advance
             )
         if not scores:
             raise UserError(f"{splits[name][0]}: has no gold answers to score")
-        prefix = f"{rest}_" if (rest := name.partition("-")[2]) else ""
+        prefix = f"{variant}_" if (variant := name.partition("-")[2]) else ""  # of dev-mismatched: mismatched_
         all_scores |= {f"{prefix}{key}": value for key, value in scores.items()}
-        every += examples
-    return every, all_scores
+        all_examples += examples
+    return all_examples, all_scores
 
 
 def _texts(path: Path, task: Task[Any] | None) -> list[Any]:

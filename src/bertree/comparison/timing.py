@@ -1,4 +1,4 @@
-"""Measure the latency of single texts and the throughput of many, for several models in turns.
+"""Measure the latency of single texts and the throughput of many, for several models in turns (for measure.py).
 
 Timings are noisy, and the noise changes slowly: another process, a warmer chip. So the models take turns (A, B, A, B
 ...) on the same texts, all of them see the same noise, and medians are reported. A turn holds several texts and begins
@@ -25,10 +25,10 @@ from bertree.tasks.logits import effective_max_length, logits
 from bertree.tasks.task import Task
 
 Clock = Callable[[], float]
-WARM = 3  # texts before the first that counts
-TURN, TURN_SECONDS = 8, 0.1  # texts and seconds of a turn: the next model sees the same noise
-ANSWERS, LEAST_ROUNDS = 320, 4  # of each model
-PASSES, LEAST_PASSES = 15, 5  # over many texts
+WARM_UP = 3  # texts before the first that counts
+TURN, TURN_SECONDS = 8, 0.1  # texts and seconds of a turn at most: short, so that the next model sees the same noise
+MOST_TEXTS, LEAST_TURNS = 320, 4  # of each model, for latencies
+MOST_PASSES, LEAST_PASSES = 15, 5  # over many texts, for throughput
 PROBE = {"cpu": 512, "cuda": 16384}  # tokens timed first, to find how many fit into the time
 MOST_TOKENS = {"cpu": 16384, "cuda": 524288}  # of a pass
 
@@ -85,7 +85,7 @@ class TimedModel:
 
 
 class Runner:
-    """A model on a device with the texts to run; shares the given weights if device and precision are right."""
+    """A model on a device with the texts to run; copies the weights only if device or precision differ."""
 
     def __init__(
         self, subject: TimedModel, texts: Sequence[Any], device: torch.device, clock: Clock = time.perf_counter
@@ -99,8 +99,8 @@ class Runner:
         most = model.architecture.longest_input
         usual = (model.task.get("max_length") or task.max_length) if task else model.max_length
         self._longest = effective_max_length(0, usual, most)
-        self._read = self._group_by_text(self._encode(texts), len(texts))
-        self.lengths = [sum(map(_tokens, units)) for units in self._read]
+        self._units = self._group_by_text(self._encode(texts), len(texts))
+        self.lengths = [sum(map(_tokens, units)) for units in self._units]
 
     def _encode(self, texts: Sequence[Any]) -> list[Any]:
         """Encode texts as units of a task, or as ids."""
@@ -136,7 +136,7 @@ class Runner:
 
     def run_many(self, rows: Sequence[int]) -> float:
         """Run many texts at once, packed and sorted by length; return the seconds."""
-        units = [unit for row in rows for unit in self._read[row]]
+        units = [unit for row in rows for unit in self._units[row]]
         began = self._clock()
         self._run(units)
         return self._clock() - began
@@ -161,23 +161,23 @@ def _on_device(network: Network, device: torch.device, dtype: torch.dtype) -> Ne
 
 def measure_speeds(runners: Sequence[Runner], seconds: float, clock: Clock = time.perf_counter) -> list[Speed]:
     """Measure the speed of each model: half of the time goes to single texts, half to many."""
-    waits, rates = _latencies(runners, seconds / 2, clock), _rates(runners, seconds / 2)
+    latencies, rates = _latencies(runners, seconds / 2, clock), _rates(runners, seconds / 2)
     device = runners[0].device
     speeds = []
-    for runner, taken, (texts, tokens, passes) in zip(runners, waits, rates, strict=True):
-        milliseconds = 1000 * np.array(taken)  # answers x (from ids, from text)
-        middle, late = np.median(milliseconds, 0).tolist(), np.percentile(milliseconds, 90, 0).tolist()
+    for runner, latency, (texts, tokens, passes) in zip(runners, latencies, rates, strict=True):
+        milliseconds = 1000 * np.array(latency)  # texts x (from ids, from the text)
+        median, p90 = np.median(milliseconds, 0).tolist(), np.percentile(milliseconds, 90, 0).tolist()
         speeds.append(
             Speed(
                 device=device.type,
                 processor=processor(device),
                 threads=torch.get_num_threads() if device.type == "cpu" else 0,
                 precision=str(runner.precision).removeprefix("torch."),
-                latency_ms=middle[0],
-                latency_p90_ms=late[0],
-                text_latency_ms=middle[1],
-                text_latency_p90_ms=late[1],
-                timed_texts=len(taken),
+                latency_ms=median[0],
+                latency_p90_ms=p90[0],
+                text_latency_ms=median[1],
+                text_latency_p90_ms=p90[1],
+                timed_texts=len(latency),
                 texts_per_s=texts,
                 tokens_per_s=tokens,
                 passes=passes,
@@ -190,19 +190,19 @@ def _latencies(runners: Sequence[Runner], seconds: float, clock: Clock) -> list[
     """Return the seconds of each model for each single text: (from ids, from the text)."""
     count = len(runners[0].lengths)
     began = clock()
-    expected = [max([runner.run_one(row % count)[1] for row in range(WARM)][-1], 1e-9) for runner in runners]
-    fits = min(TURN_SECONDS / min(expected), seconds / (LEAST_ROUNDS * sum(expected)) - 1)
+    expected = [max([runner.run_one(row % count)[1] for row in range(WARM_UP)][-1], 1e-9) for runner in runners]
+    fits = min(TURN_SECONDS / min(expected), seconds / (LEAST_TURNS * sum(expected)) - 1)
     turn = max(1, min(TURN, int(fits)))
     shortest = int(np.argmin(runners[0].lengths))
-    taken: list[list[tuple[float, float]]] = [[] for _ in runners]
-    for number in range(1, ANSWERS // turn + 1):
+    latencies: list[list[tuple[float, float]]] = [[] for _ in runners]
+    for number in range(1, MOST_TEXTS // turn + 1):
         start = (number - 1) * turn
-        for runner, seconds_taken in zip(runners, taken, strict=True):
+        for runner, latency in zip(runners, latencies, strict=True):
             runner.run_one(shortest)  # brings its weights back into the caches; not counted
-            seconds_taken += [runner.run_one(row % count) for row in range(start, start + turn)]
-        if number >= LEAST_ROUNDS and (clock() - began) * (number + 1) / number > seconds:
+            latency += [runner.run_one(row % count) for row in range(start, start + turn)]
+        if number >= LEAST_TURNS and (clock() - began) * (number + 1) / number > seconds:
             break
-    return taken
+    return latencies
 
 
 def _rates(runners: Sequence[Runner], seconds: float) -> list[tuple[float, float, int]]:
@@ -211,22 +211,22 @@ def _rates(runners: Sequence[Runner], seconds: float) -> list[tuple[float, float
     probe = _rows(runners[0].lengths, PROBE[kind])
     spent = sum(runner.run_many(probe) for runner in runners)
     size = sum(runners[0].lengths[row] for row in probe)
-    fitting_in = int(seconds * size / max(LEAST_PASSES * spent, 1e-9)) - size
-    rows = _rows(runners[0].lengths, max(PROBE[kind] // 4, min(MOST_TOKENS[kind], fitting_in)))
+    fitting = int(seconds * size / max(LEAST_PASSES * spent, 1e-9)) - size  # tokens, less those of the probe
+    rows = _rows(runners[0].lengths, max(PROBE[kind] // 4, min(MOST_TOKENS[kind], fitting)))
     if kind == "cuda":
         for runner in runners:
             runner.run_many(rows)  # allocates its memory once
-    taken: list[list[float]] = [[] for _ in runners]
-    for _ in range(PASSES):
-        for runner, seconds_taken in zip(runners, taken, strict=True):
-            seconds_taken.append(runner.run_many(rows))
-        passes = len(taken[0])
-        if passes >= LEAST_PASSES and sum(map(sum, taken)) * (passes + 1) / passes > seconds:
+    durations: list[list[float]] = [[] for _ in runners]
+    for _ in range(MOST_PASSES):
+        for runner, runner_durations in zip(runners, durations, strict=True):
+            runner_durations.append(runner.run_many(rows))
+        passes = len(durations[0])
+        if passes >= LEAST_PASSES and sum(map(sum, durations)) * (passes + 1) / passes > seconds:
             break
     rates = []
-    for runner, seconds_taken in zip(runners, taken, strict=True):
-        second = float(np.median(seconds_taken))
-        rates.append((len(rows) / second, sum(runner.lengths[row] for row in rows) / second, len(seconds_taken)))
+    for runner, runner_durations in zip(runners, durations, strict=True):
+        median = float(np.median(runner_durations))
+        rates.append((len(rows) / median, sum(runner.lengths[row] for row in rows) / median, len(runner_durations)))
     return rates
 
 
