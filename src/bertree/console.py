@@ -1,6 +1,6 @@
-"""What a person sees while work is under way: notes, lines and progress bars.
+"""What the user sees during long work: notes, lines and progress bars.
 
-Nothing is shown unless it is asked for: the command line runs every verb inside `showing()`, and from Python
+Nothing is shown unless it is requested: the command line runs every verb inside `showing()`, and from Python
 `progress=True` does the same. A note is a warning, so that a program can catch or silence it; the command line prints
 it as one line on standard error. Results are not shown here: functions return them, and the command line prints them.
 """
@@ -63,7 +63,7 @@ def showing(on: bool | None = True) -> Iterator[None]:
 
 @contextmanager
 def notes_shown(on: bool) -> Iterator[None]:
-    """Leave notes as they are while the block runs, or drop them: of several ranks one is enough."""
+    """Drop notes while the block runs, unless `on`: with several ranks, only one of them shows its notes."""
     with warnings.catch_warnings():
         if not on:
             warnings.simplefilter("ignore", BertreeWarning)
@@ -76,7 +76,7 @@ def is_showing() -> bool:
 
 
 def has_bar() -> bool:
-    """Whether a progress bar can be drawn: it is asked for, and standard error is a terminal."""
+    """Whether a progress bar is drawn: it is requested, and standard error is a terminal."""
     return is_showing() and sys.stderr.isatty()
 
 
@@ -101,11 +101,11 @@ class Bar:
         self._task = None if progress is None else progress.add_task(what, total=total, rate="")
 
     def advance(self, count: int = 1) -> None:
-        """Move on by so many."""
+        """Advance the bar by this many."""
         self.move_to(self._done + count)
 
     def move_to(self, completed: int, items: int | None = None) -> None:
-        """Set how far the work has come. `items`: what the speed counts, if it is not the same."""
+        """Set how much is done. `items`: what the speed counts, if that differs from the unit of `completed`."""
         self._done = completed
         if self._progress is None or self._task is None:
             return
@@ -116,7 +116,7 @@ class Bar:
         self._progress.update(self._task, completed=completed, rate=rate)
 
     def relabel(self, what: str, total: int | None = None) -> None:
-        """Go on with another part of the work."""
+        """Change the label and the total, for the next step of the work."""
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, description=what, total=total)
 

@@ -17,7 +17,8 @@ from tests.support.pages import Page
 
 def part(name: str, gold: list[float]) -> PairPart:
     texts = tuple(f"{name} {n}" for n in range(len(gold)))
-    return PairPart(name, f"{name}.txt", texts, texts, np.array(gold), tuple(range(1, len(gold) + 1)))
+    lines = tuple(range(1, len(gold) + 1))
+    return PairPart(name=name, file=f"{name}.txt", first=texts, second=texts, gold=np.array(gold), lines=lines)
 
 
 def vectors(rows: int, seed: int) -> np.ndarray:

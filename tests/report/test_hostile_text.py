@@ -135,7 +135,10 @@ def comparison_of_three(text: str, place: Path) -> str:
 def evaluation(text: str, place: Path) -> str:
     draw = np.random.default_rng(0)
     texts = (text,) * 20
-    parts = tuple(PairPart(f"{text}{n}", text, texts, texts, draw.random(20), tuple(range(20))) for n in range(2))
+    parts = tuple(
+        PairPart(name=f"{text}{n}", file=text, first=texts, second=texts, gold=draw.random(20), lines=tuple(range(20)))
+        for n in range(2)
+    )
     sets = [PairSet(text, parts), PairSet(f"{text}.", parts[:1])]
 
     def sides(pairs: PairSet) -> list[Any]:

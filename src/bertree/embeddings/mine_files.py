@@ -1,4 +1,8 @@
-"""Compare the texts of files by their vectors: nearest matches, similar pairs, clusters."""
+"""Compare the texts of files by their vectors: `bertree.similar`, `find_pairs` and `cluster_texts`.
+
+Here arguments are checked, files read and results written; mining.py and clustering.py compute on vectors. All vectors
+of a file are in memory at once.
+"""
 
 import csv
 import io
@@ -103,30 +107,30 @@ def similar(
             batch_tokens=batch_tokens,
             precision=precision,
         )
-        ours = _read_side(str(a), text, format, "the first text")
-        theirs = _read_side(str(b), text, format, "the second text")
+        side_a = _read_side(str(a), text, format, "the first text")
+        side_b = _read_side(str(b), text, format, "the second text")
         embedder = Embedder(model, options)
-        first, second = (embed_texts(embedder, side.texts, side.name) for side in (ours, theirs))
+        vectors_a, vectors_b = (embed_texts(embedder, side.texts, side.name) for side in (side_a, side_b))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", TextsCut)
             random_pairs = pair_similarities(embedder.embed(random_sentences()))
-        if not ours.is_file and not theirs.is_file:
-            return Matches(ours, theirs, [[(0, mining.cosines(first, second)[0])]], random_pairs)
-        return Matches(ours, theirs, list(mining.nearest(first, second, k)), random_pairs)
+        if not side_a.is_file and not side_b.is_file:
+            return Matches(side_a, side_b, [[(0, mining.cosines(vectors_a, vectors_b)[0])]], random_pairs)
+        return Matches(side_a, side_b, list(mining.nearest(vectors_a, vectors_b, k)), random_pairs)
 
 
-def _read_side(name: str, column: str | None, format: str | None, called: str) -> Side:
-    """Read the texts that an argument stands for: a file's rows, or the argument itself."""
-    looks_like_file = name == STANDARD_INPUT or (format_of(name) is not None and not any(map(str.isspace, name)))
+def _read_side(argument: str, column: str | None, format: str | None, label: str) -> Side:
+    """Read the texts that an argument stands for: a file's rows, or the argument itself. `label`: for messages."""
+    has_suffix = format_of(argument) is not None and not any(map(str.isspace, argument))
     try:
-        is_file = looks_like_file or Path(name).is_file()
+        is_file = has_suffix or argument == STANDARD_INPUT or Path(argument).is_file()
     except OSError:  # longer than any path
         is_file = False
     if not is_file:
-        if not name.strip():
-            note(f"{called} is empty")
-        return Side([name], called, False)
-    rows = TextRows(name, column, format)
+        if not argument.strip():
+            note(f"{label} is empty")
+        return Side([argument], label, False)
+    rows = TextRows(argument, column, format)
     texts = list(rows)
     for line in rows.counts.notes(rows.name):
         note(line)
@@ -177,7 +181,7 @@ def find_pairs(
             raise UserError(f"{file}: has {len(texts)} text; pairs need two")
         with bar("comparing", len(distinct.first), speed="texts") as shown:
             closest = mining.closest_pairs(rows_nd[distinct.first], k, min_similarity, shown.advance)
-        numbers = distinct.first.tolist()
+        numbers = distinct.first.tolist()  # the row of each distinct text
         pairs: list[Json] = [
             {
                 "cosine": round(pair.cosine, 6),
@@ -248,8 +252,8 @@ def cluster_texts(
             labels = np.full(len(texts), clustering.ALONE, np.int64)
             labels[filled] = grouped.labels
             lines: list[Json] = [
-                {"row": row, "cluster": None if label < 0 else label + 1, "text": one}
-                for row, (label, one) in enumerate(zip(labels.tolist(), texts, strict=True), 1)
+                {"row": row, "cluster": None if label < 0 else label + 1, "text": row_text}
+                for row, (label, row_text) in enumerate(zip(labels.tolist(), texts, strict=True), 1)
             ]
             _write_table(target, ("row", "cluster", "text"), (tuple(line.values()) for line in lines), lines)
         return TextClusters(texts, filled.tolist(), grouped)

@@ -1,4 +1,4 @@
-"""Read sets of sentence pairs with gold similarities, in the layouts of their releases.
+"""Read sets of sentence pairs with gold similarities, in the layouts of their releases (for evaluate.py).
 
 STS12 to STS16 are folders of parts, `STS.input.PART.txt` beside `STS.gs.PART.txt`; blank lines are pairs without a gold
 score. The STS benchmark is a tab-separated table without a header, named .csv; GLUE's copy has a header, and no gold in
@@ -28,15 +28,16 @@ INPUT, GOLD = "STS.input.", "STS.gs."
 BENCHMARK = re.compile(r"sts-?(?:b-)?(train|dev|test)[\w-]*\.(?:csv|tsv)(?:\.\w+)?", re.IGNORECASE)
 GLUE = re.compile(r"(train|dev|test)\.tsv(?:\.\w+)?", re.IGNORECASE)
 SICK = re.compile(r"SICK(?:_(train|trial|test)\w*|_annotated)?\.(?:txt|tsv)(?:\.\w+)?", re.IGNORECASE)
-SICK_SPLITS = {"trial": "dev"}
-SEMEVAL = "SemEval_set"
+SICK_SPLITS = {"trial": "dev"}  # SICK's own name of a split -> ours
+SICK_SPLIT_COLUMN = "SemEval_set"
 TEXTS = ("sentence1", "sentence_A", "text1", "text", "first", "question1")
 PAIRS = ("sentence2", "sentence_B", "text2", "pair", "second", "question2")
 LABELS = ("score", "relatedness_score", "similarity", "gold", "label")
-FORM = HeaderlessLayout(7, 9, text=5, pair=6, label=4)  # genre, file, year, number, score, the sentences, their sources
+# The STS benchmark, 7 to 9 columns: genre, file, year, number, score, the sentences, their sources.
+BENCHMARK_LAYOUT = HeaderlessLayout(7, 9, text=5, pair=6, label=4)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PairPart:
     """One part of a set: pairs from one source."""
 
@@ -88,14 +89,14 @@ class PairColumns:
             text=(self.text,) if self.text else TEXTS,
             pair=(self.pair,) if self.pair else PAIRS,
             label=(self.label,) if self.label else LABELS,
-            headless=() if self.any_named else (FORM,),
+            headless=() if self.any_named else (BENCHMARK_LAYOUT,),
             quoting="none" if released else "auto",
             labelled=True,
         )
 
 
 def find(paths: Sequence[Path], named: PairColumns = PairColumns(), split: str = "test") -> list[PairSet]:  # noqa: B008
-    """Find every set behind the paths, in the order given, below a folder by name."""
+    """Read every set that the paths name, in their order; the sets below a folder are sorted by name."""
     if split not in SPLITS:
         raise UserError(f"split '{split}': unknown, {suggest(split, SPLITS)}")
     all_sets: list[PairSet] = []
@@ -112,13 +113,14 @@ def find(paths: Sequence[Path], named: PairColumns = PairColumns(), split: str =
 
 def _make_names_unique(sets: Sequence[PairSet]) -> list[PairSet]:
     """Make names unique: by the folder, then by number."""
-    count = Counter(one.name for one in sets)
+    count = Counter(pair_set.name for pair_set in sets)
     named = [replace(s, name=f"{s.name} ({s.folder})") if count[s.name] > 1 else s for s in sets]
     seen: Counter[str] = Counter()
     result = []
-    for one in named:
-        seen[one.name] += 1
-        result.append(one if seen[one.name] == 1 else replace(one, name=f"{one.name} {seen[one.name]}"))
+    for pair_set in named:
+        seen[pair_set.name] += 1
+        number = seen[pair_set.name]
+        result.append(pair_set if number == 1 else replace(pair_set, name=f"{pair_set.name} {number}"))
     return result
 
 
@@ -189,11 +191,11 @@ def _read_sick(path: Path, split: str) -> PairSet:
     match = SICK.fullmatch(path.name)
     kind = (match[1] or split).lower() if match else split
     name = "SICK-R" if kind == "all" else f"SICK-R {SICK_SPLITS.get(kind, kind)}"
-    if kind == "all" or (column := table.find([SEMEVAL])) is None:
+    if kind == "all" or (column := table.find([SICK_SPLIT_COLUMN])) is None:
         return replace(pairs, name=name)
     part = pairs.parts[0]
-    which = dict(zip(table.lines, (str(value).lower() for value in table.values(column)), strict=True))
-    kept = [n for n, line in enumerate(part.lines) if SICK_SPLITS.get(which[line], which[line]) == split]
+    split_of = dict(zip(table.lines, (str(value).lower() for value in table.values(column)), strict=True))
+    kept = [n for n, line in enumerate(part.lines) if SICK_SPLITS.get(split_of[line], split_of[line]) == split]
     if not kept:
         raise UserError(f"{path}: has no rows of the split '{split}'")
     chosen = replace(
@@ -208,17 +210,17 @@ def _read_sick(path: Path, split: str) -> PairSet:
 
 def _read_table(path: Path, named: PairColumns, name: str, released: bool = False) -> PairSet:
     rows, skipped = named.columns(released).read(path)
-    judged = [row for row in rows if row.label not in (None, "")]
-    if not judged:
+    labeled = [row for row in rows if row.label not in (None, "")]
+    if not labeled:
         raise UserError(f"{path}: has no gold score; name its column with `label`")
     part = PairPart(
         name=name,
         file=str(path),
-        first=tuple(row.text for row in judged),
-        second=tuple(row.pair or "" for row in judged),
-        gold=np.array([_gold(row) for row in judged]),
-        lines=tuple(row.line for row in judged),
-        skipped=skipped + len(rows) - len(judged),
+        first=tuple(row.text for row in labeled),
+        second=tuple(row.pair or "" for row in labeled),
+        gold=np.array([_gold(row) for row in labeled]),
+        lines=tuple(row.line for row in labeled),
+        skipped=skipped + len(rows) - len(labeled),
     )
     return PairSet(name.partition(".")[0] or name, (part,), path.parent.name)
 
@@ -266,7 +268,7 @@ def _read_part(path: Path) -> PairPart:
     if not gold.is_file():
         raise UserError(f"{gold}: no such file; the scores of {path.name} are expected there")
     texts, scores = list(read_lines(path)), list(read_lines(gold))
-    while len(scores) < len(texts) and (not scores or scores[-1][1] == ""):  # a last blank line has no end
+    while len(scores) < len(texts) and (not scores or scores[-1][1] == ""):  # blank last lines without a line break
         scores.append((len(scores) + 1, ""))
     if len(texts) != len(scores):
         raise UserError(f"{gold}: has {len(scores)} lines, {path.name} {len(texts)}: they do not belong together")
@@ -285,5 +287,11 @@ def _read_part(path: Path) -> PairPart:
         raise UserError(f"{gold}: has no score at all")
     name = path.name.removeprefix(INPUT).split(".txt")[0]
     return PairPart(
-        name, str(path), tuple(first), tuple(second), np.array(values), tuple(numbers), len(texts) - len(values)
+        name=name,
+        file=str(path),
+        first=tuple(first),
+        second=tuple(second),
+        gold=np.array(values),
+        lines=tuple(numbers),
+        skipped=len(texts) - len(values),
     )

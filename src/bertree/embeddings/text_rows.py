@@ -18,7 +18,7 @@ from bertree.text.readers import MAX_RECORD, open_parquet
 from bertree.text.sources import STANDARD_INPUT, find_sources, open_source
 
 LONGEST = 1 << 15  # characters of a text; 512 tokens are about 2,500
-COLUMNS = ("text", "sentence", "content", "body", "sentence1")
+USUAL_COLUMNS = ("text", "sentence", "content", "body", "sentence1")
 
 
 @dataclass
@@ -55,12 +55,12 @@ class TextRows:
         self.done = 0  # read so far, of `total`
 
     def __iter__(self) -> Iterator[str]:
-        with open_source(self.source) as (stream, beneath):
+        with open_source(self.source) as (stream, file):
             read = {"text": self._text, "jsonl": self._jsonl, "parquet": self._parquet}
             for text in read.get(self.source.format, self._delimited)(stream):
                 counted = self._count(text)
                 if self.total:
-                    self.done = self.counts.rows if self.source.format == "parquet" else beneath.tell()
+                    self.done = self.counts.rows if self.source.format == "parquet" else file.tell()
                 yield counted
         if not self.counts.rows:
             raise UserError(f"{self.name}: is empty")
@@ -76,7 +76,7 @@ class TextRows:
         return text
 
     def _text(self, stream: IO[bytes]) -> Iterator[str]:
-        most = 4 * LONGEST + 1  # bytes of as many characters, and one more
+        most = 4 * LONGEST + 1  # bytes that LONGEST characters may take in UTF-8, and one more
         first = True
         while data := stream.readline(most):
             if first:
@@ -149,12 +149,12 @@ class TextRows:
         return value or ""
 
     def _choose_column(self, names: Sequence[str]) -> str:
-        """Return the column that is named, or the only one that fits."""
+        """Return the column that was chosen, else the first with a usual name, else the only one."""
         if self._column is not None:
             if self._column not in names:
                 raise UserError(f"{self.name}: has no column '{self._column}'; there are: {', '.join(map(str, names))}")
             return self._column
-        usual = [name for name in COLUMNS if name in names]
+        usual = [name for name in USUAL_COLUMNS if name in names]
         if not usual and len(names) != 1:
             raise UserError(f"{self.name}: which column is the text? Give `text=NAME`; there are: {', '.join(names)}")
         return usual[0] if usual else names[0]

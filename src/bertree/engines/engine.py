@@ -1,7 +1,8 @@
-"""Bulk work in blocks: an engine starts workers, which compute blocks in any order; results are taken in order.
+"""Bulk work in blocks: an engine starts workers, which compute blocks in any order; results are yielded in order.
 
-The function that a worker calls is made in the worker itself, by `make(setup)`: a tokenizer, a loaded model. Blocks do
-not depend on the engine or on the number of workers, so neither does any result.
+Preparing a store and embedding many texts use it. Engines are `Here` (this process), worker processes (local.py) and a
+Ray cluster (ray_cluster.py). The function that a worker calls is made in the worker itself, by `make(setup)`: a
+tokenizer, a loaded model. Blocks do not depend on the engine or on the number of workers, so neither does any result.
 """
 
 from collections import deque
@@ -20,7 +21,7 @@ ResultOut = TypeVar("ResultOut", covariant=True)
 
 
 class Workers(Protocol[BlockIn, ResultOut]):
-    """Workers that have been started."""
+    """Workers that an engine has started."""
 
     @property
     def ahead(self) -> int:
@@ -36,17 +37,17 @@ class Engine(Protocol):
     def start(
         self, make: Callable[[Setup], Callable[[Block], Result]], setup: Setup, device: str = "cpu"
     ) -> AbstractContextManager[Workers[Block, Result]]:
-        """Start workers on a kind of device; they end with the block of code. `make` is a function of a module."""
+        """Start workers on a kind of device; they end with the context. `make`: a module-level function."""
 
 
 class Caller(Generic[Block, Result]):
-    """Computes each block when it is submitted."""
+    """The only worker of `Here`: computes each block when it is submitted."""
 
     def __init__(self, function: Callable[[Block], Result]) -> None:
         self.function, self.ahead = function, 0
 
     def submit(self, block: Block) -> Callable[[], Result]:
-        """Compute it."""
+        """Compute the block."""
         result = self.function(block)
         return lambda: result
 
@@ -58,7 +59,7 @@ class Here:
     def start(
         self, make: Callable[[Setup], Callable[[Block], Result]], setup: Setup, device: str = "cpu"
     ) -> Iterator[Workers[Block, Result]]:
-        """Make the function."""
+        """Make the function, which this process calls."""
         yield Caller(make(setup))
 
 
@@ -70,7 +71,7 @@ def map_in_order(
 ) -> Generator[tuple[Task, Result], None, None]:
     """Yield each task with the result of its block, in order; only a few are in memory at once.
 
-    If the tasks end in a user's mistake, the results of those before it come first.
+    If reading the tasks ends in a `UserError`, the results of the tasks before it are yielded first.
     """
     waiting: deque[tuple[Task, Callable[[], Result]]] = deque()
 
@@ -78,19 +79,19 @@ def map_in_order(
         task, result = waiting.popleft()
         return task, result()
 
-    source, mistake = iter(tasks), None
-    while mistake is None:
+    source, failure = iter(tasks), None
+    while failure is None:
         try:
             task = next(source)
         except StopIteration:
             break
         except UserError as error:
-            mistake = error
+            failure = error
             continue
         waiting.append((task, workers.submit(block_of(task))))
         while len(waiting) > workers.ahead:
             yield take()
     while waiting:
         yield take()
-    if mistake is not None:
-        raise mistake
+    if failure is not None:
+        raise failure

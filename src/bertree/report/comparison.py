@@ -42,7 +42,7 @@ class Speed:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelCosts:
-    """The size and speed of a model. Only parameters that its answers are computed with count."""
+    """The size and speed of a model. Only parameters that its predictions need are counted."""
 
     name: str
     parameters: Count
@@ -79,7 +79,7 @@ class Comparison:
 
     @property
     def teacher(self) -> ModelCosts:
-        """Return the model the others are compared with."""
+        """Return the first model, with which the others are compared."""
         return self.models[0]
 
     @property
@@ -110,10 +110,10 @@ class Comparison:
 
     def share_kept(self, score: str, number: int = 1) -> float | None:
         """Return a score as a share of the first model's; None where lower is better or a share means nothing."""
-        full, kept = self.scores[score][0], self.scores[score][number]
-        if full is None or kept is None or full <= 0 or smaller_is_better(score):
+        first, value = self.scores[score][0], self.scores[score][number]
+        if first is None or value is None or first <= 0 or smaller_is_better(score):
             return None
-        return kept / full
+        return value / first
 
     def as_json(self) -> Json:
         """Return plain values, and the ratios that follow from them."""
@@ -144,7 +144,7 @@ class Comparison:
             raise UserError(
                 f"{where}: version: must be {VERSION}, not {value.get('version')!r}; compare the models again"
             )
-        names = {part.name for part in fields(cls)}
+        names = {each.name for each in fields(cls)}  # without the ratios
         comparison: Comparison = read(cls, {key: inner for key, inner in value.items() if key in names}, where)
         return comparison
 

@@ -1,4 +1,7 @@
-"""The files of a task: which file is which split, and the inputs in a file to predict."""
+"""The files of a task: which file is which split (to fine-tune and evaluate), and the inputs in a file to predict.
+
+Inputs are read in the task's own format if the task knows it, else as a table, JSON lines or plain lines.
+"""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -14,7 +17,7 @@ from bertree.text import records
 from bertree.text.records import json_object, location, read_lines, suffix_of
 
 OBJECT = re.compile(r"\s*\{\s*[\"}]")  # the beginning of a JSON object
-TABLES = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson", ".json")
+RECORD_SUFFIXES = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson", ".json")
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ def note_all_rows_scored(data: Path | None) -> None:
 
 
 def _split_of(file: Path, split: str) -> str:
-    """MNLI has a second dev and test split, which only the file name shows."""
+    """Return the split of a single file: MNLI has a second dev and test split, which only the file name shows."""
     return f"{split}-mismatched" if "mismatched" in file.name and split != "train" else split
 
 
@@ -95,7 +98,7 @@ def parse_inputs(
 
 def read_records(path: Path) -> Iterator[tuple[str, str | Json]]:
     """Yield a file's records, or its lines, each with its location."""
-    if suffix_of(path) in TABLES:
+    if suffix_of(path) in RECORD_SUFFIXES:
         yield from ((location(path, number), row) for number, row in records.read_records(path))
     else:
         lines = ((location(path, number), text) for number, text in read_lines(path))

@@ -1,4 +1,7 @@
-"""OpenAI's interface: vectors, and the list of models."""
+"""Routes that follow OpenAI's interface, so that its clients work: /v1/embeddings and /v1/models.
+
+Fields that OpenAI does not have (`truncate`, `prompt`, `truncated`) are optional.
+"""
 
 from binascii import b2a_base64
 from collections.abc import Callable, Sequence
@@ -16,7 +19,7 @@ from bertree.serve.routes.inputs import TextOptions, check_prompt, embed_texts
 from bertree.serve.served import ServedIndex, ServedModel
 
 Rows = list[NDArray[np.float32]]
-MANY = 256  # vectors that are not written on the event loop
+MOST_ON_LOOP = 256  # vectors that are written on the event loop; more would delay other requests
 
 
 class EmbeddingsRequest(msgspec.Struct):
@@ -53,7 +56,7 @@ class EmbeddingsReply(msgspec.Struct, omit_defaults=True):
     data: list[Embedding]
     model: str
     usage: Usage
-    truncated: list[int] = []  # numbers of the texts that were cut, if there are any
+    truncated: list[int] = []  # indices of the texts that were truncated; left out if there are none
 
 
 @route("POST", "/v1/embeddings", reply=EmbeddingsReply, ability="embed", summary="Vectors of texts (OpenAI's form)")
@@ -81,7 +84,7 @@ async def embeddings(context: Context, body: EmbeddingsRequest) -> Any:
     if len(texts) == 1 and write is _floats:
         rows: Sequence[Any] = vectors.rows  # orjson writes it with the rest
     else:
-        rows = write(vectors.rows) if len(texts) <= MANY else await context.call_in_helper(write, vectors.rows)
+        rows = write(vectors.rows) if len(texts) <= MOST_ON_LOOP else await context.call_in_helper(write, vectors.rows)
     reply = {
         "object": "list",
         "data": [{"object": "embedding", "embedding": row, "index": index} for index, row in enumerate(rows)],
@@ -96,7 +99,7 @@ def _base64(rows: Rows) -> list[str]:
 
 
 def _floats(rows: Rows) -> list[orjson.Fragment]:
-    """Write each vector by itself, so that other threads run between them."""
+    """Return each vector as JSON, written one by one, so that other threads run in between."""
     return [orjson.Fragment(orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY)) for row in rows]
 
 

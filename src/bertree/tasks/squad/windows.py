@@ -1,7 +1,7 @@
 """Questions and contexts as overlapping windows, and the best answer span over all windows of a context.
 
 Every context and every question is tokenized once, and pairs are assembled from ids. That saves most of the tokenizing,
-since a context has some five questions, and some contexts have several windows.
+since a context has about five questions, and some contexts have several windows.
 
 As in BERT: a span's score is the sum of the logits of its first and last token; a span counts only in the window with
 the most context around its first token; probabilities are a softmax over the best spans with different texts. The
@@ -48,7 +48,7 @@ class EncodedContext:
 
 
 class ContextWindow(NamedTuple):
-    """The part of its context that a unit reads: the tokens from `begin`, one for each chosen token but the first."""
+    """What a unit reads of its context: the tokens from `begin`, one for each of `Unit.chosen` but the first."""
 
     context: EncodedContext
     begin: int
@@ -89,10 +89,10 @@ def question_units(
 
 
 def windows(tokens: int, room: int, stride: int, max_answer: int) -> list[tuple[int, int]]:
-    """Return parts of a context that cover all its tokens; each starts `stride` tokens after the one before.
+    """Return the windows of a context, which cover all its tokens; each starts `stride` tokens after the one before.
 
-    Earlier if windows are so short that they would overlap by less than an answer's length: every answer of up to
-    `max_answer` tokens (or half a window) is then inside one of them."""
+    The stride is reduced if windows would overlap by less than an answer's length, so that every answer of up to
+    `max_answer` tokens (or half a window) is inside one of them."""
     step = max(min(stride, max(room - max_answer, room // 2)), 1)
     return [(begin, min(begin + room, tokens)) for begin in range(0, max(tokens - room, 0) + step, step)]
 
@@ -154,15 +154,17 @@ def best_spans(
     units: Sequence[Unit], logits: Sequence[Logits], max_answer: int, best: int, beam: bool = False
 ) -> SpanCandidates:
     """Return the best spans of one question. `beam`: scores are those of a `BeamSpanHead`."""
-    sources: list[ContextWindow] = [unit.source for unit in units]
-    extents = [(window.begin, window.begin + len(rows) - 1) for window, rows in zip(sources, logits, strict=True)]
+    context_windows: list[ContextWindow] = [unit.source for unit in units]
+    extents = [(w.begin, w.begin + len(rows) - 1) for w, rows in zip(context_windows, logits, strict=True)]
     spans: list[AnswerSpan] = []
-    for window, (begin, end), rows, allowed in zip(sources, extents, logits, most_context(extents), strict=True):
+    for window, (begin, end), rows, allowed in zip(
+        context_windows, extents, logits, most_context(extents), strict=True
+    ):
         starts, ends = window.context.starts[begin:end], window.context.ends[begin:end]
         search = _beam_in_window if beam else _best_in_window
         spans += search(rows[1:].astype(np.float64), starts, ends, allowed, max_answer, best)
     spans.sort(key=lambda span: -span.score)
-    text = sources[0].context.text
+    text = context_windows[0].context.text
     distinct: dict[str, AnswerSpan] = {}
     for span in spans:
         distinct.setdefault(text[span.start : span.end], span)
@@ -187,7 +189,7 @@ def most_context(extents: Sequence[tuple[int, int]]) -> list[NDArray[np.bool_]]:
     around = np.full((len(extents), len(tokens)), -np.inf)
     for row, (begin, end) in zip(around, extents, strict=True):
         inside = tokens[begin:end]
-        row[begin:end] = np.minimum(inside - begin, end - 1 - inside) + 0.01 * (end - begin)
+        row[begin:end] = np.minimum(inside - begin, end - 1 - inside) + 0.01 * (end - begin)  # as in BERT's script
     winner = around.argmax(axis=0)
     return [winner[begin:end] == number for number, (begin, end) in enumerate(extents)]
 
