@@ -1,4 +1,4 @@
-"""Input formats: what one example is made of, and where in the corpus each example starts.
+"""Input formats: what one example is made of, and where in the corpus each example starts (for example_index.py).
 
     segment-pair    two segments of complete sentences of one document, filled to the limit; one example in ten
                     has a shorter, random target length (BERT)
@@ -33,9 +33,9 @@ from bertree.keyed_random import Ints
 
 PAIRS = ("segment-pair", "sentence-pair")
 KINDS = (*PAIRS, "full-sentences", "doc-sentences", "stream")
-CODED = ("stream", "doc-sentences")  # kinds for stores with control codes
+CODED = ("stream", "doc-sentences")  # kinds that support stores with control codes
 OBJECTIVES = ("nsp", "sop")
-SHORT = 2  # BERT's shortest target
+SHORTEST = 2  # BERT's shortest random target length
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Format:
     kind: str = "full-sentences"
     objective: str | None = None  # "nsp" or "sop", of a pair format
     separators: int = 1  # between A and B: BERT and ALBERT 1, RoBERTa 2
-    short: float = 0.1  # share of segment pairs that aim at a shorter length
+    short: float = 0.1  # share of segment pairs with a shorter, random target length
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -103,7 +103,7 @@ class Format:
 
 @dataclass(frozen=True)
 class Examples:
-    """Where examples are: they tile the corpus, so their lengths are enough.
+    """Where examples start and end: they tile the corpus, so their lengths are enough.
 
     Marks are offsets from an example's first token: in a pair format the positions where A may end and B start, in
     other formats the separators between documents, which are counted in the lengths.
@@ -172,10 +172,10 @@ def _cut_evenly(tokens: int, room: int) -> Examples:
 
 def _cut_documents(documents: Ints, room: int, separated: bool) -> Examples:
     """Cut each document, with the separator after it, into equal pieces."""
-    line = documents + np.arange(documents.size) * separated
-    units = _cut_long_sentences(line, room, room, even=True)
-    document = np.searchsorted(line, units[:-1], "right") - 1
-    contents, counts = np.diff(units), (separated & (units[1:] == line[document + 1])).astype(np.int64)
+    bounds = documents + np.arange(documents.size) * separated
+    units = _cut_long_sentences(bounds, room, room, even=True)
+    document = np.searchsorted(bounds, units[:-1], "right") - 1
+    contents, counts = np.diff(units), (separated & (units[1:] == bounds[document + 1])).astype(np.int64)
     return Examples(contents, counts, contents[counts > 0] - 1, document)
 
 
@@ -208,7 +208,7 @@ def _cut_pairs(format: Format, room: int, units: Ints, documents: Ints, key: np.
     if format.kind == "segment-pair":
         random = keyed_random.bits(key, begins + first_token)
         short = random < keyed_random.threshold(format.short)
-        aims = SHORT + keyed_random.uniform_below(keyed_random.bits(key, random), room + 1 - SHORT)
+        aims = SHORTEST + keyed_random.uniform_below(keyed_random.bits(key, random), room + 1 - SHORTEST)
         target = np.where(short, aims, room)
         after = np.maximum(after, np.minimum(np.searchsorted(ends, begins + target, "right"), last))
         # Avoid a single sentence at the end of a document if the example before can spare one.
@@ -244,7 +244,7 @@ def _cut_long_sentences(bounds: Ints, limit: int, piece: int, even: bool) -> Int
 
 
 def _follow_chain(after: Ints) -> Ints:
-    """Return 0, after[0], after[after[0]], ...: the one step that no array operation does."""
+    """Return 0, after[0], after[after[0]] ...: the one step that is a Python loop, as no array operation does it."""
     assert (after > np.arange(after.size)).all(), "an example has at least one unit"
     steps, size, unit = np.ascontiguousarray(after).data, after.size, 0
     chain = []

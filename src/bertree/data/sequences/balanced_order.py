@@ -1,4 +1,4 @@
-"""An order of examples in which batch borders fall on the ends of examples.
+"""An order of examples in which batch borders fall on the ends of examples (for the batch stream, data/stream.py).
 
 Batches are equal pieces of one long stream of examples. In a random order most borders fall inside an example, and with
 few examples per batch, moving the border to the end of the example would waste much of a batch. So the examples are
@@ -14,8 +14,8 @@ import numpy as np
 
 from bertree.keyed_random import Ints
 
-ROUNDS = 8  # of exchanges; two or three are usual
-ATTEMPTS = 6  # to meet the first border
+ROUNDS = 8  # of exchanges at most; two or three are usual
+ATTEMPTS = 6  # at most, to meet the first border
 
 
 def balanced_order(lengths: Ints, start: int, stride: int, slack: int) -> Ints:
@@ -82,17 +82,18 @@ def _assign_to_emptiest(lengths: Ints, sizes: list[int]) -> list[list[tuple[int,
     return members
 
 
-def _exchange(members: list[list[tuple[int, int]]], sizes: list[int], wanted: int, near: int) -> None:
-    """Exchange two examples between the fullest and the emptiest piece, the next two, and so on, and repeat."""
+def _exchange(members: list[list[tuple[int, int]]], sizes: list[int], target: int, tolerance: int) -> None:
+    """Exchange two examples between the fullest and the emptiest piece, the next two, and so on; repeat until every
+    size is within `tolerance` of `target`."""
     for _ in range(ROUNDS):
         order = sorted(range(len(sizes)), key=sizes.__getitem__)
-        if max(sizes[order[-1]] - wanted, wanted - sizes[order[0]]) <= near:
+        if max(sizes[order[-1]] - target, target - sizes[order[0]]) <= tolerance:
             return
         for low, high in zip(order[: len(order) // 2], reversed(order), strict=False):
             gap = (sizes[high] - sizes[low]) // 2
-            if gap <= near or not members[low] or not members[high]:
+            if gap <= tolerance or not members[low] or not members[high]:
                 continue
-            best = min((_nearest_length(members[low], length, gap), at) for at, (length, _) in enumerate(members[high]))
+            best = min((_nearest_length(members[low], length, gap), i) for i, (length, _) in enumerate(members[high]))
             (difference, low_index), high_index = best
             if difference < gap:  # the exchange brings them closer
                 longer, shorter = members[high].pop(high_index), members[low].pop(low_index)

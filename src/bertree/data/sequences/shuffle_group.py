@@ -1,9 +1,10 @@
-"""A shuffle group: a few chunks of the index, whose examples are shuffled together into one line of packed tokens.
+"""A shuffle group: a few chunks of the example index, whose examples are shuffled together into one line of tokens.
 
-Everything a batch can contain has one form here: a list of runs, each of consecutive tokens in the group's buffer. The
-special tokens are at the end of that buffer, so a separator is a run like any other, and a batch is one `repeat` and
-one `take` in every format. The buffer takes two bytes per token and turns the random reads of a shuffled epoch into a
-few long sequential ones.
+stream.py cuts that line into batches; lanes read it through token_line.py. A chunk is a range of contiguous examples
+(example_index.py). Everything a batch can contain has one form here: a list of runs, each of consecutive tokens in the
+group's buffer. The special tokens are at the end of that buffer, so a separator is a run like any other, and a batch is
+one `repeat` and one `take` in every format. The buffer takes two bytes per token and turns the random reads of a
+shuffled epoch into a few long sequential ones.
 """
 
 from collections.abc import Callable, Iterable
@@ -22,6 +23,8 @@ from bertree.data.store import Store
 from bertree.keyed_random import Ints
 
 CLS_SEGMENT = 2  # segment of a [CLS] that comes last (XLNet)
+SPECIAL = ("cls", "sep", "sep")  # after the text in the buffer; two separators, because RoBERTa's pairs have both
+CLS, SEP, LAST_SEP = -3, -2, -1  # their indices, counted from the end of the special tokens
 
 
 @dataclass(kw_only=True)
@@ -39,7 +42,7 @@ class PackedSlice:
 
 @dataclass(frozen=True)
 class TokenRuns:
-    """Runs of the buffer in the order of the line."""
+    """Runs of the buffer in the order of the line. A run is a range of consecutive tokens."""
 
     bounds: Ints  # runs + 1: offsets in the line
     sources: Ints  # first token of each run in the buffer
@@ -60,7 +63,7 @@ class ShuffleGroup:
     """The line of one group, and the key of its random draws."""
 
     buffer: NDArray[Any]
-    numbers: Ints  # number of each example in the index
+    numbers: Ints  # number of each example in the index, in the order of the line
     bounds: Ints  # examples + 1: offsets in the line
     runs: TokenRuns
     labels: Ints | None  # of each example
@@ -142,7 +145,7 @@ def build_group(
     order_key: np.uint64 | None = None,
     arrange: Callable[[Ints], Ints] | None = None,
 ) -> ShuffleGroup:
-    """Build the group of some chunks; `room` is how many tokens of text an example has at most.
+    """Build the group of some chunks; `room` is the largest number of tokens of text in an example.
 
     `content_key` decides the pairs and masks of the examples, `order_key` their order (None: as in the corpus);
     `arrange` returns the final order of shuffled examples of these lengths.
@@ -156,11 +159,12 @@ def build_group(
     marks = _concatenate_ranges(index.examples.marks, zip(index.marks[chunks], index.marks[chunks + 1], strict=True))
     stored = contents if format.paired else contents - np.diff(offsets)  # without separators
     starts = np.cumsum(stored) - stored
-    buffer, size = _read_buffer(store, index, chunks)
+    buffer, special_end = _read_buffer(store, index, chunks)
     lengths, pairs, codes = contents + format.single_overhead, None, None
     if store.controls:
         code_numbers = store.document_codes[_concatenate_ranges(index.examples.documents, ranges)]
-        codes = CodeRuns(size + store.prefixes.bounds[code_numbers], store.prefixes.lengths[code_numbers], size)
+        sources = special_end + store.prefixes.bounds[code_numbers]
+        codes = CodeRuns(sources, store.prefixes.lengths[code_numbers], special_end)
         lengths = codes.lengths + contents + format.closed
     if format.paired:
         borders = pairing.Borders(starts, contents, offsets, marks + np.repeat(starts, np.diff(offsets)))
@@ -175,13 +179,14 @@ def build_group(
     labels = seconds = None
     cls_last = store.cls_last and format.closed > 0 and codes is None
     if pairs is not None:
-        runs = _pair_runs(pairs, order, format.separators, size, cls_last)
+        runs = _pair_runs(pairs, order, format.separators, special_end, cls_last)
         labels = pairs.labels[order]
         seconds = bounds[:-1] + (not cls_last) + pairs.first_lengths[order] + format.separators
     else:
         if codes is not None:
-            codes = CodeRuns(codes.sources[order], codes.lengths[order], size)
-        runs = _single_runs(_Texts(starts, contents, offsets, marks), order, format.closed > 0, size, codes, cls_last)
+            codes = CodeRuns(codes.sources[order], codes.lengths[order], special_end)
+        texts = _Texts(starts, contents, offsets, marks)
+        runs = _single_runs(texts, order, format.closed > 0, special_end, codes, cls_last)
     return ShuffleGroup(
         buffer=buffer,
         numbers=numbers[order],
@@ -200,19 +205,18 @@ def _concatenate_ranges(array: NDArray[Any], ranges: Iterable[tuple[int, int]]) 
 
 
 def _read_buffer(store: Store, index: ExampleIndex, chunks: Ints) -> tuple[NDArray[Any], int]:
-    """Return the text of some chunks, followed by the special tokens and the control codes, and where the codes
-    start."""
+    """Return the text of some chunks, the special tokens and the control codes; and where the special tokens end."""
     texts = []
     for chunk in chunks:
         shard = int(index.shard_of[chunk])
         first, last = index.tokens[chunk : chunk + 2] - index.shard_tokens[shard]
         texts.append(store.shards[shard].read(first, last, store.vocab_size))
-    special = [store.special.get(kind, 0) for kind in ("cls", "sep", "sep")]
+    special = [store.special.get(kind, 0) for kind in SPECIAL]
     tail = np.array([*special, *store.prefixes.ids], dtype=texts[0].dtype)
     return np.concatenate((*texts, tail)), sum(text.size for text in texts) + len(special)
 
 
-def _pair_runs(pairs: pairing.Pairs, order: Ints, separators: int, size: int, cls_last: bool) -> TokenRuns:
+def _pair_runs(pairs: pairing.Pairs, order: Ints, separators: int, special_end: int, cls_last: bool) -> TokenRuns:
     """Lay out [CLS] A [SEP] B [SEP], or [CLS] A [SEP] if there is no B; or A [SEP] B [SEP] [CLS]."""
     count = order.size
     alone = pairs.labels[order] == NO_LABEL
@@ -221,7 +225,7 @@ def _pair_runs(pairs: pairing.Pairs, order: Ints, separators: int, size: int, cl
     lengths[:, 2] = np.where(alone, 0, separators)
     lengths[:, 3] = pairs.second_lengths[order]
     sources = np.empty((count, 5), np.int64)
-    sources[:, 0], sources[:, 2], sources[:, 4] = size - 3, size - 2, size - 1
+    sources[:, [0, 2, 4]] = special_end + CLS, special_end + SEP, special_end + LAST_SEP
     sources[:, 1], sources[:, 3] = pairs.first_starts[order], pairs.second_starts[order]
     segments = np.tile(np.array([0, 0, 0, 1, 1], np.uint8), (count, 1))
     segments[alone, 4] = 0
@@ -241,7 +245,7 @@ class _Texts(NamedTuple):
 
 
 def _single_runs(
-    texts: _Texts, order: Ints, framed: bool, size: int, codes: CodeRuns | None, cls_last: bool
+    texts: _Texts, order: Ints, framed: bool, special_end: int, codes: CodeRuns | None, cls_last: bool
 ) -> TokenRuns:
     """Lay out [CLS] text [SEP], or text [SEP] [CLS], with a separator at each mark of the text; a stream is the text
     alone. A control code replaces [CLS], and precedes a stream too."""
@@ -264,7 +268,7 @@ def _single_runs(
     slots = pieces + counts + opened + framed
     first_slots = np.cumsum(slots) - slots
     lengths = np.ones(int(slots.sum()), np.int64)
-    sources = np.full(lengths.size, size - 2)
+    sources = np.full(lengths.size, special_end + SEP)
     segments = np.zeros(lengths.size, np.uint8)
     text = np.repeat(first_slots + (opened and not cls_last), pieces) + 2 * skipped
     lengths[text] = ends - begins
@@ -273,7 +277,7 @@ def _single_runs(
         sources[first_slots], lengths[first_slots] = codes.sources, codes.lengths
     elif opened:
         cls_slots = first_slots + slots - 1 if cls_last else first_slots
-        sources[cls_slots] = size - 3
+        sources[cls_slots] = special_end + CLS
         segments[cls_slots] = CLS_SEGMENT if cls_last else 0
     return _token_runs(lengths, sources, segments)
 
