@@ -141,19 +141,19 @@ def python_verb(
         parameters.append(_keyword_only("as_json", JsonOption))
 
     def register(show: Show) -> Show:
-        def run(**given: Any) -> None:
+        def run(**options: Any) -> None:
             for keyword in declared.values():
-                if keyword.repeated and given[keyword.name] is None:
-                    given[keyword.name] = ()
-            values = {key: given[key] for key in declared}
-            if "settings" in given:
-                values["overrides"] = list(given["settings"] or ())
+                if keyword.repeated and options[keyword.name] is None:
+                    options[keyword.name] = ()
+            values = {key: options[key] for key in declared}
+            if "settings" in options:
+                values["overrides"] = list(options["settings"] or ())
             if trains:
-                chosen = [(key, given[key]) for key in TRAINING_OPTIONS if given[key] is not None]
+                chosen = [(key, options[key]) for key in TRAINING_OPTIONS if options[key] is not None]
                 values["overrides"] += [f"run.{key}={value}" for key, value in chosen]
             module, _, attribute = function.rpartition(".")
             result = getattr(import_module(f"bertree.{module}"), attribute)(**values)
-            show(result, SimpleNamespace(**{"as_json": False, **given}))
+            show(result, SimpleNamespace(**{"as_json": False, **options}))
 
         run.__name__, run.__doc__ = show.__name__, inspect.getdoc(show)
         ordered = sorted(parameters, key=lambda parameter: parameter.default is not inspect.Parameter.empty)

@@ -59,7 +59,7 @@ def register(app: typer.Typer) -> None:
     app.add_typer(verbs, name="store", help="Look into token stores.", rich_help_panel=DATA)
 
 
-def train_tokenizer(trained: "TrainedTokenizer", given: SimpleNamespace) -> None:
+def train_tokenizer(trained: "TrainedTokenizer", options: SimpleNamespace) -> None:
     """Train a tokenizer and evaluate it on every 20th document, which is held out.
 
     [dim]bertree tokenizer train corpus/books.txt --kind wordpiece --vocab-size 8000 --out my-tokenizer[/dim]
@@ -69,15 +69,15 @@ def train_tokenizer(trained: "TrainedTokenizer", given: SimpleNamespace) -> None
 
     from bertree.data.prepare import HELD_OUT_EVERY
 
-    out, kind, size, report = given.out, given.kind, trained.tokenizer.size, trained.report
-    if given.as_json:
+    out, kind, size, report = options.out, options.kind, trained.tokenizer.size, trained.report
+    if options.as_json:
         held_out = None if report is None else asdict(report)
         counts = {"tokens": size, "documents": trained.documents, "held_out": held_out}
         print_json({"folder": str(out), "kind": kind} | counts)
         return
     print(f"{out}: {kind}, {size:,} tokens, from {trained.documents:,} documents")
-    if size < given.vocab_size and kind != "bytes":
-        print(f"the corpus gives only {size:,} of the {given.vocab_size:,} tokens asked for")
+    if size < options.vocab_size and kind != "bytes":
+        print(f"the corpus gives only {size:,} of the {options.vocab_size:,} tokens asked for")
     _print_lines(trained.dropped)
     if report is None:
         print(f"fewer than {HELD_OUT_EVERY} documents: none held out, so there is nothing to evaluate on")
@@ -90,19 +90,19 @@ def train_tokenizer(trained: "TrainedTokenizer", given: SimpleNamespace) -> None
     Console().print(table)
 
 
-def prepare(prepared: "PreparedStore", given: SimpleNamespace) -> None:
+def prepare(prepared: "PreparedStore", options: SimpleNamespace) -> None:
     """Turn text into a token store: documents, sentences, tokens. After a stop, run it again to go on.
 
     [dim]bertree prepare corpus/books.txt --tokenizer my-tokenizer --out my-store
     bertree prepare sources/ --control folder --tokenizer my-tokenizer --out my-store[/dim]
     """
     store = prepared.store
-    if given.as_json:
+    if options.as_json:
         cost = {"bytes": prepared.bytes, "seconds": prepared.seconds}
-        print_json({"folder": str(given.out)} | _counts(store) | cost)
+        print_json({"folder": str(options.out)} | _counts(store) | cost)
         return
     print(
-        f"{given.out}: {_describe(store)}, {prepared.bytes / store.tokens:.2f} bytes per token "
+        f"{options.out}: {_describe(store)}, {prepared.bytes / store.tokens:.2f} bytes per token "
         f"(and {prepared.tokenizer_bytes / 1e6:.1f} MB of tokenizer), in {prepared.seconds:.1f} s"
     )
     _print_lines(prepared.dropped)
@@ -138,7 +138,7 @@ def verify_store(folder: StoreArgument, as_json: JsonOption = False) -> None:
         print(f"{folder}: complete and undamaged; {_describe(store)}, content {store.fingerprint[:16]}")
 
 
-def show_batch(example: "ExamplePreview", given: SimpleNamespace) -> None:
+def show_batch(example: "ExamplePreview", options: SimpleNamespace) -> None:
     """Print one example as the model reads it: text, segments, masks, label.
 
     [dim]bertree store show my-store --at 100 --format segment-pair+nsp --masking word

@@ -1,4 +1,8 @@
-"""The verbs `distill` and `compare`."""
+"""The verbs `distill` and `compare`: what they print. Their docstrings are the help texts.
+
+The options come from the signatures of `bertree.distill` and `bertree.compare` (see `python_verb`); `own` words those
+that mean something special here.
+"""
 
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -37,7 +41,7 @@ def register(app: typer.Typer) -> None:
     python_verb(app, "comparison.compare.compare", ("models",), panel=CHECK, own=own)(compare)
 
 
-def distill(run: "Run", given: SimpleNamespace) -> None:
+def distill(run: "Run", options: SimpleNamespace) -> None:
     """Train a smaller model with a larger one as its teacher: on text (--store) or on a task (--task).
 
     On text, the student learns the teacher's distribution at masked tokens, the tokens themselves and the direction of
@@ -65,17 +69,17 @@ def distill(run: "Run", given: SimpleNamespace) -> None:
     from bertree.run_folder import CHECKPOINTS, COMPARISON, METRICS, MODEL, REPORT
 
     def show(run: "Run") -> None:
-        if given.task is not None:
+        if options.task is not None:
             print_finetuning(run)
             return
         print(f"{run.folder}: {MODEL}/, {REPORT}, {METRICS}, {CHECKPOINTS}/")
         if (run.folder / COMPARISON).is_file():
             print_comparison(read_comparison(run.folder / COMPARISON))
 
-    end_run(run, given.as_json, show)
+    end_run(run, options.as_json, show)
 
 
-def compare(comparison: "Comparison", given: SimpleNamespace) -> None:
+def compare(comparison: "Comparison", options: SimpleNamespace) -> None:
     """Measure models against the first: parameters, bytes, latency, throughput and, with a task, score.
 
     Latency is that of one text at a time (median, 90th percentile; from ids, and with tokenization), throughput that of
@@ -90,9 +94,9 @@ def compare(comparison: "Comparison", given: SimpleNamespace) -> None:
     from bertree.cli.render.scores import print_comparison
     from bertree.run_folder import COMPARISON, REPORT
 
-    if given.as_json:
+    if options.as_json:
         print_json(comparison.as_json())
         return
     print_comparison(comparison)
-    if given.out is not None:
-        print(f"{given.out}: {COMPARISON}, {REPORT}")
+    if options.out is not None:
+        print(f"{options.out}: {COMPARISON}, {REPORT}")

@@ -59,14 +59,14 @@ def register(app: typer.Typer) -> None:
     app.add_typer(verbs, name="embeddings", help="Train and evaluate sentence vectors.", rich_help_panel=TRAIN)
 
 
-def train(run: "Run", given: SimpleNamespace) -> None:
+def train(run: "Run", options: SimpleNamespace) -> None:
     """Train sentence vectors."""
     from bertree.cli.render.scores import print_finetuning
 
-    end_run(run, given.as_json, print_finetuning)
+    end_run(run, options.as_json, print_finetuning)
 
 
-def evaluate(scores: "EmbeddingScores", given: SimpleNamespace) -> None:
+def evaluate(scores: "EmbeddingScores", options: SimpleNamespace) -> None:
     """Evaluate sentence vectors on pairs with gold scores: Spearman and Pearson correlation x 100.
 
     For cosine, dot product, euclidean and manhattan distance. DATA: STS12 to STS16 (folders with STS.input.*.txt and
@@ -81,9 +81,9 @@ def evaluate(scores: "EmbeddingScores", given: SimpleNamespace) -> None:
     from bertree.cli.render.embeddings import print_embedding_scores
     from bertree.run_folder import PREDICTIONS, REPORT, SCORES
 
-    if given.as_json:
+    if options.as_json:
         print_json(scores.metrics)
         return
     print_embedding_scores(scores)
-    if given.out is not None:
-        print(f"{given.out}: {SCORES}, {PREDICTIONS}, {REPORT}")
+    if options.out is not None:
+        print(f"{options.out}: {SCORES}, {PREDICTIONS}, {REPORT}")

@@ -40,7 +40,7 @@ def register(app: typer.Typer) -> None:
     python_verb(app, "finetuning.evaluate.glue", ("runs",), panel=CHECK, own=runs)(glue)
 
 
-def finetune(run: "Run", given: SimpleNamespace) -> None:
+def finetune(run: "Run", options: SimpleNamespace) -> None:
     """Fine-tune a model on a task: classification, regression, tagging, spans, multiple choice.
 
     OUT receives model/, metrics.json, predictions.jsonl and, for each seed, a report. The best evaluation on the dev
@@ -64,10 +64,10 @@ def finetune(run: "Run", given: SimpleNamespace) -> None:
     """
     from bertree.cli.render.scores import print_finetuning
 
-    end_run(run, given.as_json, print_finetuning)
+    end_run(run, options.as_json, print_finetuning)
 
 
-def evaluate(scores: "Scores", given: SimpleNamespace) -> None:
+def evaluate(scores: "Scores", options: SimpleNamespace) -> None:
     """Score a fine-tuned model on a task's files, as the task's own script does.
 
     [dim]bertree evaluate my-sst/model --task sst-2 --data glue/SST-2
@@ -76,10 +76,10 @@ def evaluate(scores: "Scores", given: SimpleNamespace) -> None:
     """
     from bertree.cli.render.scores import print_scores
 
-    print_json(scores.metrics) if given.as_json else print_scores(scores)
+    print_json(scores.metrics) if options.as_json else print_scores(scores)
 
 
-def features(files: "FeatureFiles", given: SimpleNamespace) -> None:
+def features(files: "FeatureFiles", options: SimpleNamespace) -> None:
     """Write an encoder's states for every word of a text: features for another program.
 
     OUT receives features.npy (words x width, float32; the state of a word is that of its first sub-word, or of its last
@@ -90,20 +90,20 @@ def features(files: "FeatureFiles", given: SimpleNamespace) -> None:
     """
     from bertree.finetuning.features import FEATURES, WORDS
 
-    if given.as_json:
+    if options.as_json:
         print_json(asdict(files) | {"folder": str(files.folder)})
     else:
         print(f"{files.folder}: {FEATURES} ({files.words:,} words x {files.width}), {WORDS} ({files.texts:,} texts)")
 
 
-def glue(summary: "GlueSummary", given: SimpleNamespace) -> None:
+def glue(summary: "GlueSummary", options: SimpleNamespace) -> None:
     """Collect the scores of several GLUE tasks, with the averages that are called the GLUE score, each by its name.
 
     [dim]bertree glue runs/cola runs/sst-2 runs/mrpc ...[/dim]
     """
     from bertree.cli.render.scores import print_glue
 
-    print_json(asdict(summary)) if given.as_json else print_glue(summary)
+    print_json(asdict(summary)) if options.as_json else print_glue(summary)
 
 
 def predict(

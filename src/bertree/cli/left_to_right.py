@@ -79,17 +79,17 @@ def generate(
     from bertree.files.formats import json_text
 
     loaded = _load(model, device, precision, tokenizer)
-    given = _inputs(prompts, file, "prompt")
-    streams = len(given) * count == 1 and not as_json and beams == 1
+    texts = _inputs(prompts, file, "prompt")
+    streams = len(texts) * count == 1 and not as_json and beams == 1
     shown = 0
 
     def show(row: int, piece: str) -> None:
         nonlocal shown  # the prompt comes with the first piece: what is refused prints nothing but its line
-        print(piece if shown else given[0] + piece, end="", flush=True)
+        print(piece if shown else texts[0] + piece, end="", flush=True)
         shown += 1
 
-    found = loaded.generate(
-        given,
+    generated = loaded.generate(
+        texts,
         tokens=tokens,
         temperature=temperature,
         top_k=top_k,
@@ -103,12 +103,12 @@ def generate(
         on_text=show if streams else None,
     )
     if as_json:
-        for text in found:
+        for text in generated:
             print(json_text(vars(text)))
     elif streams:
-        print() if shown else print(given[0])
+        print() if shown else print(texts[0])
     else:
-        _print_texts(found)
+        _print_texts(generated)
 
 
 def perplexity(
@@ -168,8 +168,8 @@ def perplexity(
         words = loaded.last_words(texts)
         print_json(vars(words)) if as_json else print_last_words(words)
         return
-    found = loaded.perplexity(texts, context=context, stride=stride, memory=memory, control=control)
-    print_json(found.as_mapping()) if as_json else print_perplexity(found)
+    result = loaded.perplexity(texts, context=context, stride=stride, memory=memory, control=control)
+    print_json(result.as_mapping()) if as_json else print_perplexity(result)
 
 
 def attribute(
@@ -201,13 +201,13 @@ def attribute(
     from bertree.files.formats import json_text
 
     loaded = _load(model, device, precision, tokenizer)
-    found = loaded.attribute(_inputs(texts, file, "text"), codes=codes or None, prior=prior or "uniform")
+    attributions = loaded.attribute(_inputs(texts, file, "text"), codes=codes or None, prior=prior or "uniform")
     if as_json:
-        for one in found:
-            ranked = [vars(score) for score in one.codes[:k]]
-            print(json_text({"text": one.text, "tokens": one.tokens, "codes": ranked}))
+        for attribution in attributions:
+            ranked = [vars(score) for score in attribution.codes[:k]]
+            print(json_text({"text": attribution.text, "tokens": attribution.tokens, "codes": ranked}))
     else:
-        print_attributions(found, k)
+        print_attributions(attributions, k)
 
 
 def _load(model: str, device: str, precision: str, tokenizer: str | None) -> "Model":
@@ -234,7 +234,7 @@ def _inputs(texts: list[str] | None, file: str | None, what: str) -> list[str]:
     return texts
 
 
-def _print_texts(found: "Generation") -> None:
-    for number, text in enumerate(found, 1):
+def _print_texts(generated: "Generation") -> None:
+    for number, text in enumerate(generated, 1):
         print(f"--- {number}" if number == 1 else f"\n--- {number}")
         print(text)

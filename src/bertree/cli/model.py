@@ -108,7 +108,7 @@ def fill(
         print_candidates(masks)
 
 
-def convert(architecture: "Architecture", given: SimpleNamespace) -> None:
+def convert(architecture: "Architecture", options: SimpleNamespace) -> None:
     """Convert a model folder to bertree's or to Hugging Face's form, or to ONNX, with its tokenizer.
 
     A bertree folder is a Hugging Face folder plus bertree.toml wherever Hugging Face knows the architecture. An ONNX
@@ -121,13 +121,13 @@ def convert(architecture: "Architecture", given: SimpleNamespace) -> None:
     """
     from bertree.model.cost import describe_architecture
 
-    if given.as_json:
-        print_json({"folder": given.target, "kind": given.to, "precision": given.precision})
+    if options.as_json:
+        print_json({"folder": options.target, "kind": options.to, "precision": options.precision})
     else:
-        print(f"{given.target}: {given.to} folder, {describe_architecture(architecture)}")
+        print(f"{options.target}: {options.to} folder, {describe_architecture(architecture)}")
 
 
-def verify(verification: "Verification", given: SimpleNamespace) -> None:
+def verify(verification: "Verification", options: SimpleNamespace) -> None:
     """Read every byte and compare it with its checksums; the first damaged file is named, with exit code 2.
 
     Of a model, names, shapes and values of all weights are checked too, and that the tokenizer fits. What others have
@@ -137,7 +137,7 @@ def verify(verification: "Verification", given: SimpleNamespace) -> None:
     bertree verify my-run --json[/dim]
     """
     checked, unchecked = list(verification.checked), list(verification.unchecked)
-    if given.as_json:
+    if options.as_json:
         kind = {"folder": str(verification.folder), "kind": verification.kind}
         print_json(kind | {"checked": checked, "unchecked": unchecked})
         return

@@ -47,7 +47,7 @@ def register(app: typer.Typer) -> None:
     app.add_typer(verbs, name="recipe", help="List the recipes, or show every value of one.", rich_help_panel=LOOK)
 
 
-def pretrain(run: "Run", given: SimpleNamespace) -> None:
+def pretrain(run: "Run", options: SimpleNamespace) -> None:
     """Pretrain a model from a recipe: masked or next tokens, and next sentence or sentence order where it says so.
 
     OUT receives model/, checkpoints/, metrics.jsonl and report.html. Ctrl-C saves and stops; --resume goes on, and
@@ -61,10 +61,10 @@ def pretrain(run: "Run", given: SimpleNamespace) -> None:
     """
     from bertree.run_folder import CHECKPOINTS, METRICS, MODEL, REPORT
 
-    end_run(run, given.as_json, lambda run: print(f"{run.folder}: {MODEL}/, {REPORT}, {METRICS}, {CHECKPOINTS}/"))
+    end_run(run, options.as_json, lambda run: print(f"{run.folder}: {MODEL}/, {REPORT}, {METRICS}, {CHECKPOINTS}/"))
 
 
-def list_recipes(notes: dict[str, str], given: SimpleNamespace) -> None:
+def list_recipes(notes: dict[str, str], options: SimpleNamespace) -> None:
     """List the built-in recipes.
 
     [dim]bertree recipe list[/dim]
@@ -72,7 +72,7 @@ def list_recipes(notes: dict[str, str], given: SimpleNamespace) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    if given.as_json:
+    if options.as_json:
         print_json(notes)
         return
     table = Table("recipe", "", box=None, pad_edge=False)
@@ -81,7 +81,7 @@ def list_recipes(notes: dict[str, str], given: SimpleNamespace) -> None:
     Console().print(table)
 
 
-def show_recipe(recipe: Any, given: SimpleNamespace) -> None:
+def show_recipe(recipe: Any, options: SimpleNamespace) -> None:
     """Print a recipe with every value it will be run with, as TOML.
 
     [dim]bertree recipe show bert-base lr=2e-4[/dim]
@@ -91,7 +91,7 @@ def show_recipe(recipe: Any, given: SimpleNamespace) -> None:
     sys.stdout.write(as_toml(recipe))
 
 
-def plan(memory_plan: "Plan", given: SimpleNamespace) -> None:
+def plan(memory_plan: "Plan", options: SimpleNamespace) -> None:
     """Plan a training on many devices: what fits, what is sent, how long it takes; and the mesh to take.
 
     Nothing is trained and no device is needed. ZeRO shards what a device keeps over those that read other data: from
@@ -108,9 +108,9 @@ def plan(memory_plan: "Plan", given: SimpleNamespace) -> None:
 
     from bertree.cli.render.plan import print_plan
 
-    if given.as_json:
+    if options.as_json:
         print_json(memory_plan.as_dict())
         return
     print_plan(Console(), memory_plan)
-    if given.plot is not None:
-        print(f"\n{given.plot}: the chart")
+    if options.plot is not None:
+        print(f"\n{options.plot}: the chart")

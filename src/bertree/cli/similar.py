@@ -48,7 +48,7 @@ def register(app: typer.Typer) -> None:
     python_verb(app, group, ("model", "file"), name="cluster", panel=USE, own=own, only_here=shown)(cluster)
 
 
-def embed(file: "EmbeddedFile", given: SimpleNamespace) -> None:
+def embed(file: "EmbeddedFile", options: SimpleNamespace) -> None:
     """Write the vector of every text of a file, of any size, as one .npy file.
 
     Row n is line n: an empty line has the vector of the empty text. Run again after a stop of any kind, it goes on
@@ -58,7 +58,7 @@ def embed(file: "EmbeddedFile", given: SimpleNamespace) -> None:
     bertree embed my-model corpus.jsonl.zst --text body --dtype float16 --out vectors.npy
     zcat lines.gz | bertree embed my-model - --out vectors.npy[/dim]
     """
-    if given.as_json:
+    if options.as_json:
         shape = {"rows": file.rows, "dimension": file.dimension, "dtype": file.dtype}
         print_json({"file": str(file.path)} | shape | {"new_rows": file.new_rows, "seconds": file.seconds})
     elif not file.new_rows and file.rows:
@@ -68,7 +68,7 @@ def embed(file: "EmbeddedFile", given: SimpleNamespace) -> None:
         print(f"{file.path}: {file.rows:,} vectors x {file.dimension}, {file.dtype}{speed}")
 
 
-def similar(matches: "Matches", given: SimpleNamespace) -> None:
+def similar(matches: "Matches", options: SimpleNamespace) -> None:
     """Print the cosine similarity of two texts, or the best matches in a file for each text of another.
 
     Models differ in scale, so it also says which percentage of random pairs of English sentences is less similar: 50 %
@@ -78,10 +78,10 @@ def similar(matches: "Matches", given: SimpleNamespace) -> None:
     bertree similar my-model questions.txt answers.txt -k 3
     bertree similar my-model "How do I return it?" answers.txt --json[/dim]
     """
-    _print_matches(matches, given.as_json)
+    _print_matches(matches, options.as_json)
 
 
-def pairs(result: "SimilarPairs", given: SimpleNamespace) -> None:
+def pairs(result: "SimilarPairs", options: SimpleNamespace) -> None:
     """Find the most similar pairs of texts in a file: paraphrases, near copies.
 
     Every text is compared with every other, in blocks that fit into memory. Texts that are the same word for word
@@ -93,17 +93,17 @@ def pairs(result: "SimilarPairs", given: SimpleNamespace) -> None:
     """
     if result.duplicates:
         repeated = sum(len(group["rows"]) - 1 for group in result.duplicates)
-        hint = "" if given.duplicates or given.as_json else "; --duplicates lists them"
-        note(f"{given.file}: {repeated:,} rows repeat another word for word and are not compared again{hint}")
-    if given.out is not None:
-        print(f"{given.out}: {len(result.pairs):,} pairs")
-    if given.as_json:
+        hint = "" if options.duplicates or options.as_json else "; --duplicates lists them"
+        note(f"{options.file}: {repeated:,} rows repeat another word for word and are not compared again{hint}")
+    if options.out is not None:
+        print(f"{options.out}: {len(result.pairs):,} pairs")
+    if options.as_json:
         print_json({"sentences": len(result.texts), "pairs": result.pairs, "duplicates": result.duplicates})
-    elif given.out is None:
-        _print_pairs(result, given.duplicates, given.min_similarity)
+    elif options.out is None:
+        _print_pairs(result, options.duplicates, options.min_similarity)
 
 
-def cluster(result: "TextClusters", given: SimpleNamespace) -> None:
+def cluster(result: "TextClusters", options: SimpleNamespace) -> None:
     """Group the texts of a file: into a number of clusters (k-means), or by a smallest similarity.
 
     OUT receives row, cluster and text of every row, clusters numbered by size; a text of no cluster has no number.
@@ -112,7 +112,7 @@ def cluster(result: "TextClusters", given: SimpleNamespace) -> None:
     bertree cluster my-model tickets.csv --text subject --clusters 20 --out clusters.csv
     bertree cluster my-model lines.txt --min-similarity 0.9 --json[/dim]
     """
-    if given.as_json:
+    if options.as_json:
         groups = [
             {
                 "cluster": number,
@@ -125,9 +125,9 @@ def cluster(result: "TextClusters", given: SimpleNamespace) -> None:
         ]
         print_json({"sentences": len(result.texts), "clusters": groups, "alone": result.unclustered})
         return
-    _print_clusters(result, given.show)
-    if given.out is not None:
-        print(f"{given.out}: {len(result.texts):,} rows, {len(result.clusters.clusters):,} clusters")
+    _print_clusters(result, options.show)
+    if options.out is not None:
+        print(f"{options.out}: {len(result.texts):,} rows, {len(result.clusters.clusters):,} clusters")
 
 
 def _print_matches(result: "Matches", as_json: bool) -> None:
