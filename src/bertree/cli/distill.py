@@ -1,8 +1,4 @@
-"""The verbs `distill` and `compare`: what they print. Their docstrings are the help texts.
-
-The options come from the signatures of `bertree.distill` and `bertree.compare` (see `python_verb`); `own` words those
-that mean something special here.
-"""
+"""The verbs `distill` and `compare`: help texts (their docstrings) and output. `python_verb` adds their options."""
 
 from types import SimpleNamespace
 from typing import TYPE_CHECKING

@@ -15,19 +15,18 @@ import torch
 from bertree.comparison.measure import available_devices, compare_all
 from bertree.comparison.timing import TimedModel
 from bertree.config.model_names import resolve_model_path
-from bertree.console import bar, note, showing, status
+from bertree.console import note, showing, status
 from bertree.errors import UserError
 from bertree.files.atomic import write_into_folder
 from bertree.files.formats import json_text
-from bertree.finetuning.evaluate import encode_split, evaluate_split
+from bertree.finetuning.evaluate import score_splits
 from bertree.inference.load import choose_device, load, load_or_take
 from bertree.inference.model import Model
 from bertree.report.comparison import Comparison
 from bertree.report.comparison_page import comparison_page
 from bertree.report.formats import printable
 from bertree.run_folder import BEST_MODEL, COMPARISON, METRICS, MODEL, REPORT, SCORES
-from bertree.tasks.files import TaskFiles, note_all_rows_scored, read_inputs, read_records
-from bertree.tasks.logits import effective_max_length, inference_autocast
+from bertree.tasks.files import note_all_rows_scored, read_inputs, read_records
 from bertree.tasks.task import Task
 from bertree.text.tokenizer import Tokenizer
 
@@ -217,28 +216,16 @@ def _score(timed: TimedModel, data: Path) -> tuple[list[Any], dict[str, float]]:
     """Return the examples of the dev split and the model's scores on them."""
     task, model = timed.task, timed.model
     assert task is not None
-    splits = TaskFiles(data).splits(task, alone="dev")
-    wanted = [name for name in splits if name == "dev" or name.startswith("dev-")]
-    if not wanted:
-        raise UserError(f"{data}: has no split 'dev'; there are: {', '.join(splits)}")
-    longest = effective_max_length(0, model.task.get("max_length") or task.max_length, model.architecture.longest_input)
-    all_examples: list[Any] = []
-    all_scores: dict[str, float] = {}
-    for name in wanted:
-        examples = task.read(splits[name])
-        split, cut = encode_split(task, examples, model, longest)
-        if cut.examples:
-            note(f"{timed.name}: {cut.message(name, len(examples), longest)}")
-        with bar("evaluating", len(split.units)) as progress:
-            _, scores = evaluate_split(
-                task, model.network, split, lambda: inference_autocast(model.device), progress.advance
-            )
-        if not scores:
-            raise UserError(f"{splits[name][0]}: has no gold answers to score")
-        prefix = f"{variant}_" if (variant := name.partition("-")[2]) else ""  # of dev-mismatched: mismatched_
-        all_scores |= {f"{prefix}{key}": value for key, value in scores.items()}
-        all_examples += examples
-    return all_examples, all_scores
+    examples: list[Any] = []
+    scores: dict[str, float] = {}
+    for scored in score_splits(task, model, data, "dev"):
+        for line in scored.notes:
+            note(f"{timed.name}: {line}")
+        if not scored.scores:
+            raise UserError(f"{scored.file}: has no gold answers to score")
+        scores |= {scored.prefix + key: value for key, value in scored.scores.items()}
+        examples += scored.examples
+    return examples, scores
 
 
 def _texts(path: Path, task: Task[Any] | None) -> list[Any]:

@@ -166,7 +166,6 @@ def find_pairs(
         target = _check_table(out)
         _check_cosine(min_similarity)
         source = TextSource(str(file), text, format)
-        saved = None if vectors is None else Path(vectors)
         options = EmbedOptions(
             device=device,
             tokenizer=tokenizer,
@@ -175,7 +174,9 @@ def find_pairs(
             batch_tokens=batch_tokens,
             precision=precision,
         )
-        texts, rows_nd, counts = read_texts_and_vectors(model, source, options, saved)
+        texts, rows_nd, counts = read_texts_and_vectors(
+            model, source, options, None if vectors is None else Path(vectors)
+        )
         distinct = mining.find_distinct(texts)
         if len(texts) < 2:
             raise UserError(f"{file}: has {len(texts)} text; pairs need two")
@@ -232,7 +233,6 @@ def cluster_texts(
         target = _check_table(out)
         _check_cosine(min_similarity)
         source = TextSource(str(file), text, format)
-        saved = None if vectors is None else Path(vectors)
         options = EmbedOptions(
             device=device,
             tokenizer=tokenizer,
@@ -241,7 +241,9 @@ def cluster_texts(
             batch_tokens=batch_tokens,
             precision=precision,
         )
-        texts, rows_nd, counts = read_texts_and_vectors(model, source, options, saved)
+        texts, rows_nd, counts = read_texts_and_vectors(
+            model, source, options, None if vectors is None else Path(vectors)
+        )
         filled = np.flatnonzero([bool(text.strip()) for text in texts])
         if not len(filled):
             raise UserError(f"{file}: holds no text")

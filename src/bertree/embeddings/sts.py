@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertree.errors import UserError, suggest
-from bertree.tasks.columns import Columns, HeaderlessLayout, RawRow
+from bertree.tasks.columns import Columns, HeaderlessLayout
 from bertree.text.records import location, read_lines, suffix_of
 from bertree.text.sources import format_of
 from bertree.text.tables import read_table
@@ -218,15 +218,11 @@ def _read_table(path: Path, named: PairColumns, name: str, released: bool = Fals
         file=str(path),
         first=tuple(row.text for row in labeled),
         second=tuple(row.pair or "" for row in labeled),
-        gold=np.array([_gold(row) for row in labeled]),
+        gold=np.array([_number(row.label or "", location(Path(row.file), row.line)) for row in labeled]),
         lines=tuple(row.line for row in labeled),
         skipped=skipped + len(rows) - len(labeled),
     )
     return PairSet(name.partition(".")[0] or name, (part,), path.parent.name)
-
-
-def _gold(row: RawRow) -> float:
-    return _number(row.label or "", location(Path(row.file), row.line))
 
 
 def _number(text: str, where: str) -> float:

@@ -6,12 +6,12 @@ and `bertree.evaluate` compute a score in the same way.
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any, Generic
+from typing import Any, Generic, NamedTuple
 
 import numpy as np
 
@@ -118,42 +118,61 @@ def _evaluate(
     submission: str | Path | None,
     max_length: int,
 ) -> Scores:
-    wanted = split or "dev"
-    splits = TaskFiles(data).splits(task, alone=wanted)
-    chosen = [key for key in splits if key == wanted or key.startswith(f"{wanted}-")]
-    if not chosen:
-        raise UserError(f"{data}: has no split '{wanted}'; there are: {', '.join(splits)}")
-    default_length = model.task.get("max_length") or task.max_length
-    longest = effective_max_length(max_length, default_length, model.architecture.longest_input)
     figures: Json = {}
     predictions: dict[str, list[Json]] = {}
-    for split_name in chosen:
-        examples = task.read(splits[split_name])
+    for scored in score_splits(task, model, data, split or "dev", max_length):
+        predictions[scored.name], examples, cut = scored.predictions, scored.examples, scored.truncation
+        counts = {"examples": len(examples)} | ({"cut": cut.examples, "cut_tokens": cut.tokens} if cut.examples else {})
+        figures |= {scored.prefix + key: value for key, value in (scored.scores | counts).items()}
+        for line in scored.notes:
+            note(line)
+        if not scored.scores and out is None and submission is None:
+            raise UserError(f"{scored.file}: has no gold answers to score; write the predictions with `out=DIR`")
+        if scored.scores and split is None:
+            note_all_rows_scored(data)
+        if not scored.scores:
+            note(f"{scored.name}: has no gold answers, so nothing is scored")
+        if submission is not None:
+            for file_name, text in task.submission(examples, scored.predictions).items():
+                write_into_folder(Path(submission) / file_name, text)
+    chosen = list(predictions)
+    metrics = figures | {"task": task.name, "split": chosen[0], "model": name}
+    if out is not None:
+        _write(Path(out), task, metrics, figures | {"model": name}, predictions)
+    return Scores(task.name, chosen, metrics, predictions)
+
+
+class ScoredSplit(NamedTuple):
+    """A model's predictions on a split and their scores; there are none without gold labels."""
+
+    name: str
+    file: Path
+    examples: Sequence[Any]
+    predictions: list[Json]
+    scores: dict[str, float]
+    truncation: Truncation
+    notes: list[str]  # on truncation
+    prefix: str  # of the scores' names: "mismatched_" for dev-mismatched
+
+
+def score_splits(task: Task[Any], model: Model, data: Path, split: str, max_length: int = 0) -> Iterator[ScoredSplit]:
+    """Score a model on a split of a task's files and on its variants, such as dev and dev-mismatched."""
+    splits = TaskFiles(data).splits(task, alone=split)
+    chosen = [name for name in splits if name == split or name.startswith(f"{split}-")]
+    if not chosen:
+        raise UserError(f"{data}: has no split '{split}'; there are: {', '.join(splits)}")
+    default_length = model.task.get("max_length") or task.max_length
+    longest = effective_max_length(max_length, default_length, model.architecture.longest_input)
+    for name in chosen:
+        examples = task.read(splits[name])
         encoded, cut = encode_split(task, examples, model, longest)
         with bar("evaluating", len(encoded.units)) as progress:
             lines, scores = evaluate_split(
                 task, model.network, encoded, lambda: inference_autocast(model.device), progress.advance
             )
-        predictions[split_name] = lines
-        prefix = f"{variant}_" if (variant := split_name.partition("-")[2]) else ""  # of dev-mismatched: mismatched_
-        counts = {"examples": len(examples)} | ({"cut": cut.examples, "cut_tokens": cut.tokens} if cut.examples else {})
-        figures |= {f"{prefix}{key}": value for key, value in (scores | counts).items()}
-        if cut.examples:
-            note(cut.message(split_name, len(examples), longest))
-        if not scores and out is None and submission is None:
-            file = splits[split_name][0]
-            raise UserError(f"{file}: has no gold answers to score; write the predictions with `out=DIR`")
-        if scores and split is None:
-            note_all_rows_scored(data)
-        if not scores:
-            note(f"{split_name}: has no gold answers, so nothing is scored")
-        if submission is not None:
-            for file_name, text in task.submission(examples, lines).items():
-                write_into_folder(Path(submission) / file_name, text)
-    metrics = figures | {"task": task.name, "split": chosen[0], "model": name}
-    if out is not None:
-        _write(Path(out), task, metrics, figures | {"model": name}, predictions)
-    return Scores(task.name, chosen, metrics, predictions)
+        notes = [cut.message(name, len(examples), longest)] if cut.examples else []
+        prefix = f"{variant}_" if (variant := name.partition("-")[2]) else ""
+        yield ScoredSplit(name, splits[name][0], examples, lines, scores, cut, notes, prefix)
 
 
 def _write(out: Path, task: Task[Any], metrics: Json, shown: Json, predictions: dict[str, list[Json]]) -> None:

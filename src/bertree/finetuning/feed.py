@@ -74,13 +74,10 @@ class ShapeBuckets:
         if teacher_logits is not None:
             missing = scores - len(teacher_logits), teacher_logits.shape[1]
             teacher_logits = torch.cat([teacher_logits, teacher_logits.new_full(missing, float("nan"))])
-        ignored = answers.new_full((rows - len(answers), *answers.shape[1:]), _ignored_label(answers))
+        no_label = float("nan") if answers.is_floating_point() else IGNORED
+        ignored = answers.new_full((rows - len(answers), *answers.shape[1:]), no_label)
         texts = labels.texts and labels.texts.pad(tokens, inputs, lambda count: count + _padding(count)[0])
         return TaskLabels(torch.cat([answers, ignored]), chosen, cells, width, teacher_logits, texts)
-
-
-def _ignored_label(answers: torch.Tensor) -> float:
-    return float("nan") if answers.is_floating_point() else IGNORED
 
 
 def _padding(count: int) -> tuple[int, int]:

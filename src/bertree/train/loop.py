@@ -169,7 +169,9 @@ class Loop:
         """`clip`: largest norm of the gradient (0: any); `bad_steps`: skipped steps in a row that end the run."""
         self.network: Any = network  # of the kind that the objective expects
         self.objective, self.optimizer = objective, optimizer
-        self.compute: Compute = _compile(objective) if compiled else objective
+        if compiled:
+            prepare_compiler()
+        self.compute: Compute = torch.compile(objective, dynamic=False) if compiled else objective
         self.distribution = distribution or Distribution()
         self.world = self.distribution.world
         self.memories = LaneMemories()
@@ -295,9 +297,3 @@ class Loop:
                 f"step {result.step}: the gradient was not finite for {self._skipped_in_a_row} steps in a row; start a "
                 "new run with a lower learning rate (lr), a longer warmup or a smaller clip"
             )
-
-
-def _compile(objective: Objective) -> Compute:
-    prepare_compiler()
-    compute: Compute = torch.compile(objective, dynamic=False)
-    return compute

@@ -36,7 +36,8 @@ def transformer_problems(a: TransformerAxes) -> list[str]:
         problems.append(f"heads: rotary positions need heads of an even width, not {a.head_size}")
     if a.positions in ("sinusoidal", "relative") and a.width % 2:
         problems.append(f"width: {a.positions} positions need an even width, not {a.width}")
-    problems += _memory_problems(a) + _stream_problems(a) + _cluster_problems(a) + _reformer_problems(a)
+    problems += [*_memory_problems(a), *_stream_problems(a), *_cluster_problems(a)]
+    problems += [*_attention_problems(a), *_axial_problems(a), *_output_problems(a)]
     if not 1 <= a.groups <= a.layers:
         problems.append(f"groups: {a.groups} groups do not fit {a.layers} layers")
     if a.sharing == "none" and a.groups != 1:
@@ -94,11 +95,6 @@ def _cluster_problems(a: TransformerAxes) -> list[str]:
     if int(a.output_projections.split(",")[-1] or 0) >= len(a.cluster_starts) - 1:
         problems.append(f"output_projections: {a.output_projections} names a cluster that does not exist")
     return problems
-
-
-def _reformer_problems(a: TransformerAxes) -> list[str]:
-    """Return the problems of axes that Reformer needs."""
-    return [*_attention_problems(a), *_axial_problems(a), *_output_problems(a)]
 
 
 def _attention_problems(a: TransformerAxes) -> Iterator[str]:

@@ -28,6 +28,7 @@ MAX_QUESTION = 64  # tokens of a question that are read, as BERT does
 NO_SPAN = (0, 0)  # start and end on the first of the chosen tokens: no answer in this window
 NULL_TOKENS = ("first", "last")  # position of the token that stands for "no answer"
 Positions = NDArray[np.int64]
+Flags = NDArray[np.bool_]
 BEAM_ENDS = 5  # last tokens that a beam keeps for each first one
 
 
@@ -178,7 +179,7 @@ def best_spans(
     return SpanCandidates(kept, null, null - kept[0].score if kept else null)
 
 
-def most_context(extents: Sequence[tuple[int, int]]) -> list[NDArray[np.bool_]]:
+def most_context(extents: Sequence[tuple[int, int]]) -> list[Flags]:
     """For each window, mark the tokens that have more context there than in any other window.
 
     The context is the smaller of the tokens to the left and to the right; then the longer window wins, then the
@@ -195,12 +196,7 @@ def most_context(extents: Sequence[tuple[int, int]]) -> list[NDArray[np.bool_]]:
 
 
 def _best_in_window(
-    scores: NDArray[np.float64],
-    starts: NDArray[np.int64],
-    ends: NDArray[np.int64],
-    allowed: NDArray[np.bool_],
-    max_answer: int,
-    best: int,
+    scores: NDArray[np.float64], starts: Positions, ends: Positions, allowed: Flags, max_answer: int, best: int
 ) -> list[AnswerSpan]:
     """Return the best spans of a window; `scores` has a row of (first, last) for each of its context tokens."""
     width = min(max_answer, len(scores))
@@ -221,12 +217,7 @@ def _best_in_window(
 
 
 def _beam_in_window(
-    scores: NDArray[np.float64],
-    starts: NDArray[np.int64],
-    ends: NDArray[np.int64],
-    allowed: NDArray[np.bool_],
-    max_answer: int,
-    best: int,
+    scores: NDArray[np.float64], starts: Positions, ends: Positions, allowed: Flags, max_answer: int, best: int
 ) -> list[AnswerSpan]:
     """Return the best spans of a window; `scores` has the rows of a `BeamSpanHead` for its context tokens."""
     spans: list[AnswerSpan] = []
