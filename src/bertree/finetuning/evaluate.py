@@ -90,12 +90,34 @@ def evaluate(
     """
     with showing(progress):
         loaded, name = load_or_take(model, device=choose_device(device), tokenizer=tokenizer)
-        loaded_task = _task_of(loaded, name, task, {"text": text, "pair": pair, "label": label})
+        scored_task = _task_of(loaded, name, task, {"text": text, "pair": pair, "label": label})
         if submission is not None:
-            loaded_task.submission([], [])  # raises before the work, not after it
-        return _evaluate(
-            loaded, name, loaded_task, Path(data), split=split, out=out, submission=submission, max_length=max_length
-        )
+            scored_task.submission([], [])  # raises before the work, not after it
+        figures: Json = {}
+        predictions: dict[str, list[Json]] = {}
+        for scored in score_splits(scored_task, loaded, Path(data), split or "dev", max_length):
+            predictions[scored.name], examples, cut = scored.predictions, scored.examples, scored.truncation
+            cuts = {"cut": cut.examples, "cut_tokens": cut.tokens} if cut.examples else {}
+            figures |= {
+                scored.prefix + key: value
+                for key, value in (scored.scores | {"examples": len(examples)} | cuts).items()
+            }
+            for line in scored.notes:
+                note(line)
+            if not scored.scores and out is None and submission is None:
+                raise UserError(f"{scored.file}: has no gold answers to score; write the predictions with `out=DIR`")
+            if scored.scores and split is None:
+                note_all_rows_scored(Path(data))
+            if not scored.scores:
+                note(f"{scored.name}: has no gold answers, so nothing is scored")
+            if submission is not None:
+                for file_name, content in scored_task.submission(examples, scored.predictions).items():
+                    write_into_folder(Path(submission) / file_name, content)
+        chosen = list(predictions)
+        metrics = figures | {"task": scored_task.name, "split": chosen[0], "model": name}
+        if out is not None:
+            _write(Path(out), scored_task, metrics, figures | {"model": name}, predictions)
+        return Scores(scored_task.name, chosen, metrics, predictions)
 
 
 def _task_of(model: Model, name: str, task: str | Task[Any], columns: dict[str, str | None]) -> Task[Any]:
@@ -105,41 +127,6 @@ def _task_of(model: Model, name: str, task: str | Task[Any], columns: dict[str, 
         return with_model_labels(with_model_layout(task, model.task), model.classes, model.labels)
     except UserError as error:
         raise UserError(f"{name}: {error}") from None
-
-
-def _evaluate(
-    model: Model,
-    name: str,
-    task: Task[Any],
-    data: Path,
-    *,
-    split: str | None,
-    out: str | Path | None,
-    submission: str | Path | None,
-    max_length: int,
-) -> Scores:
-    figures: Json = {}
-    predictions: dict[str, list[Json]] = {}
-    for scored in score_splits(task, model, data, split or "dev", max_length):
-        predictions[scored.name], examples, cut = scored.predictions, scored.examples, scored.truncation
-        counts = {"examples": len(examples)} | ({"cut": cut.examples, "cut_tokens": cut.tokens} if cut.examples else {})
-        figures |= {scored.prefix + key: value for key, value in (scored.scores | counts).items()}
-        for line in scored.notes:
-            note(line)
-        if not scored.scores and out is None and submission is None:
-            raise UserError(f"{scored.file}: has no gold answers to score; write the predictions with `out=DIR`")
-        if scored.scores and split is None:
-            note_all_rows_scored(data)
-        if not scored.scores:
-            note(f"{scored.name}: has no gold answers, so nothing is scored")
-        if submission is not None:
-            for file_name, text in task.submission(examples, scored.predictions).items():
-                write_into_folder(Path(submission) / file_name, text)
-    chosen = list(predictions)
-    metrics = figures | {"task": task.name, "split": chosen[0], "model": name}
-    if out is not None:
-        _write(Path(out), task, metrics, figures | {"model": name}, predictions)
-    return Scores(task.name, chosen, metrics, predictions)
 
 
 class ScoredSplit(NamedTuple):

@@ -1,7 +1,4 @@
-"""The files of a task: which file is which split (to fine-tune and evaluate), and the inputs in a file to predict.
-
-Inputs are read in the task's own format if the task knows it, else as a table, JSON lines or plain lines.
-"""
+"""The files of a task: which file is which split (to train and evaluate), and the inputs in a file to predict."""
 
 import re
 from collections.abc import Iterable, Iterator

@@ -83,8 +83,7 @@ def _assign_to_emptiest(lengths: Ints, sizes: list[int]) -> list[list[tuple[int,
 
 
 def _exchange(members: list[list[tuple[int, int]]], sizes: list[int], target: int, tolerance: int) -> None:
-    """Exchange two examples between the fullest and the emptiest piece, the next two, and so on; repeat until every
-    size is within `tolerance` of `target`."""
+    """Exchange examples between the fullest and emptiest pieces, in rounds, until sizes are near `target`."""
     for _ in range(ROUNDS):
         order = sorted(range(len(sizes)), key=sizes.__getitem__)
         if max(sizes[order[-1]] - target, target - sizes[order[0]]) <= tolerance:

@@ -289,9 +289,7 @@ def _(x_th: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @_add_norm_backward.register_fake
-def _(
-    grad_th: Tensor, carrier_th: Tensor | None, x_th: Tensor, f_th: Tensor, *rest: Any
-) -> tuple[Tensor, Tensor, Tensor]:
+def _(grad_th: Tensor, carrier: Tensor | None, x_th: Tensor, f_th: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
     dtype = torch.promote_types(x_th.dtype, torch.float32)
     return torch.empty_like(x_th), torch.empty_like(f_th), x_th.new_empty(3, x_th.shape[1], dtype=dtype)
 

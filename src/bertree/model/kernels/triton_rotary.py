@@ -49,8 +49,7 @@ if triton is not None:
     def _turn(  # type: ignore[no-untyped-def]
         qkv, cos, sin, out, sign, HEADS: tl.constexpr, WIDTH: tl.constexpr, TURNED: tl.constexpr, COPIED: tl.constexpr
     ):
-        """One token: its rows are the heads of queries, keys and values. TURNED, COPIED: rows that are rotated or only
-        copied, rounded up to powers of two."""
+        """One token: its rows are the heads of queries, keys and values."""
         token = tl.program_id(0).to(tl.int64)
         half = tl.arange(0, WIDTH // 2)
         c = tl.load(cos + token * (WIDTH // 2) + half)[None, :]
@@ -74,7 +73,7 @@ def _rotate(qkv_t3nd: Tensor, cos_t1d: Tensor, sin_t1d: Tensor, back: bool) -> T
     if not usable(qkv_t3nd, width):
         return _plain(qkv_t3nd, cos_t1d, sin_t1d, back)
     out_t3nd = torch.empty_like(qkv_t3nd)
-    blocks = triton.next_power_of_2(2 * heads), triton.next_power_of_2(heads)
+    blocks = triton.next_power_of_2(2 * heads), triton.next_power_of_2(heads)  # rows that are rotated, copied
     cos, sin = cos_t1d.contiguous(), sin_t1d.contiguous()
     _turn[(tokens,)](qkv_t3nd, cos, sin, out_t3nd, -1.0 if back else 1.0, heads, width, *blocks)
     return out_t3nd

@@ -1,7 +1,4 @@
-"""Routes that follow OpenAI's interface, so that its clients work: /v1/embeddings and /v1/models.
-
-Fields that OpenAI does not have (`truncate`, `prompt`, `truncated`) are optional.
-"""
+"""Routes that follow OpenAI's interface, so that its clients work. `truncate`, `prompt` and `truncated` are ours."""
 
 from binascii import b2a_base64
 from collections.abc import Callable, Sequence
