@@ -149,8 +149,8 @@ def apply_activation(x: Tensor, activation: str) -> Tensor:
         return x.relu_()
     if activation == "silu":
         return F.silu(x, inplace=True)
-    found: Tensor = torch.ops.aten.gelu_(x, approximate=ALGORITHMS[activation][1])
-    return found
+    activated: Tensor = torch.ops.aten.gelu_(x, approximate=ALGORITHMS[activation][1])
+    return activated
 
 
 def linear_class(dtype: torch.dtype) -> type[PackedLinear] | None:
@@ -165,16 +165,16 @@ def linear_class(dtype: torch.dtype) -> type[PackedLinear] | None:
 @cache
 def _is_correct(kind: type[OneDnnLinear] | type[Int8Linear], dtype: torch.dtype) -> bool:
     """Test the operators, which are not part of PyTorch's public interface: True if they exist and are correct."""
-    given = torch.linspace(-1, 1, 7 * 32, dtype=dtype).view(7, 32)
+    inputs = torch.linspace(-1, 1, 7 * 32, dtype=dtype).view(7, 32)
     linear = nn.utils.skip_init(nn.Linear, 32, 16, dtype=dtype)  # draws no random numbers
     with torch.no_grad():
         linear.weight.copy_(torch.linspace(-1, 1, 16 * 32).view(16, 32).sin())
         linear.bias.fill_(0.5)
-        wanted = F.gelu(linear(given)).float()
-        stream = F.linear(given, linear.weight, linear.bias) + wanted.to(dtype)
+        wanted = F.gelu(linear(inputs)).float()
+        stream = F.linear(inputs, linear.weight, linear.bias) + wanted.to(dtype)
         try:
             built = kind(linear)
-            found, joined = built.with_activation(given, "gelu"), built.add_residual(given.clone(), wanted.to(dtype))
+            found, joined = built.with_activation(inputs, "gelu"), built.add_residual(inputs.clone(), wanted.to(dtype))
         except (RuntimeError, AttributeError, TypeError, NotImplementedError):
             return False
         near = 1e-5 if dtype == torch.float32 and kind is OneDnnLinear else 0.05

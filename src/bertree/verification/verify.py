@@ -73,14 +73,14 @@ def _unlisted(folder: Path, listed: set[str]) -> list[str]:
     if not listed:
         return ["changed values: the folder has no checksums (`bertree convert --to bertree` writes them)"]
     read = {model_folder.CONFIG, *TOKENIZER_FILES, *sentence_transformers.files()}
-    found = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
-    ours = [name for name in found if name in read or name.endswith(WEIGHTS)]
+    names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+    ours = [name for name in names if name in read or name.endswith(WEIGHTS)]
     return [f"{name}: has no checksum" for name in sorted({*ours} - listed)]
 
 
 def _verify_store(folder: Path) -> tuple[list[str], list[str]]:
-    found = verify_store(folder)
-    return [f"{found.documents:,} documents with {found.tokens:,} tokens, and the tokenizer, by checksum"], []
+    header = verify_store(folder)
+    return [f"{header.documents:,} documents with {header.tokens:,} tokens, and the tokenizer, by checksum"], []
 
 
 def _verify_index(folder: Path) -> tuple[list[str], list[str]]:

@@ -57,9 +57,9 @@ def _meshes(plan: Plan) -> Table:
 
 def _describe(row: Row) -> str:
     mesh = row.mesh
-    said = f"data {mesh.data} x tensor {mesh.tensor}, ZeRO {mesh.zero}"
-    said += ", sequence parallel" if mesh.tensor > 1 and mesh.sequence_parallel else ""
-    return said + (", layers recomputed" if row.batch.recompute else "")
+    text = f"data {mesh.data} x tensor {mesh.tensor}, ZeRO {mesh.zero}"
+    text += ", sequence parallel" if mesh.tensor > 1 and mesh.sequence_parallel else ""
+    return text + (", layers recomputed" if row.batch.recompute else "")
 
 
 def _traffic(row: Row) -> Table:

@@ -32,21 +32,21 @@ def print_scores(scores: Scores) -> None:
 
 def print_finetuning(run: Run) -> None:
     """Print the scores of a fine-tuning run, a column for each seed; of a student, those of its teacher too."""
-    found = run.metrics
-    results, metric = found["seeds"], found["metric"]
+    metrics = run.metrics
+    results, metric = metrics["seeds"], metrics["metric"]
     keys = [key for key, value in max(results, key=len).items() if isinstance(value, float)]
-    several = len(results) > 1 and found["mean"] is not None
+    several = len(results) > 1 and metrics["mean"] is not None
     heads = [f"seed {result['seed']}" for result in results] + (["mean"] if several else [])
-    table = Table(f"{found['task']}, dev, times 100", *heads, box=None, pad_edge=False)
+    table = Table(f"{metrics['task']}, dev, times 100", *heads, box=None, pad_edge=False)
     for key in keys:
         cells = [score_text(key, result.get(key)) for result in results]
         if several and key == metric:
-            spread = f" ± {100 * found['std']:.2f}" if found["std"] is not None else ""
-            cells.append(f"{100 * found['mean']:.2f}{spread}")
+            spread = f" ± {100 * metrics['std']:.2f}" if metrics["std"] is not None else ""
+            cells.append(f"{100 * metrics['mean']:.2f}{spread}")
         table.add_row(escape(key.replace("_", " ")), *cells)
     Console().print(table)
-    if "distillation" in found:
-        print(teacher_line(found["distillation"], metric))
+    if "distillation" in metrics:
+        print(teacher_line(metrics["distillation"], metric))
     written = (f"{MODEL}/", SCORES, PREDICTIONS) if run.learned else (SCORES,)
     print(f"{run.folder}: {', '.join(written)}, {REPORT}")
     if (run.folder / COMPARISON).is_file():

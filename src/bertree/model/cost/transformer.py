@@ -168,10 +168,10 @@ class TransformerCosts:
         transform = linear(a.output_width, a.embedding_width, a.head_bias)
         transform += (2 if a.head_bias else 1) * a.embedding_width
         transform = transform if a.mask_transform else 0
-        found = transform + (a.vocab_size if a.mask_bias else 0) + (0 if a.tied_output else self.output_matrix())
+        parameters = transform + (a.vocab_size if a.mask_bias else 0) + (0 if a.tied_output else self.output_matrix())
         if self._projections():
-            found += sum(clusters[int(i)][1] * a.width for i in a.output_projections.split(",") if i)
-        return found + (len(clusters) - 1) * (a.embedding_width + 1)
+            parameters += sum(clusters[int(i)][1] * a.width for i in a.output_projections.split(",") if i)
+        return parameters + (len(clusters) - 1) * (a.embedding_width + 1)
 
     def output_matrix(self) -> int:
         """Return the size of the head's output matrix, whether it is the token embedding or not."""
