@@ -429,7 +429,7 @@ def test_the_verb_without_a_task(words: Tokenizer, tmp_path: Path, command: Comm
 WRONG = {
     "one model": (["ONE"], "give at least two models"),
     "no model": (["ONE", "nowhere/model"], "no such folder"),
-    "no preset": (["ONE", "bert-bse"], "did you mean 'bert-base'"),
+    "no preset": (["ONE", "bert-bse"], "bertree downloads nothing"),
     "no tokenizer": (["ONE", "bert-tiny"], "give --tokenizer FOLDER"),
     "no data": (["ONE", "ONE", "--task", "sst-2"], "--task and --data belong together"),
     "no task": (["ONE", "ONE", "--data", "DATA"], "--task and --data belong together"),

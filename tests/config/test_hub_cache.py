@@ -42,8 +42,13 @@ def test_models_of_the_hub_are_found_in_the_local_cache(
         assert (model.name, model.trained) == (name, True)
         np.testing.assert_array_equal(model.embed(["A dog."]), bertree.load(small_folder).embed(["A dog."]))
     assert bertree.load("bert-tiny", tokenizer="some-org/bert.v2").architecture.vocab_size == 30522
-    with pytest.raises(UserError, match=r"bert-smal: no such folder or preset.*local Hugging Face cache.*'bert-small'"):
+    with pytest.raises(UserError, match=r"bert-smal: no such folder or preset.*local Hugging Face cache") as refusal:
         bertree.load("bert-smal")
+    assert "did you mean" not in str(refusal.value), "the random weights of a preset could pass for trained ones"
+    with pytest.raises(
+        UserError, match=r"bertree downloads nothing: fetch the model \(hf download org/bert-base-uncased"
+    ):
+        bertree.load("org/bert-base-uncased")
 
 
 def test_what_leads_out_of_the_cache_is_not_followed(

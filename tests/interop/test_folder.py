@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 import bertree
 from bertree.batch import Batch
 from bertree.errors import BertreeWarning, UserError
-from bertree.inference.load import random_model
+from bertree.inference.load import identify, random_model
 from bertree.interop import folder
 from bertree.interop.contents import Contents
 from bertree.interop.huggingface.config import family_of_architecture
@@ -251,12 +251,18 @@ def test_broken_folders_are_one_line(case: str, theirs: Path) -> None:
     assert str(theirs.parent) in str(error.value)
 
 
-def test_the_folder_of_a_run_says_where_its_model_is(theirs: Path, tmp_path: Path) -> None:
+def test_the_folder_of_a_run_stands_for_its_model(theirs: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.mkdir()
-    model = theirs.rename(run / "model")
-    with pytest.raises(UserError, match=f"is not a model folder; the model of this run is {model}$"):
+    (run / "recipe.toml").touch()
+    with pytest.raises(UserError, match="is the folder of a run that has no model yet"):
         bertree.load(run)
+    model = theirs.rename(run / "model")
+    assert bertree.load(run).name == "run/model"
+    assert bertree.info(run)["parameters"] == bertree.info(model)["parameters"]
+    assert bertree.convert(run, tmp_path / "copy", "bertree") == bertree.load(model).architecture
+    assert identify(run) == identify(model) == str(model.resolve())
+    assert bertree.verify(run).kind == "run", "a run is verified with its checkpoints"
 
 
 @pytest.mark.parametrize(

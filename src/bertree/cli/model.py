@@ -18,7 +18,7 @@ def register(app: typer.Typer) -> None:
     verb(app, panel=LOOK)(info)
     verb(app, panel=USE)(fill)
     folders = {
-        "source": Option(metavar="SRC", help="Model folder to read, of either kind, or: default."),
+        "source": Option(metavar="SRC", help="Model folder to read, of either kind, a run, or: default."),
         "target": Option(metavar="DST", help="Folder to write."),
         "precision": Option(help="Of the written weights: float32, bfloat16, float16; int8 (not for huggingface)."),
     }

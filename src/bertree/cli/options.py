@@ -97,9 +97,9 @@ OPTIONS: dict[str, Option] = {
     # What a verb acts on
     "model": Option(
         metavar="MODEL",
-        help="A model folder (bertree, Hugging Face, sentence-transformers), a preset, or: default, the bundled model.",
+        help="A model folder (bertree, Hugging Face, sentence-transformers), a run, a preset, or: default (bundled).",
     ),
-    "models": Option(metavar="[MODEL ...]", help="Model folders, or: default."),
+    "models": Option(metavar="[MODEL ...]", help="Model folders, runs, or: default."),
     "file": Option(
         metavar="FILE",
         help="One text per line (.txt), or .jsonl, .csv, .tsv, .parquet; also .gz .xz .zst; - is standard input.",

@@ -35,7 +35,7 @@ def presets() -> dict[str, str]:
 def find_point(name: str, overrides: Sequence[str] = ()) -> Preset:
     """Return a preset, or a model folder as one, with other values on some axes."""
     if name not in PRESETS and (path := model_names.resolve_model_path(name)).is_dir():
-        note = "a model folder" if path == Path(name) else "the bundled model"
+        note = "the bundled model" if path == model_names.FOLDER else "a model folder"
         point = Preset(name=name, parent=None, architecture=read_architecture(path), note=note, folder=str(path))
     else:
         point = preset(name)

@@ -1,6 +1,7 @@
 """Names of models: a folder, `default` for the model bundled with bertree, or a model in the local Hugging Face cache.
 
-A folder of that name comes first, so a folder called `default` hides the bundled model. The network is never used: a
+The folder of a run stands for the model in it. A folder of that name comes first, so a folder called `default` hides
+the bundled model. The network is never used: a
 cached model lies in models--ORG--NAME, where refs/main holds the hash of a commit and snapshots/HASH its files.
 """
 
@@ -10,8 +11,10 @@ from pathlib import Path
 
 from bertree.errors import UserError
 from bertree.model.presets import DEFAULT, PRESETS
+from bertree.run_folder import MODEL
 
 FOLDER = Path(__file__).parent.parent / DEFAULT
+MODEL_FILES = ("config.json", "bertree.toml")  # a model folder has one of them, or both
 CARD = "README.md"  # in the folder: the model card
 NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 HASH = re.compile(r"[0-9a-f]{40}")
@@ -28,7 +31,9 @@ def resolve_model_path(name: str | Path) -> Path:
     """Return the folder of a model; the path as given if there is no model of that name."""
     path = Path(name)
     try:
-        if path.exists() or str(name) in PRESETS:
+        if path.exists():
+            return path / MODEL if holds_model(path / MODEL) and not holds_model(path) else path
+        if str(name) in PRESETS:
             return path
     except OSError:  # too long for a file name, or not readable
         return path
@@ -40,6 +45,11 @@ def resolve_model_path(name: str | Path) -> Path:
             "install bertree again, or give a model folder"
         )
     return FOLDER
+
+
+def holds_model(folder: Path) -> bool:
+    """True if a folder has the files of a model."""
+    return any((folder / name).is_file() for name in MODEL_FILES)
 
 
 def cache_folder() -> Path:

@@ -2,7 +2,7 @@
 
 from functools import cache
 
-from bertree.errors import UserError, suggest
+from bertree.errors import UserError
 
 SYNONYMS = {
     "float32": ("fp32", "f32", "float", "single"),
@@ -18,7 +18,7 @@ def parse_precision(value: object) -> str:
     """Return the name of a precision (float32, bfloat16, float16, int8), given it, a synonym or a torch dtype."""
     name = str(value).removeprefix("torch.").lower()
     if name not in _NAMES:
-        raise UserError(f"precision '{value}': unknown, {suggest(name, _NAMES)}")
+        raise UserError(f"precision '{value}': must be {', '.join(PRECISIONS[:-1])} or {PRECISIONS[-1]}")
     return _NAMES[name]
 
 

@@ -53,7 +53,7 @@ class Teacher:
     def load(cls, name: str, task: Task[Any]) -> "Teacher":
         """Load a teacher; refuse a model that was not fine-tuned for such a task."""
         if not resolve_model_path(name).is_dir():
-            raise UserError(f"{name}: no such folder; a teacher is the model/ folder that bertree finetune has written")
+            raise UserError(f"{name}: no such folder; a teacher is the folder of a run of bertree finetune, or a model")
         model = load(name)
         if "beam-span" in model.classes and task.head == "span":
             raise UserError(

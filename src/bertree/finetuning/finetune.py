@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bertree.config.model_names import resolve_model_path
 from bertree.config.overrides import overrides_of
 from bertree.console import note
 from bertree.errors import UserError
@@ -13,7 +14,6 @@ from bertree.finetuning.job import TaskJob, find_splits, read_examples, with_lay
 from bertree.inference.load import identify, load, load_or_take
 from bertree.inference.model import Model
 from bertree.inference.trained_run import Run
-from bertree.run_folder import MODEL
 from bertree.tasks.files import TaskFiles
 from bertree.tasks.registry import make_task
 from bertree.tasks.task import Task
@@ -88,7 +88,7 @@ def _load_from_task(run: str | Path, base: Model, base_name: str, task: str) -> 
     Small tasks gain from a related large one: RTE, MRPC and STS-B are fine-tuned from an MNLI model in most published
     results (Phang et al. 2018; Liu et al. 2019; Lan et al. 2019).
     """
-    folder = Path(run) / MODEL if (Path(run) / MODEL).is_dir() else Path(run)
+    folder = resolve_model_path(run)
     if not folder.is_dir():
         raise UserError(f"{run}: no such run or model folder (`from_task`)")
     model = load(folder, device=str(base.device))

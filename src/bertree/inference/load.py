@@ -31,9 +31,9 @@ def load(
     tokenizer: str | Path | None = None,
     seed: int = 0,
 ) -> Model:
-    """Load a model: a folder (bertree's or Hugging Face's), `default` for the bundled model, a model of the Hugging
-    Face hub that is in the local cache ("bert-base-uncased"; never the network), or a preset with random weights
-    drawn from `seed`.
+    """Load a model: a folder (bertree's or Hugging Face's; of a run, its model), `default` for the bundled model, a
+    model of the Hugging Face hub that is in the local cache ("bert-base-uncased"; never the network), or a preset with
+    random weights drawn from `seed`.
 
     `device`: cpu, cuda ..., or auto. `precision`: float32, bfloat16, float16 or int8, also as fp32, bf16, fp16 or a
     torch dtype; see `Model.to`. `tokenizer`: a folder whose tokenizer is used; a preset then gets the size of its
@@ -62,11 +62,16 @@ def _preset(name: str) -> Architecture:
         return PRESETS[name].architecture
     if not is_hub_name(name):
         raise UserError(f"{name}: no such folder")
-    names = [key for key, preset in PRESETS.items() if not preset.study]
-    near = suggest(name, (*PRESETS, DEFAULT))
-    near = near if near.startswith("did") else suggest("", (*names, DEFAULT))
+    # No preset is suggested: its random weights would pass for the trained ones of a similar name.
+    near = suggest(name, [DEFAULT])
     raise UserError(
-        f"{name}: no such folder or preset, and not in the local Hugging Face cache ({cache_folder()}); {near}"
+        f"{name}: no such folder or preset, and not in the local Hugging Face cache ({cache_folder()}); "
+        + (
+            near
+            if near.startswith("did")
+            else f"bertree downloads nothing: fetch the model (hf download {name} "
+            "--local-dir FOLDER) and give its folder; presets, which have random weights: bertree info"
+        )
     )
 
 
@@ -111,7 +116,8 @@ def identify(model: str | Path | Model) -> str:
     """Return what must be the same when a run that began with this model is resumed."""
     if isinstance(model, Model):
         return model.digest
-    return str(Path(model).resolve())
+    path = Path(model)
+    return str((resolve_model_path(path) if path.exists() else path).resolve())
 
 
 ONNX = "onnx"

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from bertree.config.model_names import MODEL_FILES
 from bertree.errors import UserError
 from bertree.files.atomic import new_folder, write_text
 from bertree.files.formats import Json
@@ -25,13 +26,13 @@ from bertree.interop.huggingface.folder import make_config, read_huggingface, re
 from bertree.interop.weights import Stored, Weights
 from bertree.model.architecture import Architecture
 from bertree.model.network import Network
-from bertree.run_folder import MODEL
+from bertree.run_folder import RECIPE
 from bertree.scale.local_shards import whole_tensors
 from bertree.scale.world import World
 from bertree.text.tokenizer import FILES as TOKENIZER_FILES
 from bertree.text.tokenizer import Tokenizer
 
-CONFIG, DESCRIPTION = hf_folder.CONFIG, "bertree.toml"
+CONFIG, DESCRIPTION = MODEL_FILES
 PADDED_VOCABULARY = 1024  # most rows that a model may have beyond its tokenizer's: vocabularies are padded
 
 
@@ -69,10 +70,9 @@ def read_architecture(folder: Path) -> Architecture:
 
 
 def _not_a_model(folder: Path) -> UserError:
-    inside = folder / MODEL
-    of_run = any((inside / name).is_file() for name in (CONFIG, DESCRIPTION))
-    where = f"; the model of this run is {inside}" if of_run else ""
-    return UserError(f"{folder}: holds neither {CONFIG} nor {DESCRIPTION}, so it is not a model folder{where}")
+    if (folder / RECIPE).is_file() or any(folder.glob(f"seed-*/{RECIPE}")):
+        return UserError(f"{folder}: is the folder of a run that has no model yet; continue it with `resume=True`")
+    return UserError(f"{folder}: holds neither {CONFIG} nor {DESCRIPTION}, so it is not a model folder")
 
 
 def _read_bertree(folder: Path, dtype: torch.dtype) -> Contents:

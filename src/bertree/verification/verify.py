@@ -36,7 +36,7 @@ def verify(path: str | Path, *, progress: bool | None = None) -> Verification:
     Of a model, names, shapes and values of all weights are checked too, and that the tokenizer fits the vocabulary. A
     folder that others have written has no checksums: `unchecked` says so.
     """
-    folder = resolve_model_path(path)
+    folder = Path(path) if Path(path).is_dir() else resolve_model_path(path)  # a run is verified whole
     if not folder.is_dir():
         raise UserError(f"{path}: no such folder")
     for kind, names, check in KINDS:
