@@ -23,6 +23,7 @@ from bertree.data.store import Store
 from bertree.data.stream import Stream
 from bertree.pretraining import build
 from bertree.pretraining import recipe as recipes
+from bertree.pretraining.held_out import held_out_stream
 from bertree.pretraining.pretrain import pretrain
 
 KINDS = {"bert-base-tiny": "wordpiece", "roberta-base-tiny": "bpe", "albert-base-tiny": "unigram"}
@@ -82,7 +83,7 @@ def main() -> None:
             last = [line for line in lines if line["kind"] == "eval"][-1]
             pair = last.get("nsp_accuracy", last.get("sop_accuracy"))
             train, held = build.open_stores(recipe.data)
-            single, double = baselines(train, build.held_out_stream(recipe, held, recipe.phases[-1]))
+            single, double = baselines(train, held_out_stream(recipe, held, recipe.phases[-1]))
             results.add(
                 name,
                 unigram_loss=single,

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from bertree.batch import PretrainingLabels
 from bertree.data.store import Store
 from bertree.data.stream import Stream
 from bertree.errors import BertreeWarning, UserError, install_hint
@@ -14,6 +15,7 @@ from bertree.interop import folder
 from bertree.objectives.pretraining import pretraining_objective
 from bertree.pretraining import build as assembly
 from bertree.pretraining import recipe
+from bertree.pretraining.held_out import held_out_questions
 from tests.support import runs
 
 
@@ -154,3 +156,36 @@ def test_tensorboard_without_the_package(token_store: Path, tmp_path: Path) -> N
     line += install_hint("tensorboard") + "\n"
     assert said.read_text() == line
     assert not (out / "recipe.toml").exists(), "the folder is still free for a run without it"
+
+
+HELD_OUT_RECIPES = (
+    ("bert-base-tiny", "run.seed=1"),
+    ("bert-base-tiny", "data.format=sentence-pair+nsp"),
+    ("roberta-base-tiny", "run.seed=5"),
+    ("albert-base-tiny", "data.masking=word"),
+    ("albert-base-tiny", "data.masking=ngram", "data.mask_rate=0.3", "data.mask=0.5", "data.ngram=2"),
+    ("bert-base-tiny", "data.format=doc-sentences", "objective.nsp=0", "phases.0.max_length=64"),
+)
+
+
+def test_recipes_are_evaluated_on_the_same_masked_tokens(token_store: Path) -> None:
+    """Whatever the seed, format, masking unit, rate and length, so that their losses can be compared."""
+    store = Store.open(token_store)
+    asked = set()
+    for name, *overrides in HELD_OUT_RECIPES:
+        loaded = recipe.load(name, [f'data.store="{token_store}"', "run.eval_tokens=3000", *overrides])
+        objective = pretraining_objective(**loaded.objective)
+        questions = held_out_questions(loaded, store, loaded.phases[0], objective)
+        masked = next(question.text for question in questions if "mlm" in question.terms.terms)
+        asked.add(tuple(t for batch in masked.one_epoch() for t in PretrainingLabels.of(batch).predicted[1].tolist()))
+    assert len(asked) == 1
+
+
+def test_share_takes_part_of_the_training_documents_and_the_same_held_out_text(token_store: Path) -> None:
+    stores = {}
+    for share in (1.0, 0.3):
+        stores[share] = assembly.open_stores(
+            recipe.DataSettings(store=str(token_store), held_out_share=0.1, share=share)
+        )
+    assert stores[0.3][1].fingerprint == stores[1.0][1].fingerprint
+    assert 0.2 < stores[0.3][0].tokens / stores[1.0][0].tokens < 0.4

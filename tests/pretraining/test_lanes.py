@@ -19,6 +19,7 @@ from bertree.model.presets import preset
 from bertree.objectives.pretraining import pretraining_objective
 from bertree.pretraining import build as assembly
 from bertree.pretraining import recipe
+from bertree.pretraining.held_out import held_out_lanes
 from bertree.pretraining.pretrain import pretrain
 from bertree.train.device_setup import DeviceSetup
 from bertree.train.feed import StreamFeed
@@ -56,7 +57,7 @@ def learn(memory: int, steps: int = 120) -> float:
     loop = Loop(network, objective, build_optimizer(network, given.optim), clip=given.optim.clip)
     loop.run(feed.steps_from(0))
     assert bool(loop.memories.tensors()) == bool(memory)
-    stream = assembly.held_out_lanes(given, held, given.phases[0])
+    stream = held_out_lanes(given, held, given.phases[0])
     assert stream.steps_per_epoch > 10
     return evaluate_held_out(network, objective, stream, 10**6, loop.autocast)["mlm"]
 

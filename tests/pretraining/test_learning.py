@@ -20,6 +20,7 @@ from bertree.model.presets import preset
 from bertree.objectives.pretraining import pretraining_objective
 from bertree.pretraining import build as assembly
 from bertree.pretraining import recipe
+from bertree.pretraining.held_out import held_out_stream
 from bertree.pretraining.recipe import Recipe
 from bertree.train.device_setup import DeviceSetup
 from bertree.train.held_out import evaluate_held_out
@@ -118,7 +119,7 @@ def tried(family: str, documents: Callable[[int, int], list[list[list[int]]]], *
     objective = pretraining_objective(**given.objective)
     loop = Loop(network, objective, build_optimizer(network, given.optim), clip=1.0)
     loop.run(feed.steps_from(0))
-    stream = assembly.held_out_stream(given, held, given.phases[0])
+    stream = held_out_stream(given, held, given.phases[0])
     unigram, bigram = baselines(train, stream)
     return evaluate_held_out(network, objective, stream, 10**6, loop.autocast) | {"unigram": unigram, "bigram": bigram}
 

@@ -15,6 +15,7 @@ from bertree.model.presets import preset
 from bertree.objectives.pretraining import pretraining_objective
 from bertree.pretraining import build as assembly
 from bertree.pretraining import recipe
+from bertree.pretraining.held_out import held_out_lanes
 from bertree.pretraining.pretrain import pretrain
 from bertree.train.device_setup import DeviceSetup
 from bertree.train.loop import Loop
@@ -110,7 +111,7 @@ def test_learns_what_only_both_sides_can_tell() -> None:
         Loop(network, objective, build_optimizer(network, given.optim), clip=given.optim.clip).run(feed.steps_from(0))
         losses, state = [], None
         network.eval()
-        for batch in assembly.held_out_lanes(given, held, given.phases[0]).one_epoch():
+        for batch in held_out_lanes(given, held, given.phases[0]).one_epoch():
             with torch.no_grad():
                 output = network.encode(batch, state)
                 masked, targets = PretrainingLabels.of(batch).predicted

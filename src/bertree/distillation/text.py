@@ -40,13 +40,14 @@ from bertree.objectives.distill_pretraining import (
 )
 from bertree.objectives.pretraining import pretraining_objective
 from bertree.pretraining import build
+from bertree.pretraining.held_out import held_out_questions, held_out_stream
 from bertree.pretraining.job import StoreJob, StoreTraining, Trainee, execute_store_job, mask_share
 from bertree.pretraining.recipe import DistillRecipe
 from bertree.report.run_page import write_run_report
 from bertree.run_folder import MODEL
 from bertree.tasks.logits import inference_autocast
 from bertree.train.device_setup import DeviceSetup
-from bertree.train.held_out import evaluate_held_out
+from bertree.train.held_out import evaluate_questions
 
 TEXTS = 64  # held-out examples that teacher and student are timed on
 
@@ -248,14 +249,12 @@ def _open_cache(training: StoreTraining, recipe: DistillRecipe, teacher: Model) 
 def _compare(training: StoreTraining, teacher_path: str, seconds: float) -> None:
     """Compare teacher and student on the same held-out text, for the report."""
     recipe, device, student = training.job.recipe, training.device_setup.device, training.trainee
-    stream = build.held_out_stream(recipe, training.job.held_out, recipe.phases[-1])
+    held_out, phase = training.job.held_out, recipe.phases[-1]
+    stream = held_out_stream(recipe, held_out, phase)
+    questions = held_out_questions(recipe, held_out, phase, student.evaluated)
     teacher = load(teacher_path, device=str(device))
     figures = [
-        evaluate_held_out(
-            network, student.evaluated, stream, recipe.run.eval_tokens, lambda: inference_autocast(device)
-        )
-        if "mask" in network.heads
-        else {}
+        evaluate_questions(network, questions, lambda: inference_autocast(device)) if "mask" in network.heads else {}
         for network in (teacher.network, student.contents.network)
     ]
     scores = {name: [figures_of_model.get(name) for figures_of_model in figures] for name in ("perplexity", "accuracy")}

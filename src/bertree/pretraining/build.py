@@ -34,19 +34,20 @@ from bertree.train.device_setup import DeviceSetup, micro_batch_count
 from bertree.train.feed import AnyStream, StreamFeed
 from bertree.train.schedule import TrainingSchedule
 
-EVALUATION_TOKENS = 16384  # in a batch
-EVALUATION_SEGMENTS = 16  # of each lane
 DROPOUTS = ("dropout", "attention_dropout", "classifier_dropout")  # axes that may change in a trained model
 
 
 def open_stores(data: DataSettings) -> tuple[Store, Store]:
     """Open the text to train on and the held-out text."""
-    store = Store.open(data.store)
-    if not data.held_out:
-        return split_held_out(store, data.held_out_share, min_documents=2 if data.format.endswith("+nsp") else 1)
-    held = Store.open(data.held_out)
-    if held.tokenizer_hash != store.tokenizer_hash:
-        raise UserError(f"{data.held_out}: was made with another tokenizer than {data.store}; prepare it again")
+    store, least = Store.open(data.store), 2 if data.format.endswith("+nsp") else 1
+    if data.held_out:
+        held = Store.open(data.held_out)
+        if held.tokenizer_hash != store.tokenizer_hash:
+            raise UserError(f"{data.held_out}: was made with another tokenizer than {data.store}; prepare it again")
+    else:
+        store, held = split_held_out(store, data.held_out_share, min_documents=least)
+    if data.share < 1:
+        _, store = split_held_out(store, data.share, min_documents=least)
     return store, held
 
 
@@ -158,7 +159,18 @@ def masking_of(data: DataSettings, rate: float = 0.0) -> Masking:
         raise UserError(
             "data.masking: pretraining needs masks: token, word or ngram, each also +static10; or next or permutation"
         )
-    return replace(masking, rate=rate or data.mask_rate, partial=data.partial, spans=data.spans)
+    try:
+        return replace(
+            masking,
+            rate=rate or data.mask_rate,
+            mask=data.mask,
+            random=data.random,
+            ngram=data.ngram,
+            partial=data.partial,
+            spans=data.spans,
+        )
+    except UserError as error:
+        raise UserError(f"data: {error}") from None
 
 
 def build_feed(
@@ -291,7 +303,7 @@ def _lanes(
             length=phase.max_length,
             seed=seed,
             masking=masking,
-            **_lane_settings(data),
+            **lane_settings(data),
             rank=rank,
             world=parts,
             fixed=fixed,
@@ -300,7 +312,8 @@ def _lanes(
     ]
 
 
-def _lane_settings(data: DataSettings) -> dict[str, Any]:
+def lane_settings(data: DataSettings) -> dict[str, Any]:
+    """Return what a recipe says about its lanes."""
     return {
         "documents": data.format.endswith("+documents"),
         "backward": data.backward,
@@ -317,35 +330,3 @@ def identity_of_lanes(feed: StreamFeed) -> Json:
 def can_be_compiled(data: DataSettings, store: Store) -> bool:
     """Return whether all batches can have one shape: lanes that start fresh at documents vary in their sequences."""
     return not data.in_lanes or not (data.format.endswith("+documents") or store.controls)
-
-
-def held_out_lanes(recipe: Recipe, store: Store, phase: Phase) -> LaneStream:
-    """Return held-out text in lanes of several segments each, so that most are read with a memory."""
-    least = 2 if recipe.data.backward else 1  # one of them backwards
-    if store.tokens // least <= phase.max_length:
-        raise UserError(
-            f"{store.folder}: the {store.tokens:,} tokens that are held out are too few for segments of "
-            f"{phase.max_length}; set a larger data.held_out_share, or data.held_out=ANOTHER-STORE"
-        )
-    tokens = min(EVALUATION_TOKENS, min(recipe.run.eval_tokens, store.tokens) // EVALUATION_SEGMENTS)
-    return LaneStream(
-        store,
-        lanes=max(least, tokens // phase.max_length),
-        length=phase.max_length,
-        seed=recipe.run.seed,
-        masking=masking_of(recipe.data),
-        **_lane_settings(recipe.data),
-    )
-
-
-def held_out_stream(recipe: Recipe, store: Store, phase: Phase) -> Stream:
-    """Return held-out text as a phase reads it, with the same masks every time."""
-    few = 6 if 6 * phase.max_length <= 2 * EVALUATION_TOKENS else 2  # sequences in a batch, of the longest
-    return Stream(
-        store,
-        format=recipe.data.format,
-        masking=replace(masking_of(recipe.data), duplicates=0),
-        batch_tokens=max(min(EVALUATION_TOKENS, recipe.run.eval_tokens), few * phase.max_length),
-        max_length=phase.max_length,
-        seed=recipe.run.seed,
-    )

@@ -34,6 +34,7 @@ from bertree.objectives.objective import Objective, WeightedTerms
 from bertree.objectives.pretraining import TERMS
 from bertree.pretraining import build, time_budget
 from bertree.pretraining import recipe as recipes
+from bertree.pretraining.held_out import held_out_questions, held_out_stream
 from bertree.pretraining.recipe import Recipe
 from bertree.run_folder import (
     BEST_MODEL,
@@ -51,8 +52,8 @@ from bertree.scale.tensor import check_tensor
 from bertree.scale.world import World, join
 from bertree.train.checkpoints.checkpoint import BEST
 from bertree.train.device_setup import DeviceSetup, set_deterministic, uses_gpu
-from bertree.train.feed import AnyStream, StreamFeed
-from bertree.train.held_out import MaskSamples, evaluate_held_out
+from bertree.train.feed import StreamFeed
+from bertree.train.held_out import MaskSamples, evaluate_questions
 from bertree.train.keep import KeepNewestAndBest
 from bertree.train.loop import Loop
 from bertree.train.optimizer import build_optimizer
@@ -247,24 +248,21 @@ class StoreTraining:
     def _keep(self, loop: Loop) -> KeepNewestAndBest:
         """Return what is kept: the newest checkpoints and the one with the lowest held-out loss."""
         recipe, network, evaluated = self.job.recipe, self.trainee.contents.network, self.trainee.evaluated
-        stream = build.held_out_lanes if recipe.data.in_lanes else build.held_out_stream
-        streams: list[AnyStream] = [stream(recipe, self.job.held_out, phase) for phase in recipe.phases]
+        questions = [held_out_questions(recipe, self.job.held_out, phase, evaluated) for phase in recipe.phases]
         # Samples show masks being filled; there are none where the text is left as it is.
         fills_masks = any(TERMS[name].head == "mask" for name in evaluated.terms)
         samples = None
         if fills_masks and build.masking_of(recipe.data).unit not in UNMASKED:
             # Lanes have no examples: a stream of the same text has.
             shown = replace(recipe, data=replace(recipe.data, format="stream")) if recipe.data.in_lanes else recipe
-            samples = MaskSamples(build.held_out_stream(shown, self.job.held_out, recipe.phases[0]))
+            samples = MaskSamples(held_out_stream(shown, self.job.held_out, recipe.phases[0]))
         return KeepNewestAndBest(
             out=self.out,
             loop=loop,
             checkpoints=recipe.run.keep,
             eval_every=recipe.run.eval_every,
             evaluate=lambda step: loop.without_gradients(
-                lambda: evaluate_held_out(
-                    network, evaluated, streams[step.phase], recipe.run.eval_tokens, loop.autocast, loop.device
-                )
+                lambda: evaluate_questions(network, questions[step.phase], loop.autocast, loop.device)
             ),
             samples=lambda: (
                 loop.without_gradients(lambda: samples(network, loop.autocast, loop.device)) if samples else []

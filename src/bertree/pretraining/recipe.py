@@ -18,7 +18,7 @@ from typing import Annotated, Any
 from bertree.config import settings
 from bertree.config.overrides import Override, apply_overrides, overrides_of, parse
 from bertree.config.sections import OptimSettings, Phase, RunSettings, ScaleSettings, ScheduleSettings
-from bertree.config.settings import Above, AtLeast, Keys, OneOf, Share
+from bertree.config.settings import Above, AtLeast, AtMost, Keys, OneOf, Share
 from bertree.errors import UserError, suggest
 from bertree.files.formats import Json, read_toml
 from bertree.model.architecture import TYPES
@@ -37,12 +37,16 @@ class DataSettings:
     store: str = ""  # folder of a token store (`bertree prepare`)
     held_out: str = ""  # another store to evaluate on; without one, a share of the documents is held out
     held_out_share: Annotated[float, Share()] = 0.01
+    share: Annotated[float, Above(0), AtMost(1)] = 1.0  # of the training documents that are read, spread evenly
     # What an example is (data/formats.py); or lanes: each step continues the text of the one before it, for a model
     # with a memory. In lanes+documents a document starts without a memory of the one before it; in lanes+pairs two
     # segments stand beside text that continues the step before.
     format: str = "full-sentences"
     masking: str = "token"  # or permutation: tokens are predicted in a random order
     mask_rate: Annotated[float, Above(0)] = 0.15
+    mask: Annotated[float, Share()] = 0.8  # share of the chosen tokens that become [MASK]
+    random: Annotated[float, Share()] = 0.1  # share of them that become a random token; the rest stays as it is
+    ngram: Annotated[int, AtLeast(1)] = 3  # masking=ngram: longest n-gram, in words
     partial: Annotated[int, AtLeast(1)] = 6  # permutation: one token in this many is predicted
     spans: Annotated[int, AtLeast(1)] = 5  # permutation: longest span of targets, in words; 1: single tokens
     backward: bool = False  # half of the lanes run through the text from its end

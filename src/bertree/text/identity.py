@@ -59,6 +59,19 @@ def word_starts(tokenizer: Tokenizer) -> NDArray[np.bool_]:
     return starts
 
 
+def token_bytes(tokenizer: Tokenizer, starts: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Return the bytes of text that each id stands for, with the space before a word; `starts`: which start a word."""
+    byte_level, sizes = is_byte_level(tokenizer), np.zeros(tokenizer.size, np.int64)
+    for token, token_id in tokenizer.backend.get_vocab(with_added_tokens=True).items():
+        if byte_level:  # a character for each byte; the space is one of them
+            sizes[token_id] = len(token)
+            continue
+        continues = not starts[token_id]
+        text = token.removeprefix("##") if continues else token.removeprefix("▁")
+        sizes[token_id] = len(text.encode()) + (not continues)
+    return sizes
+
+
 def _continuation_test(tokenizer: Tokenizer) -> Callable[[str], bool]:
     """Return a function that says whether a token of this vocabulary continues a word."""
     model = tokenizer.backend.model

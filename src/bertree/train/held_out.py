@@ -1,13 +1,13 @@
 """Evaluation on held-out text: the loss and other figures, and a few filled masks for people to read."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 
 from bertree.batch import Batch, PretrainingLabels
-from bertree.data.lane_stream import LaneStream
 from bertree.data.preview import token_names
 from bertree.data.stream import Stream
 from bertree.model.network import Network
@@ -18,15 +18,42 @@ Autocast = Callable[[], AbstractContextManager[object]]  # the precision in whic
 SAMPLES, SHORT, LONG = 4, 12, 48  # texts shown, and how long they may be
 
 
+class HeldOutText(Protocol):
+    """Text that is evaluated in batches."""
+
+    def one_epoch(self) -> Iterator[Batch]:
+        """Yield all of it, always the same batches."""
+
+
+@dataclass(frozen=True)
+class HeldOutQuestion:
+    """Terms of the loss and the text they are evaluated on."""
+
+    terms: WeightedTerms
+    text: HeldOutText
+    tokens: int | None  # how much of it is read; None: all
+
+
+def evaluate_questions(
+    network: Network, questions: Sequence[HeldOutQuestion], autocast: Autocast, device: torch.device | None = None
+) -> dict[str, float]:
+    """Return the figures of all questions; `loss` is the weighted sum over all of them."""
+    figures = {"loss": 0.0}
+    for question in questions:
+        part = evaluate_held_out(network, question.terms, question.text, question.tokens, autocast, device)
+        figures |= part | {"loss": figures["loss"] + part["loss"]}
+    return figures
+
+
 def evaluate_held_out(
     network: Network,
     objective: WeightedTerms,
-    stream: Stream | LaneStream,
-    tokens: int,
+    text: HeldOutText,
+    tokens: int | None,
     autocast: Autocast,
     device: torch.device | None = None,
 ) -> dict[str, float]:
-    """Return the mean of each term over the first `tokens` of the stream, always the same, from an empty memory.
+    """Return the mean of each term over the first `tokens` of a text, or all of it, from an empty memory.
 
     Each term adds its accuracy and its other figures, for example the perplexity of `mlm`. `device`: where the network
     is computed, if not where its weights are kept.
@@ -35,7 +62,7 @@ def evaluate_held_out(
     sums: dict[str, list[float]] = {name: [0.0, 0.0, 0.0] for name in objective.terms}
     with _evaluation_mode(network):
         read, state = 0, None
-        for batch in stream.one_epoch():
+        for batch in text.one_epoch():
             counts = objective.counts(batch)
             with autocast():
                 losses, state = objective(network, batch.to(device), state if batch.continuation else None)
@@ -44,7 +71,7 @@ def evaluate_held_out(
                 for index, value in enumerate((float(loss.sum), float(loss.correct), counts[name])):
                     sums[name][index] += value
             read += batch.ids.numel()
-            if read >= tokens:
+            if tokens is not None and read >= tokens:
                 break
     figures = {"loss": 0.0}
     for name, (total, correct, count) in sums.items():

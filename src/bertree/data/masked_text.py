@@ -1,0 +1,124 @@
+"""Masked text for evaluation: the same masked tokens whatever the recipe, so that losses of recipes can be compared.
+
+Documents are chosen in an order that depends on their number alone, up to a number of tokens. Their tokens are masked
+document by document, before they are cut into sequences: the masked tokens depend on the text, not on the length of a
+sequence, the input format, the masking or the seed of a run. 15 % of the tokens are masked as in BERT. A sequence is
+`[CLS] text [SEP]`; a document is cut into equal parts, and every token is read once.
+"""
+
+from collections.abc import Iterator
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+import torch
+
+from bertree import keyed_random
+from bertree.batch import Batch, PretrainingLabels
+from bertree.data.masking import Masker, Masking
+from bertree.data.sequences.shuffle_group import CLS_SEGMENT
+from bertree.data.store import Store
+from bertree.data.store_files import TOKENIZER
+from bertree.errors import UserError
+from bertree.keyed_random import Ints
+from bertree.text.identity import token_bytes
+from bertree.text.tokenizer import Tokenizer
+
+SPECIAL_TOKENS = 2  # of a sequence: [CLS] and [SEP]
+SHORTEST = 6  # tokens of a sequence
+
+
+class MaskedText:
+    """Documents of a store with masks, in sequences of at most `max_length` tokens."""
+
+    def __init__(self, store: Store, *, max_length: int, tokens: int, batch_tokens: int = 16384) -> None:
+        """`tokens` is how much text is read at most, without [CLS] and [SEP]."""
+        for kind in ("cls", "sep"):
+            if kind not in store.special:
+                raise UserError(f"{store.name}: the vocabulary has no {kind} token, which masked text needs")
+        if max_length < SHORTEST:
+            raise UserError(f"max_length {max_length}: too short for masked text; give {SHORTEST} or more")
+        self.store, self.max_length, self.tokens = store, max_length, min(tokens, store.tokens)
+        self.batch_tokens = max(batch_tokens, max_length)
+
+    @cached_property
+    def _text(self) -> tuple[Ints, Ints, Ints, Ints]:
+        """The ids with masks, where documents start, the masked positions and their ids."""
+        ids, counters, bounds = self._read()
+        masker = Masker(Masking("token"), self.store)
+        masked, targets = masker.apply(ids, bounds, counters, keyed_random.key("evaluation", "mask"))
+        return ids, bounds, masked, targets
+
+    def _read(self) -> tuple[Ints, Ints, Ints]:
+        """Return the ids of the chosen documents, each token's number in the store, and where documents start."""
+        shards = self.store.shards
+        starts = [shard.load_sentence_starts()[shard.document_starts] for shard in shards]
+        before = keyed_random.cumulative_offsets(np.array([shard.tokens.size for shard in shards]))
+        first = np.concatenate([start[:-1] + offset for start, offset in zip(starts, before, strict=False)])
+        sizes = np.concatenate([np.diff(start) for start in starts])
+        order = np.argsort(keyed_random.bits(keyed_random.key("evaluation", "documents"), np.arange(sizes.size)))
+        ends = np.cumsum(sizes[order])
+        chosen = order[: int(np.searchsorted(ends, self.tokens)) + 1]
+        lengths = sizes[chosen].copy()
+        lengths[-1] -= int(lengths.sum()) - self.tokens  # the last document is cut off
+        texts, counters = [], keyed_random.concatenate_ranges(first[chosen], lengths)
+        for document, length in zip(chosen.tolist(), lengths.tolist(), strict=True):
+            shard = int(np.searchsorted(before, first[document], "right")) - 1
+            begin = int(first[document] - before[shard])
+            texts.append(shards[shard].read(begin, begin + length, self.store.vocab_size).astype(np.int64))
+        return np.concatenate(texts), counters, keyed_random.cumulative_offsets(lengths)
+
+    def one_epoch(self) -> Iterator[Batch]:
+        """Yield the text in batches."""
+        ids, documents, masked, targets = self._text
+        edges = _equal_parts(documents, self.max_length - SPECIAL_TOKENS)
+        sizes = np.diff(edges) + SPECIAL_TOKENS
+        batches = np.concatenate(([0], np.cumsum(sizes))) // self.batch_tokens
+        borders = [0, *(np.flatnonzero(np.diff(batches[:-1])) + 1).tolist(), sizes.size]
+        for first, last in pairwise(borders):
+            low, high = int(edges[first]), int(edges[last])
+            within = slice(*np.searchsorted(masked, (low, high)).tolist())
+            yield self._batch(ids[low:high], edges[first : last + 1] - low, masked[within] - low, targets[within])
+
+    def _batch(self, ids: Ints, edges: Ints, masked: Ints, targets: Ints) -> Batch:
+        """Return the sequences between some edges of the text, with [CLS] and [SEP]."""
+        cls, sep = self.store.special["cls"], self.store.special["sep"]
+        sequences, cls_last = edges.size - 1, self.store.cls_last
+        bounds = edges + SPECIAL_TOKENS * np.arange(edges.size)
+        shift = SPECIAL_TOKENS * np.repeat(np.arange(sequences), np.diff(edges)) + (0 if cls_last else 1)
+        packed = np.empty(int(bounds[-1]), np.int64)
+        packed[np.arange(ids.size) + shift] = ids
+        packed[bounds[1:] - (2 if cls_last else 1)] = sep
+        cls_positions = bounds[1:] - 1 if cls_last else bounds[:-1]
+        packed[cls_positions] = cls
+        segments = np.zeros(packed.size, np.int64)
+        if cls_last:
+            segments[cls_positions] = CLS_SEGMENT
+        lengths = np.diff(bounds)
+        return Batch(
+            ids=torch.from_numpy(packed),
+            positions=torch.from_numpy(np.arange(packed.size) - np.repeat(bounds[:-1], lengths)),
+            segments=torch.from_numpy(segments),
+            cu_seqlens=torch.from_numpy(bounds.astype(np.int32)),
+            max_seqlen=int(lengths.max(initial=0)),
+            labels=PretrainingLabels(
+                masked=torch.from_numpy(masked + shift[masked]), targets=torch.from_numpy(targets.astype(np.int64))
+            ),
+        )
+
+    @property
+    def target_bytes(self) -> int:
+        """Bytes of the masked tokens' text: with them losses of different tokenizers can be compared."""
+        assert self.store.folder is not None, "a store on the disk has its tokenizer"
+        tokenizer = Tokenizer.load(self.store.folder / TOKENIZER)
+        assert tokenizer is not None, "a store has a tokenizer"
+        return int(token_bytes(tokenizer, self.store.word_start)[self._text[3]].sum())
+
+
+def _equal_parts(bounds: Ints, room: int) -> Ints:
+    """Return where the sequences start, and where the last one ends: documents in equal parts of at most `room`."""
+    sizes = np.diff(bounds)
+    parts = -(-sizes // room)
+    numbers = np.arange(int(parts.sum())) - np.repeat(np.cumsum(parts) - parts, parts)
+    starts = np.repeat(bounds[:-1], parts) + numbers * np.repeat(sizes, parts) // np.repeat(parts, parts)
+    return np.append(starts, bounds[-1])
