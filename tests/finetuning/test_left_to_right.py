@@ -63,12 +63,12 @@ def test_only_the_order_of_similar_texts_has_no_meaning() -> None:
     assert {name for name, task in TEXT_TASKS.items() if task.symmetric} == {"mrpc", "qqp", "sts-b"}
     for name in TEXT_TASKS:
         task: Any = make_task(name)
-        assert task.for_left_to_right().both_orders == TEXT_TASKS[name].symmetric
+        assert task.for_direction("forward").both_orders == TEXT_TASKS[name].symmetric
         assert not task.both_orders
 
 
 def test_both_orders_are_read_and_their_states_are_added() -> None:
-    words, task = learnable.tokenizer(), make_task("mrpc").for_left_to_right()
+    words, task = learnable.tokenizer(), make_task("mrpc").for_direction("forward")
     examples = [task.parse({"sentence1": one, "sentence2": two}) for one, two in PAIRS]
     made, _ = task.units(examples, words, 32)
     for unit, (one, two) in zip(made, PAIRS, strict=True):
@@ -97,12 +97,12 @@ def test_no_answer_and_words_are_read_where_all_of_them_is_seen() -> None:
     words = gpt_tokenizer()
     squad: Any = make_task("squad2")
     asked = [squad.parse({"question": "which colour ?", "context": "a red lamp on the road"})]
-    (first,), (last,) = (task.units(asked, words, 40)[0] for task in (squad, squad.for_left_to_right()))
+    (first,), (last,) = (task.units(asked, words, 40)[0] for task in (squad, squad.for_direction("forward")))
     assert first.sequences == last.sequences
     assert last.chosen == [len(last.sequences[0].ids) - 1, *first.chosen[1:]]
     tags: Any = make_task("tagging")
     sentence = [tags.parse({"words": ["lamplight", "a", "unstoned"]})]
-    (first,), (last,) = (task.units(sentence, words, 40)[0] for task in (tags, tags.for_left_to_right()))
+    (first,), (last,) = (task.units(sentence, words, 40)[0] for task in (tags, tags.for_direction("forward")))
     pieces = [len(words.encode_plain([f" {word}"])[0].ids) for word in sentence[0].words]
     assert max(pieces) > 1
     assert last.chosen == [start + size - 1 for start, size in zip(first.chosen, pieces, strict=True)]

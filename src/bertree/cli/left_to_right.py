@@ -69,7 +69,8 @@ def generate(
     """Continue prompts with a left-to-right model.
 
     Tokens are drawn by their probability; a text depends on model, prompt, seed and settings, not on the other prompts.
-    A single text is printed as it comes. With --json, one object is printed per text.
+    A single text is printed as it comes. With --json, one object is printed per text. A model that reads from right to
+    left (direction = backward) writes what comes before a prompt.
 
     [dim]bertree generate my-gpt "The ship" --tokens 40
     bertree generate my-gpt "The ship" --temperature 0.7 --top-p 0.9 --count 3 --seed 1
@@ -106,7 +107,7 @@ def generate(
         for text in generated:
             print(json_text(vars(text)))
     elif streams:
-        print() if shown else print(texts[0])
+        print() if shown else print(generated[0])
     else:
         _print_texts(generated)
 

@@ -146,6 +146,11 @@ def build_text_student(recipe: DistillRecipe, teacher: Model, store: Store) -> t
     if a.causal != teacher_a.causal:
         attention, required = (each.axes()["attention"] for each in (a, teacher_a))
         raise UserError(f"{recipe.source}: model.attention: {attention}: must be the teacher's, {required}")
+    if (a.direction, teacher_a.direction) != ("forward", "forward"):
+        raise UserError(
+            f"{recipe.source}: model.direction: distillation on text is for students and teachers that read forward; "
+            "teach a task (`task=TASK` `data=DIR`)"
+        )
     contents = build.build_untrained(a, {"mask": 0}, recipe.run.seed)
     if recipe.distill.vector:
         contents.network.vector = _student_pooling(a, teacher, recipe.run.seed)

@@ -122,7 +122,8 @@ def split_examples(
 
 def with_layout(task: Task[Any], model: Model, settings: Json) -> Task[Any]:
     """Return the task in the layout that suits the model; what the user has set stays."""
-    return configure_task(task.for_left_to_right(), settings) if model.architecture.causal else task
+    a = model.architecture
+    return configure_task(task.for_direction(a.direction), settings) if a.causal else task
 
 
 def with_task_tokens(model: Model) -> Model:

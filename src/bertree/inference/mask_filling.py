@@ -22,6 +22,12 @@ from bertree.text.cleaning import replace_surrogates
 from bertree.text.tokenizer import Encoded, Tokenizer
 
 MASKS = ("[MASK]", "<mask>")
+# What language models do instead of filling masks, by the axis `direction`.
+READS = {
+    "forward": "reads left to right and predicts the next token",
+    "backward": "reads right to left and predicts the token before",
+    "both": "reads in one direction and then in the other, never both sides at once",
+}
 
 
 class Candidate(NamedTuple):
@@ -53,8 +59,8 @@ def prepare_masks(model: LoadedModel, text: str, k: int) -> MaskedText:
     """Check and tokenize a text with masks; `encoded.dropped` of the result counts the tokens that were cut."""
     if model.architecture.causal:
         raise UserError(
-            f"{model.name}: reads left to right and predicts the next token, so it cannot fill a mask; "
-            "continue a text with it (bertree generate)"
+            f"{model.name}: {READS[model.architecture.direction]}, so it cannot fill a mask; continue a text"
+            f"{' with it' if model.architecture.readers == 1 else ' with a model of one direction'} (bertree generate)"
         )
     if "mask" not in model.network.heads:
         raise UserError(f"{model.name}: has no MLM head, so it cannot fill a mask")

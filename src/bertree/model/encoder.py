@@ -60,6 +60,7 @@ class Encoder(nn.Module, ABC):
         super().__init__()
         self.width = width
         self.depth = depth
+        self.readers = 1  # how many times it reads a text
         self.embeddings = embeddings
 
     @abstractmethod
@@ -84,6 +85,15 @@ class Encoder(nn.Module, ABC):
     def state_specs(self, lanes: int) -> Mapping[str, StateSpec]:
         """Describe the tensors of a state for this number of lanes: none, without a memory."""
         return {}
+
+    def predictions(self, batch: Batch, chosen_m: Tensor, targets_m: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the rows of `reader_states` that predict tokens, and the tokens, of labels for left-to-right models:
+        where each token is that predicts the next one, and the next one."""
+        return chosen_m, targets_m
+
+    def reader_states(self, hidden_th: Tensor) -> Tensor:
+        """Return the states that predict tokens: a row for each token, or two, one of each direction."""
+        return hidden_th
 
     def summary_index(self, batch: Batch) -> Tensor:
         """Index of the token that represents each sequence (s, int64): the batch says which, or it is the first."""

@@ -20,6 +20,7 @@ from bertree.batch import Batch
 from bertree.errors import UserError, suggest
 from bertree.model.architecture import Architecture, BiLstm, Transformer
 from bertree.model.bilstm import build_bilstm
+from bertree.model.directions import build_directed
 from bertree.model.encoder import Encoder, EncoderOutput, State, StateSpec
 from bertree.model.heads import BeamSpanHead, ClassHead, Grid, MaskHead
 from bertree.model.init import initialize
@@ -100,10 +101,12 @@ class Network(nn.Module):
         return torch.no_grad() if self.readout.frozen else nullcontext()
 
     def mask_logits(self, hidden_th: Tensor, chosen_m: Tensor, pad_vocab: bool = False) -> Tensor:
-        """Return MLM or LM logits at the chosen tokens of the stream (m x v); `pad_vocab`: see `MaskHead`.
+        """Return MLM or LM logits at the chosen tokens of the stream (m x v), or at the chosen rows of
+        `Encoder.reader_states`, if there are two directions; `pad_vocab`: see `MaskHead`.
 
         Those of an adaptive softmax are log-probabilities."""
-        logits_mv: Tensor = self.heads["mask"](hidden_th[chosen_m], self.encoder.embeddings.tokens, pad_vocab)
+        states_mh = self.encoder.reader_states(hidden_th)[chosen_m]
+        logits_mv: Tensor = self.heads["mask"](states_mh, self.encoder.embeddings.tokens, pad_vocab)
         return logits_mv
 
     def mask_loss(self, hidden_th: Tensor, chosen_m: Tensor, targets_m: Tensor) -> Tensor:
@@ -111,7 +114,8 @@ class Network(nn.Module):
         adaptive softmax computes no more than its targets need."""
         head = self.heads["mask"]
         assert isinstance(head, MaskHead | AdaptiveSoftmax)
-        return head.loss(hidden_th[chosen_m], self.encoder.embeddings.tokens, targets_m)  # type: ignore[arg-type]
+        states_mh = self.encoder.reader_states(hidden_th)[chosen_m]
+        return head.loss(states_mh, self.encoder.embeddings.tokens, targets_m)  # type: ignore[arg-type]
 
     def class_logits(self, name: str, hidden_tw: Tensor, batch: Batch, chosen_m: Tensor | None = None) -> Tensor:
         """Return the logits of any other head: a row per sequence, or per (chosen) token for `token` and `span`.
@@ -207,7 +211,7 @@ def build_mask_head(a: Transformer) -> nn.Module:
     clusters = vocabulary_clusters(a)
     if clusters is None:
         return MaskHead(
-            a.output_width,
+            a.reader_width,
             a.embedding_width,
             a.vocab_size,
             activation=a.mask_activation,
@@ -278,6 +282,8 @@ class Builders(NamedTuple):
 
 
 BUILDERS: dict[type[Architecture], Builders] = {
-    Transformer: Builders(build_transformer, _transformer_head),
+    Transformer: Builders(
+        lambda a: build_transformer(a) if a.direction == "forward" else build_directed(a), _transformer_head
+    ),
     BiLstm: Builders(build_bilstm, _bilstm_head),
 }

@@ -46,15 +46,16 @@ class MaskedTokens:
         return int((targets_m != IGNORED).sum())
 
     def loss(self, network: Network, hidden_th: Tensor, batch: Batch) -> Loss:
-        """Cross-entropy over the vocabulary."""
-        masked_m, targets_m = PretrainingLabels.of(batch).predicted
+        """Cross-entropy over the vocabulary; the mean of both directions, if a network reads in two."""
+        masked_m, targets_m = network.encoder.predictions(batch, *PretrainingLabels.of(batch).predicted)
+        readers = network.encoder.readers
         if torch.is_grad_enabled():
-            return Loss(network.mask_loss(hidden_th, masked_m, targets_m), None)
+            return Loss(network.mask_loss(hidden_th, masked_m, targets_m) / readers, None)
         total, correct = hidden_th.new_zeros((), dtype=torch.float32), targets_m.new_zeros(())
         for block_m, block_targets_m in zip(masked_m.split(EVALUATED), targets_m.split(EVALUATED), strict=True):
             loss = cross_entropy(network.mask_logits(hidden_th, block_m), block_targets_m)
             total, correct = total + loss.sum, correct + loss.correct  # type: ignore[operator]
-        return Loss(total, correct)
+        return Loss(total / readers, correct if readers == 1 else correct / readers)
 
     def more_figures(self, loss: float) -> dict[str, float]:
         """Return the perplexity."""

@@ -24,7 +24,7 @@ from bertree.interop.contents import Contents
 from bertree.model.architecture import Architecture, Transformer
 from bertree.model.presets import preset
 from bertree.objectives.pretraining import TERMS
-from bertree.pretraining.recipe import DataSettings, Recipe
+from bertree.pretraining.recipe import DataSettings, Recipe, check_architecture
 from bertree.scale.world import World
 from bertree.text.identity import tokenizer_hash
 from bertree.text.tokenizer import Tokenizer
@@ -81,7 +81,7 @@ def fit_to_recipe(contents: Contents, recipe: Recipe, store: Store) -> Contents:
             f"{recipe.source}: model.vocab_size: {contents.architecture.vocab_size} is less than the "
             f"{store.vocab_size} tokens of {store.folder}"
         )
-    _check_masking(contents.architecture, recipe)
+    check_architecture(recipe, contents.architecture, masking_of(recipe.data).unit, bool(store.controls))
     segments = int(contents.architecture.axes().get("segments", 0))
     if store.cls_last and not recipe.data.format.startswith(("lanes", "stream")) and 0 < segments <= CLS_SEGMENT:
         raise UserError(
@@ -97,31 +97,6 @@ def fit_to_recipe(contents: Contents, recipe: Recipe, store: Store) -> Contents:
         )
     contents.controls = tuple(dict.fromkeys([*contents.controls, *(control.code for control in store.controls)]))
     return contents
-
-
-def _check_masking(a: Architecture, recipe: Recipe) -> None:
-    """Check that the model can learn what the data asks for."""
-    unit, where = masking_of(recipe.data).unit, f"{recipe.source}: data.masking"
-    if unit == "next" and not a.causal:
-        kinds = str(a.axes().get("attention", "full"))
-        way = "model.attention=causal" if "full" in kinds else "model.look_ahead=false"
-        raise UserError(f"{where}: next: with {kinds} attention a token sees the one it must predict; set {way}")
-    if unit == "permutation" and a.causal:
-        raise UserError(
-            f"{where}: permutation: with causal attention a token sees those before it in the text, whatever the "
-            "order; set model.attention=full"
-        )
-    if unit == "permutation" and not a.axes().get("query_stream"):
-        raise UserError(
-            f"{where}: permutation: a token must be predicted without being seen, by a second stream; set "
-            "model.query_stream=true, or model.preset=xlnet-base"
-        )
-    if recipe.data.in_lanes and a.causal and unit != "next":
-        raise UserError(f"{where}: {unit}: with causal attention lanes predict the next token; set data.masking=next")
-    if recipe.data.paired and int(a.axes().get("segments", 0)) < 3:
-        raise UserError(
-            f"{recipe.source}: data.format: lanes+pairs: tells apart two texts and [CLS]; set model.segments=3"
-        )
 
 
 def build_untrained(a: Architecture, heads: dict[str, int], seed: int) -> Contents:

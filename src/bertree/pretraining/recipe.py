@@ -21,7 +21,7 @@ from bertree.config.sections import OptimSettings, Phase, RunSettings, ScaleSett
 from bertree.config.settings import Above, AtLeast, AtMost, Keys, OneOf, Share
 from bertree.errors import UserError, suggest
 from bertree.files.formats import Json, read_toml
-from bertree.model.architecture import TYPES
+from bertree.model.architecture import TYPES, Architecture
 from bertree.objectives.pretraining import TERMS, WEIGHTS
 from bertree.train.schedule import MOST_STEPS
 
@@ -287,3 +287,44 @@ def _check_objective(recipe: Recipe, where: str) -> None:
                 f"{where}: objective.{term.name}: needs a format that provides it, for example {example}, not "
                 f"{recipe.data.format}"
             )
+
+
+def check_architecture(recipe: Recipe, a: Architecture, unit: str, has_codes: bool) -> None:
+    """Check that a model can learn what the data asks for: `unit` of masking, and control codes before texts."""
+    where = f"{recipe.source}: data.masking"
+    if a.direction != "forward":
+        _check_direction(recipe, a.direction, unit, has_codes)
+    if unit == "next" and not a.causal:
+        kinds = str(a.axes().get("attention", "full"))
+        way = "model.attention=causal" if "full" in kinds else "model.look_ahead=false"
+        raise UserError(f"{where}: next: with {kinds} attention a token sees the one it must predict; set {way}")
+    if unit == "permutation" and a.causal:
+        raise UserError(
+            f"{where}: permutation: with causal attention a token sees those before it in the text, whatever the "
+            "order; set model.attention=full"
+        )
+    if unit == "permutation" and not a.axes().get("query_stream"):
+        raise UserError(
+            f"{where}: permutation: a token must be predicted without being seen, by a second stream; set "
+            "model.query_stream=true, or model.preset=xlnet-base"
+        )
+    if recipe.data.in_lanes and a.causal and unit != "next":
+        raise UserError(f"{where}: {unit}: with causal attention lanes predict the next token; set data.masking=next")
+    if recipe.data.paired and int(a.axes().get("segments", 0)) < 3:
+        raise UserError(
+            f"{recipe.source}: data.format: lanes+pairs: tells apart two texts and [CLS]; set model.segments=3"
+        )
+
+
+def _check_direction(recipe: Recipe, direction: str, unit: str, has_codes: bool) -> None:
+    """Check that a text can be read from its end."""
+    where = f"{recipe.source}: model.direction: {direction}"
+    if unit != "next":
+        raise UserError(f"{where}: every token predicts another one, and none is masked; set data.masking=next")
+    if recipe.data.in_lanes:
+        raise UserError(f"{where}: lanes run from left to right; set data.format=stream")
+    if has_codes:
+        raise UserError(
+            f"{where}: the control codes of {recipe.data.store} stand before the texts, where they would be read last; "
+            "set model.direction=forward"
+        )

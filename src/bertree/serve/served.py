@@ -46,7 +46,8 @@ def find_abilities(model: Model, task: Task[Any] | None) -> frozenset[str]:
     abilities = {"embed"}
     if "mask" in model.network.heads and model.network.features is None:
         if model.architecture.causal:
-            abilities.add("generate")
+            if model.architecture.direction == "forward":
+                abilities.add("generate")
         elif model.tokenizer.id_of("mask") is not None:
             abilities.add("fill")
     if isinstance(model.architecture, Transformer) and model.architecture.has_attention:

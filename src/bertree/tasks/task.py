@@ -162,8 +162,9 @@ class Task(ABC, Generic[Example]):
         """Return the task with the head that a model has, where it can be learned by several."""
         return self
 
-    def for_left_to_right(self) -> Self:
-        """Return the task with the layout for models whose tokens see only those before them."""
+    def for_direction(self, direction: str) -> Self:
+        """Return the task with the layout for models whose tokens see only those read before them: from left to right
+        (forward), from right to left (backward), or each way apart (both)."""
         return self
 
     def tune(self, examples: Sequence[Example], predictions: Sequence[Json]) -> Self:

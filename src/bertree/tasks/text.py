@@ -63,7 +63,7 @@ class TextTask(Task[TextExample]):
     def classes(self) -> int:
         return 1 if self.regression else len(self.labels)
 
-    def for_left_to_right(self) -> Self:
+    def for_direction(self, direction: str) -> Self:
         return replace(self, both_orders=self.symmetric)
 
     def splits(self, data: Path) -> Splits:

@@ -14,8 +14,11 @@ from bertree.inference.causal.texts import (
     TextMarks,
     check_control,
     check_left_to_right,
+    is_backward,
     position_limit,
     prompt_ids,
+    reading_network,
+    text_before,
 )
 from bertree.inference.inputs import Input, list_inputs
 from bertree.inference.loaded import LoadedModel
@@ -28,14 +31,15 @@ class GeneratedText:
     """One continuation of a prompt."""
 
     prompt: str
-    text: str  # what follows the prompt
-    ids: list[int]  # its tokens, without the end token
+    text: str  # what follows the prompt, or precedes it
+    ids: list[int]  # its tokens, in the order in which they were generated, without the end token
     ended: bool  # by the end token; else by the limit of tokens
     number: int = 0  # which continuation of its prompt
     control: str | None = None
+    before: bool = False  # the text precedes the prompt: the model reads from right to left
 
     def __str__(self) -> str:
-        return self.prompt + self.text
+        return self.text + self.prompt if self.before else self.prompt + self.text
 
 
 @dataclass(frozen=True)
@@ -99,7 +103,8 @@ def generate(
     options: GenerationOptions,
     on_text: Callable[[int, str], None] | None = None,
 ) -> Generation:
-    """Continue prompts; `on_text` is called with the number of a text and each piece of it as it is generated."""
+    """Continue prompts; `on_text` is called with the number of a text and each piece of it as it is generated, but not
+    if the model generates from right to left."""
     begun = time.perf_counter()
     check_left_to_right(model, "generate")
     read = [_read_prompt(model, prompt, options.control) for prompt in list_inputs(prompts)]
@@ -108,7 +113,7 @@ def generate(
     with model.evaluating():
         lanes = options.beams if options.beams > 1 else len(read) * options.count
         greedy = choice.banned(model.architecture.vocab_size) if options.beams == 1 else None
-        make = model.decoders.choose(model.network, lanes, greedy, record=options.beams == 1)
+        make = model.decoders.choose(reading_network(model), lanes, greedy, record=options.beams == 1)
         if options.beams > 1:
             searches = [
                 search(make(), prompt.ids, limit, options.beams, options.count, choice)
@@ -130,16 +135,18 @@ def generate(
                     on_text(row, piece)
 
             continue_all(make, sequences, choice, model.device.type == "cuda", show if on_text and pieces else None)
-    texts = []
+    texts, backward = [], is_backward(model)
     for row, one in enumerate(sequences):
         text = ""
-        if pieces:
+        if backward and model.tokenizer is not None:
+            text = text_before(model.tokenizer, one.prompt, one.ids)
+        elif pieces:
             pieces[row].ids = one.ids
             text = pieces[row].text
             if on_text is not None and (rest := pieces[row].finish()):
                 on_text(row, rest)
         prompt = read[row // options.count].text
-        texts.append(GeneratedText(prompt, text, one.ids, one.ended, one.number, options.control))
+        texts.append(GeneratedText(prompt, text, one.ids, one.ended, one.number, options.control, backward))
     return Generation(texts, time.perf_counter() - begun)
 
 
@@ -154,6 +161,8 @@ class TextStream(Iterator[str]):
         if options.count > 1 or options.beams > 1:
             raise UserError("stream: generates one text, so leave out count and beams")
         check_left_to_right(model, "stream")
+        if is_backward(model):
+            raise UserError(f"stream: {model.name} generates a text from its end, so it comes as a whole (`generate`)")
         self._model, self._options = model, options
         self._prompt = _read_prompt(model, prompt, options.control)
         self.most = _room(model, self._prompt, options.tokens)  # tokens that it generates, unless the text ends before
@@ -207,7 +216,8 @@ def _choice(model: LoadedModel, options: GenerationOptions) -> Choice:
 
 
 def _pieces(model: LoadedModel, sequences: Sequence[Continuation]) -> list[PieceDecoder]:
-    tokenizer = model.tokenizer
+    """Return what turns tokens into text as they come; empty if they come from the end of the text."""
+    tokenizer = None if is_backward(model) else model.tokenizer
     return [PieceDecoder(tokenizer, one.prompt) for one in sequences] if tokenizer else []
 
 
@@ -217,14 +227,14 @@ def _read_prompt(model: LoadedModel, prompt: Input, control: str | None) -> Prom
             check_control(control, model.controls, model.name)
         tokenizer = model.required_tokenizer
         marks = TextMarks.of(tokenizer, model.architecture)
-        return Prompt(prompt, prompt_ids(tokenizer, prompt, control, marks))
+        return Prompt(prompt, prompt_ids(tokenizer, prompt, control, marks, is_backward(model)))
     if isinstance(prompt, tuple) and any(isinstance(text, str) for text in prompt):
         raise UserError("generate: a prompt is one text, not a pair of texts")
     (encoded,) = model.tokenize([prompt])
     if control is not None:
         raise UserError("control: is for prompts that are texts, not for token ids")
     model.pack([encoded])
-    return Prompt("", list(encoded.ids))
+    return Prompt("", list(encoded.ids)[:: -1 if is_backward(model) else 1])
 
 
 def _room(model: LoadedModel, prompt: Prompt, tokens: int | None) -> int:

@@ -17,7 +17,13 @@ import numpy as np
 from bertree.console import bar
 from bertree.errors import UserError
 from bertree.inference.causal.scoring import SEGMENT, Ints, Losses, check_memory, score, score_segments
-from bertree.inference.causal.texts import TextMarks, check_control, check_left_to_right, position_limit
+from bertree.inference.causal.texts import (
+    TextMarks,
+    check_control,
+    check_left_to_right,
+    is_backward,
+    position_limit,
+)
 from bertree.inference.inputs import check_finite
 from bertree.inference.loaded import LoadedModel
 from bertree.text.framing import control_prefix
@@ -147,6 +153,8 @@ def measure_perplexity(model: LoadedModel, texts: Iterable[str] | str, reading: 
         prefix = control_prefix(tokenizer, reading.control)
     start = prefix or marks.start
     documents = [encoding.ids for encoding in tokenizer.encode_plain(checked)]
+    if is_backward(model):
+        documents = [ids[::-1] for ids in documents]
     predicted = sum(max(0, len(ids) - (not start)) for ids in documents)
     if not predicted:
         raise UserError(
@@ -258,6 +266,8 @@ class LastWords:
 def predict_last_words(model: LoadedModel, passages: Sequence[str]) -> LastWords:
     """Predict the last word of each passage from the text before it (LAMBADA, Paperno et al. 2016)."""
     check_left_to_right(model, "lambada")
+    if is_backward(model):
+        raise UserError(f"lambada: {model.name} reads from right to left, so nothing comes before the last word")
     tokenizer = model.required_tokenizer
     start = TextMarks.of(tokenizer, model.architecture).before
     limit = position_limit(model.architecture)

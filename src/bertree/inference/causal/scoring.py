@@ -18,6 +18,7 @@ from torch import Tensor
 
 from bertree.batch import Batch, Continuation
 from bertree.errors import UserError
+from bertree.inference.causal.texts import reading_network
 from bertree.inference.inputs import batch_by_length, map_jobs
 from bertree.inference.loaded import LoadedModel
 from bertree.model.encoder import State
@@ -43,10 +44,11 @@ def score(
     first: Sequence[int],
     advance: Callable[[int], None] = lambda count: None,
 ) -> list[ScoredTokens]:
-    """Return the losses of each sequence's tokens from `first` on, which must be 1 or more.
+    """Return the losses of each sequence's tokens from `first` on, which must be 1 or more. Tokens are in the order in
+    which the model reads.
 
     Sequences share packed batches. `advance` is called with the number of tokens that are done."""
-    device = model.device
+    device, network = model.device, reading_network(model)
 
     @torch.inference_mode()
     def work(rows: list[int]) -> tuple[list[int], list[ScoredTokens]]:
@@ -56,7 +58,7 @@ def score(
         target_m = (inside_t >= first_s[of_t]).nonzero()[:, 0]
         counts = torch.bincount(of_t[target_m], minlength=len(rows)).tolist()
         batch, target_m = batch.to(device), target_m.to(device)
-        losses_m, right_m = token_losses(model.network, model.network(batch), target_m - 1, batch.ids[target_m])
+        losses_m, right_m = token_losses(network, network(batch), target_m - 1, batch.ids[target_m])
         return rows, split_scores(losses_m, right_m, counts)
 
     by_row: dict[int, ScoredTokens] = {}

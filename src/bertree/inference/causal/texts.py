@@ -9,6 +9,8 @@ from bertree.console import note
 from bertree.errors import UserError, listed, suggest
 from bertree.inference.loaded import LoadedModel
 from bertree.model.architecture import Architecture
+from bertree.model.directions import DirectedEncoder
+from bertree.model.network import Network
 from bertree.model.presets import PRESETS
 from bertree.text.cleaning import replace_surrogates
 from bertree.text.framing import control_prefix
@@ -28,6 +30,24 @@ def check_left_to_right(model: LoadedModel, what: str) -> None:
         )
     if "mask" not in model.network.heads or model.network.features is not None:
         raise UserError(f"{what}: {model.name} has no LM head; give a model that was not fine-tuned to a task")
+    if model.architecture.readers > 1:
+        raise UserError(
+            f"{what}: {model.name} reads a text in both directions (direction = both), so it has no next token; give a "
+            "model with direction = forward or backward"
+        )
+
+
+def is_backward(model: LoadedModel) -> bool:
+    """Return whether a model reads from right to left: its sequences have their tokens in reverse order."""
+    return model.architecture.direction == "backward"
+
+
+def reading_network(model: LoadedModel) -> Network:
+    """Return the network that predicts the next token of a sequence in the order in which the model reads."""
+    network = model.network
+    if not isinstance(network.encoder, DirectedEncoder):
+        return network
+    return Network(network.encoder.read_in_reverse(), {"mask": network.heads["mask"]}, width=network.width).eval()
 
 
 def position_limit(a: Architecture) -> int | None:
@@ -71,7 +91,7 @@ WORD_END = re.compile(r"[\s\u2e80-\ufffc\U00010000-\U0010ffff]")
 
 @dataclass(frozen=True)
 class TextMarks:
-    """The special tokens around a text.
+    """The special tokens around a text, in the order in which the model reads.
 
     Models whose classifier reads a token of its own ([CLS], as in BERT) read it before every text.
     Others (GPT) are trained on streams of texts with a token between them, and read slices that start anywhere.
@@ -86,6 +106,8 @@ class TextMarks:
         """Find those of a model's texts."""
         first, last = tokenizer.id_of("cls"), tokenizer.end_id
         if first is not None and a.sequence_head != "linear":
+            if a.direction == "backward" and last is not None:
+                first, last = last, first
             return cls([first], [first], last)
         start = _named_start(tokenizer) if last is None else last
         return cls([], [] if start is None else [start], last)
@@ -106,14 +128,24 @@ def check_control(control: str, codes: Sequence[str], name: str) -> None:
         raise UserError(f"control code '{control}': {name} does not know it, {suggest(control, codes)}")
 
 
-def prompt_ids(tokenizer: Tokenizer, prompt: str, control: str | None, marks: TextMarks) -> list[int]:
-    """Return the tokens that a model reads before it continues a prompt."""
+def prompt_ids(
+    tokenizer: Tokenizer, prompt: str, control: str | None, marks: TextMarks, backward: bool = False
+) -> list[int]:
+    """Return the tokens that a model reads before it continues a prompt; `backward`: from its end."""
     before = marks.before if control is None else control_prefix(tokenizer, control)
-    ids = before + tokenizer.encode_plain([replace_surrogates(prompt)])[0].ids
+    text = tokenizer.encode_plain([replace_surrogates(prompt)])[0].ids
+    ids = before + (text[::-1] if backward else text)
     ids = ids or marks.start
     if not ids:
         raise UserError("the tokenizer has no start token, so the prompt must not be empty")
     return ids
+
+
+def text_before(tokenizer: Tokenizer, prompt: Sequence[int], ids: Sequence[int]) -> str:
+    """Return the text of tokens that were generated before a prompt, both in the order in which they were read."""
+    decode = lambda tokens: str(tokenizer.backend.decode(list(tokens)[::-1], skip_special_tokens=True))  # noqa: E731
+    after, whole = decode(prompt), decode([*prompt, *ids])
+    return whole.removesuffix(after) if whole.endswith(after) else decode(ids)
 
 
 class PieceDecoder:

@@ -111,6 +111,7 @@ WRITTEN = (
     *("mask_activation", "norm_eps", "residual", "embedding_norm", "residual_init", "pooler", "sequence_head"),
     *("dropout", "attention_dropout", "classifier_dropout", "init_std"),
 )
+DIRECTIONS = ("forward", "backward", "both")
 TASK_HEADS = ("sequence", "token", "span", "beam-span", "choice")
 KINDS: dict[str, type["Architecture"]] = {}  # body -> its class
 
@@ -138,6 +139,12 @@ class Architecture(ABC):
     max_positions: int = axis(512, "longest sequence", positive, at_most(MAX_ROWS))
     norm_eps: float = axis(1e-12, "epsilon of the layer norms", above_zero)
     embedding_norm: bool = axis(True, "layer norm after the embeddings")
+    direction: str = axis(
+        "forward",
+        "how a language model reads: from left to right (forward), from right to left (backward), or twice, once in "
+        "each direction (both): the two halves of a hidden state have seen the text before a token and after it",
+        one_of(DIRECTIONS),
+    )
     sequence_head: str = axis(
         "pooler",
         "classifier: on the pooler, with a dense layer of its own (tanh, relu, or compare on two; summary: tanh, no "
@@ -224,8 +231,13 @@ class Architecture(ABC):
 
     @property
     def causal(self) -> bool:
-        """True if no token sees those after it."""
+        """True if no token sees those that are read after it (`direction` says in which order)."""
         return False
+
+    @property
+    def readers(self) -> int:
+        """How many times a text is read: by layers for each direction."""
+        return 2 if self.direction == "both" else 1
 
     @property
     def longest_input(self) -> int:

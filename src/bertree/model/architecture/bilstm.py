@@ -54,6 +54,8 @@ class BiLstm(Architecture):
 
     def _problems(self) -> list[str]:
         problems = [f"width: a bilstm has two equal halves, but {self.width} is odd"] if self.width % 2 else []
+        if self.direction != "forward":
+            problems.append(f"direction: {self.direction}: a bilstm always reads in both; leave it out")
         if self.sequence_head not in ("relu", "compare"):
             problems.append(
                 f"sequence_head: a bilstm's is relu (single texts) or compare (pairs), not {self.sequence_head}"

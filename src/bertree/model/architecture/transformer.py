@@ -36,7 +36,7 @@ def transformer_problems(a: TransformerAxes) -> list[str]:
         problems.append(f"heads: rotary positions need heads of an even width, not {a.head_size}")
     if a.positions in ("sinusoidal", "relative") and a.width % 2:
         problems.append(f"width: {a.positions} positions need an even width, not {a.width}")
-    problems += [*_memory_problems(a), *_stream_problems(a), *_cluster_problems(a)]
+    problems += [*_direction_problems(a), *_memory_problems(a), *_stream_problems(a), *_cluster_problems(a)]
     problems += [*_attention_problems(a), *_axial_problems(a), *_output_problems(a)]
     if not 1 <= a.groups <= a.layers:
         problems.append(f"groups: {a.groups} groups do not fit {a.layers} layers")
@@ -46,6 +46,15 @@ def transformer_problems(a: TransformerAxes) -> list[str]:
     if len(kinds) > len({stored for stored, _ in kinds}):
         problems.append(f"sharing: layers with different attention ({a.attention}) cannot share it")
     return problems
+
+
+def _direction_problems(a: TransformerAxes) -> Iterator[str]:
+    if a.direction == "forward":
+        return
+    if not a.causal:
+        yield f"direction: {a.direction}: with {a.attention} attention tokens see both sides; set attention = causal"
+    if a.memory:
+        yield f"direction: {a.direction}: a memory holds the text before; set memory = 0"
 
 
 def _memory_problems(a: TransformerAxes) -> list[str]:
@@ -143,9 +152,9 @@ def _output_problems(a: TransformerAxes) -> Iterator[str]:
     if a.cutoffs and (reversible or not a.tied_output):
         what = "residual = reversible" if reversible else "tied_output = false"
         yield f"cutoffs: an adaptive softmax needs tied embeddings and one residual stream, so {what} is impossible"
-    if a.tied_output and not a.mask_transform and not a.cutoffs and a.output_width != a.embedding_width:
+    if a.tied_output and not a.mask_transform and not a.cutoffs and a.reader_width != a.embedding_width:
         yield (
-            f"tied_output: the head's states have width {a.output_width}, but the token embeddings "
+            f"tied_output: the head's states have width {a.reader_width}, but the token embeddings "
             f"{a.embedding_width}; set tied_output = false or mask_transform = true"
         )
 

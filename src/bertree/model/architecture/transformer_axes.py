@@ -217,12 +217,17 @@ class TransformerAxes(Architecture):
 
     @property
     def causal(self) -> bool:
-        """True if no token sees those after it."""
+        """True if no token sees those that are read after it (`direction` says in which order)."""
         return all(kind == "causal" or (kind in APART and not self.look_ahead) for kind in self.attention_kinds)
 
     @property
     def output_width(self) -> int:
-        """Width of the hidden states after the last layer: that of both streams, if there are two."""
+        """Width of the hidden states after the last layer: that of both directions, if there are two."""
+        return self.readers * self.reader_width
+
+    @property
+    def reader_width(self) -> int:
+        """Width of what one direction contributes to a hidden state: that of both streams, if there are two."""
         return 2 * self.width if self.residual == "reversible" else self.width
 
     @property

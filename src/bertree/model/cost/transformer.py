@@ -56,14 +56,15 @@ class Activations:
         """Bytes that grow with the tokens of a batch, if every layer keeps its own."""
         inner = 0 if self.a.ffn_chunk else self.inner()
         attention = sum(map(self.attention, self.a.attention_kinds))
-        return attention + self.a.layers * (self.feed_forward() + inner) + self.outside()
+        layers = attention + self.a.layers * (self.feed_forward() + inner) + self.outside()
+        return self.a.readers * layers
 
     def at_start(self, tokens: int, predicted: int) -> int:
         """Bytes of a batch at the start of the backward pass; `predicted`: those of its predicted tokens."""
         a = self.a
         if a.residual == "reversible":
             last = 8 * a.width + (8 * a.width + 8 if a.final_norm else 0)  # both streams, float32, and their norm
-            return tokens * (self.outside() + last) + predicted
+            return a.readers * tokens * (self.outside() + last) + predicted
         return tokens * self.per_token() + predicted + self._inner_again(min(tokens, a.ffn_chunk))
 
     def at_end(self, tokens: int) -> int:
@@ -105,7 +106,8 @@ class TransformerCosts:
     def __init__(self, a: Transformer) -> None:
         self.a = a
         self.rate = 1.0 if a.causal else QUERY_RATE if a.query_stream else MASK_RATE
-        predicted = "every next token predicted" if a.causal else "MLM on 15 %"
+        token = {"forward": "next token", "backward": "previous token", "both": "next and previous token"}[a.direction]
+        predicted = f"every {token} predicted" if a.causal else "MLM on 15 %"
         predicted = "one token in 6 predicted by the query stream" if a.query_stream else predicted
         self.assumptions = f"bf16 autocast, AdamW, packed, {predicted}, attention_dropout = 0; see docs/memory.md"
 
@@ -125,13 +127,14 @@ class TransformerCosts:
         projections = sum(linear(a.width, self._projected(kind) * inner, a.attention_bias) for kind in kinds)
         ffn = linear(a.width, UP[a.ffn] * a.ffn_width, a.ffn_bias) + linear(a.ffn_width, a.width, a.ffn_bias)
         ffn += norm * a.width
-        last = norm * a.output_width if a.residual != "post-norm" and a.final_norm else 0
+        last = norm * a.reader_width if a.residual != "post-norm" and a.final_norm else 0
         last += 2 * inner if a.shared_position_bias else 0
         last += a.width if a.query_stream else 0
         last -= 0 if a.first_norm else norm * a.width
+        layers = attention * len(kinds) + projections + ffn * len(set(a.sharing_indices("ffn"))) + last
         return Parameters(
             embeddings=self._embeddings(norm),
-            encoder=attention * len(kinds) + projections + ffn * len(set(a.sharing_indices("ffn"))) + last,
+            encoder=a.readers * layers,
             pooler=linear(a.output_width, a.width) if a.pooler else 0,
             mlm_head=self._mask_head(),
         )
@@ -165,7 +168,7 @@ class TransformerCosts:
 
     def _mask_head(self) -> int:
         a, clusters = self.a, self._clusters()
-        transform = linear(a.output_width, a.embedding_width, a.head_bias)
+        transform = linear(a.reader_width, a.embedding_width, a.head_bias)
         transform += (2 if a.head_bias else 1) * a.embedding_width
         transform = transform if a.mask_transform else 0
         parameters = transform + (a.vocab_size if a.mask_bias else 0) + (0 if a.tied_output else self.output_matrix())
@@ -176,7 +179,7 @@ class TransformerCosts:
     def output_matrix(self) -> int:
         """Return the size of the head's output matrix, whether it is the token embedding or not."""
         a = self.a
-        return a.vocab_size * (a.embedding_width if a.mask_transform or a.tied_output else a.output_width)
+        return a.vocab_size * (a.embedding_width if a.mask_transform or a.tied_output else a.reader_width)
 
     def classifiers(self) -> dict[str, int]:
         """None: papers count the encoder."""
@@ -191,7 +194,7 @@ class TransformerCosts:
         keys_and_values -= sum(3 - self._projected(kind) for kind in a.attention_kinds) * a.width * inner
         hashing = a.attention_kinds.count("lsh") * a.hashes * _hash_axes(a, length) * inner
         projection = a.embedding_width * a.width if a.embedding_projection else 0
-        return round(2 * (self._row(length) + keys_and_values + hashing + projection))
+        return round(2 * a.readers * (self._row(length) + keys_and_values + hashing + projection))
 
     def _row(self, length: int) -> float:
         """Products per row of the layers, without those of keys and values."""
@@ -205,9 +208,9 @@ class TransformerCosts:
     def predicted_flops(self, length: int, query_stream: bool) -> int:
         """Operations per predicted token: those of the MLM head and, if requested, of its row of the query stream."""
         a = self.a
-        transform = a.output_width * a.embedding_width if a.mask_transform else 0
+        transform = a.reader_width * a.embedding_width if a.mask_transform else 0
         row = self._row(length) if query_stream else 0
-        return round(2 * (transform + self.output_matrix() + row))
+        return round(2 * a.readers * (transform + self.output_matrix() + row))
 
     def activation_bytes(self) -> int:
         """Bytes per token that autograd keeps for the encoder's backward pass, if every layer keeps its own."""
@@ -229,7 +232,7 @@ class TransformerCosts:
     def head_bytes(self) -> int:
         """Bytes per predicted token that autograd keeps of the MLM head, and those of the logits."""
         a = self.a
-        return 6 * a.output_width + 12 * a.embedding_width + LOGIT_BYTES * a.vocab_size
+        return a.readers * (6 * a.reader_width + 12 * a.embedding_width + LOGIT_BYTES * a.vocab_size)
 
 
 def _window_keys(window: int, both_sides: bool, length: int) -> float:

@@ -19,6 +19,20 @@ add(
     sequence_head="linear",
 )
 add(
+    "gpt1-backward",
+    "gpt1",
+    "GPT-1 from right to left: predicts the token before",
+    "none: a shape of this project",
+    direction="backward",
+)
+add(
+    "gpt1-both",
+    "gpt1",
+    "two GPT-1s on the same embeddings, one for each direction: their states side by side, as in ELMo",
+    "none: a shape of this project",
+    direction="both",
+)
+add(
     "gpt2",
     "gpt1",
     "Radford et al. 2019: pre-norm, byte-level BPE, longer texts",

@@ -77,8 +77,8 @@ class SquadTask(Task[SquadExample]):
         """True if questions may have no answer: version 2.0."""
         return self.name == "squad2"
 
-    def for_left_to_right(self) -> Self:
-        return replace(self, no_answer="last")
+    def for_direction(self, direction: str) -> Self:
+        return replace(self, no_answer="last") if direction == "forward" else self
 
     def for_heads(self, heads: Mapping[str, int]) -> Self:
         return replace(self, head=next((head for head in HEADS.values() if head in heads), self.head))

@@ -69,8 +69,8 @@ class TaggingTask(Task[Sentence]):
         if self.subword not in SUBWORDS:
             raise UserError(f"subword '{self.subword}': unknown; {suggest(self.subword, SUBWORDS)}")
 
-    def for_left_to_right(self) -> Self:
-        return replace(self, subword="last")
+    def for_direction(self, direction: str) -> Self:
+        return replace(self, subword="last") if direction == "forward" else self
 
     @property
     def metric(self) -> str:  # type: ignore[override]  # depends on the tags
