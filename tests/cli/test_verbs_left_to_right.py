@@ -41,7 +41,7 @@ def made(tmp_path_factory: pytest.TempPathFactory, token_store: Path) -> Path:
 @pytest.mark.parametrize("name", MEMBERS)
 def test_verbs_that_read_texts(name: str, made: Path, command: Command, tmp_path: Path) -> None:
     model, texts = made / name, made / "texts.txt"
-    assert "every next token predicted" in command.well("info", model, "--length", 32).out
+    assert " token predicted" in command.well("info", model, "--length", 32).out
     assert "undamaged" in command.well("verify", model).out
     command.well("embed", model, texts, "--out", tmp_path / "v.npy")
     loaded = bertree.load(model)
@@ -88,7 +88,7 @@ def test_every_form_of_a_folder_computes_the_same(name: str, made: Path, command
 @pytest.mark.parametrize("name", MEMBERS)
 def test_attentions_are_those_of_the_network_or_refused(name: str, made: Path) -> None:
     model = bertree.load(made / name)
-    if name.startswith("transformer-xl"):
+    if name.startswith("transformer-xl") or name == "gpt1-both":
         with pytest.raises(bertree.UserError, match="cannot be computed"):
             model.attentions(TEXTS[0])
         return

@@ -39,7 +39,8 @@ def test_the_arithmetic_counts_what_is_built(name: str) -> None:
     assert counts.embeddings == count(network.encoder.embeddings)
     start = getattr(network.encoder, "query_start", None)
     others = count(getattr(network.encoder, "norm", None)) + (0 if start is None else start.numel())
-    assert counts.encoder == count(network.encoder.stack) + others
+    readers = [getattr(network.encoder, name, None) for name in ("stack", "forward_reader", "backward_reader")]
+    assert counts.encoder == sum(map(count, readers)) + others
     assert counts.pooler == count(getattr(network.encoder, "pooler", None))
     assert counts.mlm_head == count(network.heads)
     assert counts.total == count(network.encoder)

@@ -177,13 +177,13 @@ def _bert(layers: int) -> Callable[[Library, Path], None]:
     return make
 
 
-def _left_to_right(kind: str, controls: tuple[str, ...] = ()) -> Callable[[Library, Path], None]:
+def _left_to_right(kind: str, controls: tuple[str, ...] = (), **axes: Any) -> Callable[[Library, Path], None]:
     def make(library: Library, path: Path) -> None:
         from bertree.text.tokenizer import Tokenizer
         from tests.support.language_models import language_model
 
         tokenizer = Tokenizer.load(library.path("my-tokenizer"))
-        language_model(kind, controls, tokenizer, max_positions=128).save(path)
+        language_model(kind, controls, tokenizer, max_positions=128, **axes).save(path)
 
     return make
 
@@ -276,6 +276,7 @@ MAKERS: dict[str, Callable[[Library, Path], object]] = {
     "my-small-bert": _bert(2),
     "my-model": _bert(1),  # exported as ONNX, which takes seconds for every layer
     "my-gpt": _left_to_right("gpt2"),
+    "my-backward": _left_to_right("gpt1", direction="backward"),
     "my-ctrl": _left_to_right("ctrl", ("Books", "Stories")),
     "my-xl": _left_to_right("transformer-xl-base"),
     "my-xlnet": lambda library, path: save_xlnet(path),

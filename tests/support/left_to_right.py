@@ -32,9 +32,10 @@ def gpt_tokenizer() -> Tokenizer:
 
 
 SMALL = {"layers": 2, "width": 32, "heads": 2, "ffn_width": 64, "max_positions": 64, "init_std": 0.1}
-# Presets made small; the last has all that Transformer-XL may have.
+# Presets made small; one has all that Transformer-XL may have.
 MEMBERS: dict[str, tuple[str, dict[str, object]]] = {
     "gpt1": ("gpt1", {"ffn_width": 128}),
+    "gpt1-both": ("gpt1-both", {"ffn_width": 128}),
     "gpt2": ("gpt2", {}),
     "ctrl": ("ctrl", {}),
     "transformer-xl": ("transformer-xl-enwik8-12", {"memory": 16}),

@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bertree.model.directions import DirectedEncoder, Reader
+from bertree.model.encoder import Encoder
 from bertree.model.layers.embeddings import Embeddings, TokenEmbeddings
 from bertree.model.layers.positions import LearnedPositions
 from bertree.model.network import Network
@@ -51,18 +53,30 @@ def copy_weights(student: Network, teacher: Network, layers: Sequence[int], ids:
         moved = _copy_positions(embeddings, teacher_embeddings)
         copied += moved
         positions = moved > 0 or embeddings.positions is None
+    readers, teacher_readers = _readers(encoder), _readers(teacher_encoder)
     misfit = "no layer fits: one of the two is an LSTM"
+    if readers and teacher_readers:
+        misfit = "" if readers.keys() == teacher_readers.keys() else "no layer fits: the two read in other directions"
+    for direction, reader in {} if misfit else readers.items():
+        other = teacher_readers[direction]
+        misfit = _misfit(reader.stack, other.stack)
+        copied += _copy(reader.norm, other.norm) + (0 if misfit else _copy_layers(reader.stack, other.stack, layers))
+    copied += _copy(getattr(encoder, "pooler", None), getattr(teacher_encoder, "pooler", None))
     if isinstance(encoder, TransformerEncoder) and isinstance(teacher_encoder, TransformerEncoder):
-        misfit = _misfit(encoder.stack, teacher_encoder.stack)
-        copied += (
-            _copy(encoder.norm, teacher_encoder.norm)
-            + _copy(encoder.pooler, teacher_encoder.pooler)
-            + _copy_query_start(encoder, teacher_encoder)
-        )
-        copied += 0 if misfit else _copy_layers(encoder.stack, teacher_encoder.stack, layers)
+        copied += _copy_query_start(encoder, teacher_encoder)
     for name, head in student.heads.items():
         copied += _copy(head, dict(teacher.heads.items()).get(name))
     return CopiedWeights(copied, 0 if misfit else encoder.depth, misfit, positions)
+
+
+def _readers(encoder: Encoder) -> dict[str, TransformerEncoder | Reader]:
+    """Return what holds the layers of each direction in which an encoder reads; empty if it is an LSTM."""
+    if isinstance(encoder, TransformerEncoder):
+        return {"forward": encoder}
+    if not isinstance(encoder, DirectedEncoder):
+        return {}
+    readers = {"forward": encoder.forward_reader, "backward": encoder.backward_reader}
+    return {direction: reader for direction, reader in readers.items() if reader is not None}
 
 
 def _copy_layers(student: Stack, teacher: Stack, layers: Sequence[int]) -> int:
