@@ -32,6 +32,7 @@ from bertree.inference.cpu_linear import (
     linear_class,
 )
 from bertree.model.heads import MaskHead
+from bertree.model.init import without_weights
 from bertree.model.kernels.layout import Layout
 from bertree.model.kernels.table import attend_fused
 from bertree.model.layers.attention import Attention
@@ -110,7 +111,8 @@ class DecoderWeights:
         on_cpu = weight_ve.device.type == "cpu"
         packed = linear_class(weight_ve.dtype) if on_cpu and not one_lane else None
         kind = packed or (TransposedLinear if on_cpu and weight_ve.dtype == torch.float32 else EagerLinear)
-        matrix = nn.utils.skip_init(nn.Linear, 1, 1, device="meta")
+        with without_weights():
+            matrix = nn.Linear(1, 1)
         matrix.weight, matrix.bias = weight_ve, head.bias
         norm = None if encoder.norm is None else CpuNorm.from_module(cast(nn.LayerNorm, encoder.norm))
         screened = greedy and one_lane and kind is TransposedLinear and can_screen()
