@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from bertree.batch import IGNORED
 from bertree.data.masking import Masking
@@ -12,6 +12,7 @@ from bertree.data.prepare import prepare, train_tokenizer
 from bertree.data.store import Store
 from bertree.data.stream import Stream
 from tests.support.corpora import CLS, PAIRED, SEP, corpus, shapes
+from tests.support.quick import example_count
 
 SINGLE = ("full-sentences", "doc-sentences")
 
@@ -24,7 +25,7 @@ def streams(shape: list[list[int]], format: str, fixed: bool = False) -> tuple[S
 
 
 @pytest.mark.parametrize("format", [*PAIRED, *SINGLE])
-@settings(max_examples=15)
+@example_count(15)
 @given(shape=shapes)
 def test_the_same_texts_with_cls_behind_them(format: str, shape: list[list[int]]) -> None:
     first, last = streams(shape, format)

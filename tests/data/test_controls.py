@@ -4,7 +4,7 @@ from dataclasses import replace
 from unittest import mock
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bertree.batch import Batch, PretrainingLabels
@@ -14,6 +14,7 @@ from bertree.data.split import split_held_out
 from bertree.data.stream import Stream
 from bertree.errors import UserError
 from tests.support.corpora import CLS, FIRST, MASK, SEP, Corpus, corpus, same, sequences, shapes
+from tests.support.quick import example_count
 
 SHORT, LONG = [CLS, FIRST + 1, SEP], [CLS, FIRST + 2, FIRST, SEP]
 PREFIXES = [SHORT, LONG]
@@ -80,7 +81,7 @@ def check(made: Corpus, batch: Batch, masking: str, first: bool = True) -> list[
     return text
 
 
-@settings(max_examples=30, deadline=None)
+@example_count(30)
 @given(shapes, settings_of_streams, st.integers(1, 6), st.integers(1, 3))
 def test_every_sequence_begins_with_its_code(shape, setting, budget, shards) -> None:
     made = coded(shape, shards)
@@ -97,7 +98,7 @@ def test_every_sequence_begins_with_its_code(shape, setting, budget, shards) -> 
     assert all(same(one[step], other[step]) for step in (3, 0, 7))
 
 
-@settings(max_examples=20, deadline=None)
+@example_count(20)
 @given(shapes, st.integers(1, 4), st.integers(9, 24), st.integers(0, 2), st.integers(1, 3))
 def test_every_lane_reads_the_code_again_and_goes_on(shape, lanes, length, epoch, shards) -> None:
     made = coded([*shape, [30], [50]], shards)

@@ -5,7 +5,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bertree.data import example_index
@@ -13,6 +13,7 @@ from bertree.data.formats import Format
 from bertree.data.stream import Stream
 from tests.support.corpora import CLS, FIRST, FORMATS, PAIRED, SEP, SPECIAL, Corpus, corpus, sequences, shapes
 from tests.support.memory_store import memory_store
+from tests.support.quick import example_count
 
 TINY = [
     [[10, 11, 12], [13, 14], [15]],
@@ -165,7 +166,7 @@ any_format = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@example_count(150)
 @given(shapes, any_format, st.integers(8, 64), st.integers(0, 3), st.integers(1, 3))
 def test_every_format(shape: list[list[int]], format: Format, max_length: int, seed: int, shards: int) -> None:
     made = corpus(shape, shards)
@@ -209,7 +210,7 @@ def check_pair(made: Corpus, texts: list[np.ndarray], label: int | None, format:
         assert documents[0] != documents[1]
 
 
-@settings(max_examples=100, deadline=None)
+@example_count(100)
 @given(shapes, st.sampled_from(FORMATS[:-1]), st.integers(8, 64))
 def test_sentences_are_split_only_where_they_must(shape: list[list[int]], name: str, max_length: int) -> None:
     made = corpus(shape)
@@ -228,7 +229,7 @@ def test_sentences_are_split_only_where_they_must(shape: list[list[int]], name: 
         assert length > room or (format.paired and length + max(near) > room), (starts, stops, place)
 
 
-@settings(max_examples=100, deadline=None)
+@example_count(100)
 @given(shapes, st.sampled_from(["full-sentences", "doc-sentences"]), st.integers(8, 64))
 def test_sentences_are_filled_to_the_limit(shape: list[list[int]], name: str, max_length: int) -> None:
     made = corpus(shape)
@@ -241,7 +242,7 @@ def test_sentences_are_filled_to_the_limit(shape: list[list[int]], name: str, ma
         assert len(ids) + following + (here != there) > max_length
 
 
-@settings(max_examples=60, deadline=None)
+@example_count(60)
 @given(shapes, st.sampled_from(PAIRED), st.integers(8, 64))
 def test_pairs_waste_no_sentence(shape: list[list[int]], name: str, max_length: int) -> None:
     """A sentence stands alone only at a document's end or where its neighbour leaves no room."""

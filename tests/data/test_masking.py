@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bertree import keyed_random
@@ -15,6 +15,7 @@ from bertree.data.stream import Stream
 from bertree.errors import UserError
 from tests.support.corpora import FIRST, FORMATS, MASK, SPECIAL, corpus, long_store, same, shapes
 from tests.support.memory_store import memory_store
+from tests.support.quick import example_count
 
 # Words of the tiny store: 10 11+12+ 13 14+ 15 16 (a + goes on with the word before it).
 PARTS = [11, 12, 14]
@@ -82,7 +83,7 @@ def test_words_and_ngrams_end_with_their_sequence() -> None:
         assert masker.span_starts(ids, places, bounds, np.arange(7), key).tolist() == wanted
 
 
-@settings(max_examples=120, deadline=None)
+@example_count(120)
 @given(
     shapes,
     st.sampled_from(FORMATS),
@@ -286,7 +287,7 @@ def test_special_tokens_but_the_separator_are_not_predicted() -> None:
     assert Stream(store, masking="next", batch_tokens=64, max_length=16).example(0).labels.masked is not None
 
 
-@settings(max_examples=30, deadline=None)
+@example_count(30)
 @given(shape=shapes, format=st.sampled_from(FORMATS), fixed=st.booleans(), step=st.integers(0, 9))
 def test_next_tokens_of_any_batch(shape: list[list[int]], format: str, fixed: bool, step: int) -> None:
     store = corpus(shape).store

@@ -2,18 +2,19 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 
 from bertree.data.masking import Masking
 from bertree.data.stream import Stream
 from bertree.train.feed import FixedShape
 from tests.support.corpora import CLS, FIRST, FORMATS, SEP, corpus, same, shapes
+from tests.support.quick import example_count
 
 PERMUTED = Masking("permutation", partial=4)
 
 
 @pytest.mark.parametrize("format", FORMATS)
-@settings(max_examples=15)
+@example_count(15)
 @given(shape=shapes)
 def test_every_format_can_be_permuted(format: str, shape: list[list[int]]) -> None:
     store = corpus([*shape, [3, 3], [4, 2]]).store

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from bertree.data.split import split_held_out
@@ -12,6 +12,7 @@ from bertree.data.store import Store
 from bertree.data.stream import Stream
 from bertree.errors import UserError
 from tests.support.corpora import FIRST, corpus, long_store, shapes
+from tests.support.quick import example_count
 
 
 def documents(store: Store) -> list[list[list[int]]]:
@@ -23,7 +24,7 @@ def documents(store: Store) -> list[list[list[int]]]:
     return found
 
 
-@settings(max_examples=60, deadline=None)
+@example_count(60)
 @given(shape=shapes, shards=st.integers(1, 4), share=st.floats(0.01, 0.6))
 def test_whole_documents_each_in_one_part(shape: list[list[int]], shards: int, share: float) -> None:
     made = corpus(shape, shards)

@@ -13,7 +13,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bertree.data import example_index
@@ -21,6 +21,7 @@ from bertree.data.sequences.shuffle_group import build_group
 from bertree.data.store import Store
 from bertree.data.stream import Stream
 from tests.support.corpora import FIRST, FORMATS, corpus, long_store, same, sequences, shapes
+from tests.support.quick import example_count
 
 MASKS = ("token", "word+static2", "ngram", None)
 any_setting = st.fixed_dictionaries(
@@ -40,7 +41,7 @@ def stream(made, budget: int = 4, **settings) -> Stream:
         return Stream(made.store, batch_tokens=budget * settings["max_length"], **settings)
 
 
-@settings(max_examples=30, deadline=None)
+@example_count(30)
 @given(
     shapes,
     any_setting,
@@ -57,7 +58,7 @@ def test_a_step_is_the_same_whatever_was_read_before(shape, setting, budget, sha
     assert all(same(one[step], before[step]) for step in steps)
 
 
-@settings(max_examples=30, deadline=None)
+@example_count(30)
 @given(shapes, any_setting, st.integers(1, 4), st.integers(1, 3))
 def test_an_epoch_reads_every_token_once(shape, setting, budget, epoch) -> None:
     made = corpus(shape)
@@ -77,7 +78,7 @@ def test_an_epoch_reads_every_token_once(shape, setting, budget, epoch) -> None:
     assert set(counts.values()) == {3}
 
 
-@settings(max_examples=30, deadline=None)
+@example_count(30)
 @given(shapes, any_setting, st.integers(1, 8))
 def test_batches_keep_within_their_budget(shape, setting, budget) -> None:
     made = corpus(shape)
@@ -94,7 +95,7 @@ def test_batches_keep_within_their_budget(shape, setting, budget) -> None:
         assert torch.equal(batch.positions, torch.arange(size) - starts)
 
 
-@settings(max_examples=30, deadline=None)
+@example_count(30)
 @given(shapes, any_setting, st.sampled_from([2, 3, 4]), st.integers(0, 20))
 def test_ranks_read_the_whole_batch_between_them(shape, setting, world, step) -> None:
     made = corpus(shape)
@@ -124,7 +125,7 @@ def test_ranks_have_even_parts() -> None:
     assert max(parts) - min(parts) <= 2 * 64
 
 
-@settings(max_examples=30, deadline=None)
+@example_count(30)
 @given(shapes, any_setting, st.integers(2, 5))
 def test_batches_of_a_few_examples_tear_none(shape, setting, budget) -> None:
     setting |= {"masking": None, "fixed": False}
@@ -295,7 +296,7 @@ def test_a_stream_travels_to_another_process(tmp_path: Path) -> None:
         assert same(pickle.loads(data)[3], Stream(made.store, batch_tokens=640, max_length=64)[3])
 
 
-@settings(max_examples=30, deadline=None)
+@example_count(30)
 @given(shapes, any_setting, st.integers(2, 4))
 def test_ranks_evaluate_every_token_once(shape, setting, world) -> None:
     made = corpus(shape)

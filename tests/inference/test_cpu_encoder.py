@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import bertree
@@ -26,6 +26,7 @@ from bertree.model.presets import preset
 from bertree.model.readout import Readout
 from tests.support.later_axes import LATER
 from tests.support.parts import UNKNOWN
+from tests.support.quick import example_count
 
 SMALL = {"vocab_size": 50, "width": 64, "heads": 4, "layers": 3, "ffn_width": 96}
 MEMBERS: dict[str, Architecture] = {
@@ -78,7 +79,7 @@ def test_every_member(member: str, lengths: list[int], products: str) -> None:
         torch.testing.assert_close(engine(given), made(given), atol=1e-5, rtol=1e-5)
 
 
-@settings(max_examples=25, deadline=None)
+@example_count(25)
 @given(lengths=st.lists(st.integers(0, 70), min_size=1, max_size=12), seed=st.integers(0, 99))
 def test_any_lengths(lengths: list[int], seed: int) -> None:
     made, given = network(MEMBERS["bert"]), batch(lengths, seed)
@@ -88,7 +89,7 @@ def test_any_lengths(lengths: list[int], seed: int) -> None:
         torch.testing.assert_close(engine(given), made(given), atol=1e-5, rtol=1e-5)
 
 
-@settings(max_examples=50, deadline=None)
+@example_count(50)
 @given(lengths=st.lists(st.integers(1, 200), min_size=1, max_size=20))
 def test_bins_hold_every_token_once_and_keep_sequences_apart(lengths: list[int]) -> None:
     tokens = sum(lengths)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
@@ -14,6 +14,7 @@ from bertree.errors import UserError
 from bertree.inference.load import random_model
 from bertree.interop import description, folder
 from bertree.model.presets import preset
+from tests.support.quick import example_count
 
 SMALL = {"vocab_size": 60, "width": 32, "heads": 2, "layers": 2, "max_positions": 32}
 WEIGHTS = "model.safetensors"
@@ -27,7 +28,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @given(st.data())
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@example_count(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_flipped_bit_anywhere_in_the_weights_is_found_when_they_are_loaded(saved: Path, data: st.DataObject) -> None:
     path = saved / WEIGHTS
     good = path.read_bytes()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -20,6 +20,7 @@ from bertree.model.network import build
 from bertree.model.presets import preset
 from bertree.model.readout import Readout
 from tests.support.command import Command
+from tests.support.quick import example_count
 
 SMALL = {"vocab_size": 60, "width": 32, "heads": 2, "layers": 3, "max_positions": 32}
 WEIGHTS = "model.safetensors"
@@ -41,7 +42,7 @@ def change(path: Path, edit: dict[str, Tensor | None]) -> None:
     save_file({name: t for name, t in tensors.items() if t is not None}, path / WEIGHTS)
 
 
-@settings(deadline=None, max_examples=60)
+@example_count(60)
 @given(st.integers(0, 10_000), st.floats(-45, 37), st.integers(1, 40))
 def test_rounding_errs_by_half_a_step_and_never_twice(seed: int, power: float, width: int) -> None:
     generator = torch.Generator().manual_seed(seed)

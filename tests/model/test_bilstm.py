@@ -1,11 +1,12 @@
 """The packed LSTM reads each sequence as if it were alone."""
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bertree.batch import Batch
 from bertree.model.bilstm import BidirectionalLstm
+from tests.support.quick import example_count
 
 IN, WIDTH = 6, 4
 
@@ -15,7 +16,7 @@ def made(layers: int, dropout: float = 0.0) -> BidirectionalLstm:
     return BidirectionalLstm(IN, WIDTH, layers, dropout)
 
 
-@settings(max_examples=25, deadline=None)
+@example_count(25)
 @given(lengths=st.lists(st.integers(0, 7), max_size=7), seed=st.integers(0, 99), layers=st.integers(1, 2))
 def test_each_sequence_is_read_as_if_alone(lengths: list[int], seed: int, layers: int) -> None:
     lstm, batch = made(layers), Batch.pack([[1] * n for n in lengths])

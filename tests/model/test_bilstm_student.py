@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -18,6 +18,7 @@ from bertree.model.architecture import Architecture, BiLstm, Transformer
 from bertree.model.network import Network, build
 from bertree.model.presets import preset
 from bertree.model.readout import Readout
+from tests.support.quick import example_count
 
 WIDTH, E, INNER, VOCABULARY = 8, 6, 5, 40
 
@@ -70,7 +71,7 @@ def test_operations_are_those_of_the_gates() -> None:
     assert cost.costs(a).activation_bytes() > cost.costs(point()).activation_bytes() > 0
 
 
-@settings(max_examples=20, deadline=None)
+@example_count(20)
 @given(lengths=st.lists(st.integers(1, 7), min_size=1, max_size=6), layers=st.integers(1, 3), seed=st.integers(0, 99))
 def test_a_packed_text_is_read_as_if_alone(lengths: list[int], layers: int, seed: int) -> None:
     network, draw = made(layers=layers), torch.Generator().manual_seed(seed)

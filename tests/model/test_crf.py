@@ -4,11 +4,12 @@ from itertools import product
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from bertree.model.readout import Crf
+from tests.support.quick import example_count
 
 CLASSES = 3
 
@@ -35,7 +36,7 @@ def score(crf: Crf, scores_lc: Tensor, tags: tuple[int, ...]) -> Tensor:
     return total
 
 
-@settings(max_examples=30, deadline=None)
+@example_count(30)
 @given(lengths=st.lists(st.integers(0, 4), min_size=0, max_size=4), seed=st.integers(0, 99))
 def test_against_all_tag_sequences(lengths: list[int], seed: int) -> None:
     crf, scores, cells, width, answers = drawn(lengths, seed)

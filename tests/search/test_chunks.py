@@ -6,13 +6,14 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bertree.errors import UserError
 from bertree.search.chunks import CharSpan, Chunking, choose_chunking, split_passages
 from bertree.text import tokenizer_training
 from bertree.text.tokenizer import Tokenizer
+from tests.support.quick import example_count
 
 STORY = (
     "The lamp on the quay went out at nine. Nobody saw it but the ferryman, who was mending a net and did not look up "
@@ -84,7 +85,7 @@ def test_megabytes_without_a_space_are_divided(minilm: Path) -> None:
         assert max(end - start for start, end in spans) <= 8 * how.tokens, "also where all of it is one unknown token"
 
 
-@settings(max_examples=150, deadline=None)
+@example_count(150)
 @given(
     st.text(alphabet=st.sampled_from(string.ascii_letters[:8] + " .\n\t!é猫\u3000"), max_size=400), st.integers(1, 30)
 )

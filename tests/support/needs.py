@@ -67,8 +67,10 @@ def markers_of(item: pytest.Function) -> set[str]:
 def imports_a_peer(path: Path) -> bool:
     """Whether importing a file of the tests imports a package of the extra `peers`."""
     modules = []
-    for name, words in re.findall(r"^(?:from|import) ([\w.]+)(?: import ([^#]*?)$)?", path.read_text(), re.MULTILINE):
+    text = path.read_text()
+    for name, words in re.findall(r"^(?:from|import) ([\w.]+)(?: import ([^#]*?)$)?", text, re.MULTILINE):
         modules += [name, *(f"{name}.{word}" for word in re.findall(r"\w+", words))]
+    modules += re.findall(r'^(?:\w+ = )?pytest\.importorskip\("([\w.]+)"\)', text, re.MULTILINE)
     ours = [ROOT / f"{name.replace('.', '/')}.py" for name in modules if name.startswith("tests.")]
     return any(name.partition(".")[0] in PEERS for name in modules) or any(
         imports_a_peer(path) for path in ours if path.is_file()
@@ -125,7 +127,7 @@ def _reached(value: object, own: set[str], words: set[str]) -> Iterator[Any]:
         yield value
     else:
         words.add(str(getattr(value, "__module__", "")).partition(".")[0])
-        words.update(_strings(value))
+        words |= _strings_of(value)
 
 
 def _is_ours(value: object) -> bool:
@@ -143,6 +145,16 @@ def _code_words(code: CodeType) -> Iterator[str]:
             yield from _code_words(constant)
         else:
             yield from _strings(constant)
+
+
+_GLOBAL_STRINGS: dict[int, tuple[object, frozenset[str]]] = {}
+
+
+def _strings_of(value: object) -> frozenset[str]:
+    """The strings in the value of a global name. Many tests reach the same table: it is read once."""
+    if id(value) not in _GLOBAL_STRINGS:
+        _GLOBAL_STRINGS[id(value)] = value, frozenset(_strings(value))  # the value too: its id is no other's then
+    return _GLOBAL_STRINGS[id(value)][1]
 
 
 def _strings(value: object) -> Iterator[str]:

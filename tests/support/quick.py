@@ -2,6 +2,10 @@
 
 import gc
 import os
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hypothesis import settings
 
 
 def skip_syncs() -> None:
@@ -17,3 +21,11 @@ def keep_for_good() -> None:
     """Collect garbage from now on, but not among what is there: modules and collected tests stay to the end."""
     gc.freeze()
     gc.enable()
+
+
+def example_count(count: int, **options: Any) -> "settings":
+    """Settings of a property test: so many examples, but no more than `make quick` gives to each."""
+    from hypothesis import settings
+
+    usual = settings().max_examples
+    return settings(max_examples=count if usual >= 100 else min(count, usual), **options)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers
@@ -21,6 +21,7 @@ from bertree.inference.model import Model
 from bertree.text.tokenizer import Tokenizer
 from tests.support.language_models import CODES, language_model
 from tests.support.learnable import FILL
+from tests.support.quick import example_count
 
 
 def text(words: int, seed: int = 0) -> str:
@@ -34,7 +35,7 @@ def text(words: int, seed: int = 0) -> str:
     context=st.integers(5, 20),
     stride=st.integers(1, 20),
 )
-@settings(max_examples=150, deadline=None)
+@example_count(150)
 def test_windows_predict_every_token_once_with_as_much_context_as_fits(
     length: int, prefix: int, start: int, context: int, stride: int
 ) -> None:

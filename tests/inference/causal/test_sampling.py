@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import (
     RepetitionPenaltyLogitsProcessor,
@@ -14,6 +14,7 @@ from transformers import (
 
 from bertree.errors import UserError
 from bertree.inference.causal.sampling import Sampling, draw_numbers
+from tests.support.quick import example_count
 
 VOCAB = 30
 
@@ -25,7 +26,7 @@ VOCAB = 30
     top_p=st.floats(0.05, 0.99) | st.just(1.0),
     penalty=st.floats(0.5, 2),
 )
-@settings(max_examples=40, deadline=None)
+@example_count(40)
 def test_probabilities_are_those_of_transformers(
     seed: int, temperature: float, top_k: int, top_p: float, penalty: float
 ) -> None:

@@ -2,14 +2,19 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
 from bertree.inference.causal.fast_decoder import ScreenedOutput, can_screen
 from tests.support.language_models import language_model
+from tests.support.quick import example_count
 
-pytestmark = pytest.mark.skipif(not can_screen(), reason="this CPU has no fast product with 8-bit weights")
+
+@pytest.fixture(autouse=True, scope="module")
+def screens() -> None:
+    if not can_screen():
+        pytest.skip("this CPU has no fast product with 8-bit weights")
 
 
 def made(seed: int, spread: float, bias: bool) -> tuple[nn.Linear, torch.Tensor]:
@@ -24,7 +29,7 @@ def made(seed: int, spread: float, bias: bool) -> tuple[nn.Linear, torch.Tensor]
 
 
 @given(seed=st.integers(0, 10_000), spread=st.floats(0, 4), bias=st.booleans(), banned=st.integers(0, 3))
-@settings(max_examples=150, deadline=None)
+@example_count(150)
 @torch.no_grad()
 def test_the_largest_output_is_always_found(seed: int, spread: float, bias: bool, banned: int) -> None:
     linear, x = made(seed, spread, bias)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -20,6 +20,7 @@ from tests.support.attention import (
     random_segments,
     with_gradients,
 )
+from tests.support.quick import example_count
 
 NAMES = ("mixed", "q", "k", "v", "r", "bias u", "bias v", "segments")
 ON_CPU = [kernel for kernel in KERNELS if kernel.supports.ranked and kernel.supports.device in (None, "cpu")]
@@ -42,7 +43,7 @@ def compare(kernel: Kernel, layout: Layout, seed: int, segments: bool) -> None:
 
 
 @pytest.mark.parametrize("kernel", ON_CPU, ids=lambda kernel: kernel.name)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@example_count(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data(), st.lists(st.integers(0, 9), min_size=1, max_size=6), st.booleans(), st.booleans(), st.integers(0, 99))
 def test_kernels_follow_the_definition(
     monkeypatch: pytest.MonkeyPatch,

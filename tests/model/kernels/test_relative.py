@@ -4,7 +4,7 @@ import os
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -13,6 +13,7 @@ from bertree.model.kernels.layout import Kernel, Layout, RelativeScores
 from bertree.model.kernels.table import KERNELS
 from bertree.model.masks import Causal, Full, Mask, SlidingWindow
 from tests.support.attention import MASKS, definition, layout_of, random_qkv, random_relative, with_gradients
+from tests.support.quick import example_count
 
 NAMES = ("mixed", "q", "k", "v", "r", "bias u", "bias v")
 INTERPRETED = not triton_relative.KERNEL.supports.missing and os.environ.get("TRITON_INTERPRET") == "1"
@@ -23,7 +24,7 @@ ON_CPU = [kernel for kernel in KERNELS if kernel.supports.relative and kernel.su
 
 @pytest.mark.parametrize("mask", MASKS, ids=str)
 @pytest.mark.parametrize("kernel", ON_CPU, ids=lambda kernel: kernel.name)
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@example_count(20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data(), st.lists(st.integers(0, 9), min_size=1, max_size=6), st.booleans(), st.integers(0, 99))
 def test_kernels_follow_the_definition(
     monkeypatch: pytest.MonkeyPatch,

@@ -2,13 +2,14 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bertree.model.kernels.layout import Case, Kernel, Layout
 from bertree.model.kernels.table import KERNELS, attend, attend_fused, choose, refusals
 from bertree.model.masks import Causal, Full, Mask, SlidingWindow
 from tests.support.attention import MASKS, definition, layout_of, random_qkv, sees, with_gradients
+from tests.support.quick import example_count
 
 BY_NAME = {kernel.name: kernel for kernel in KERNELS}
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
@@ -23,7 +24,7 @@ lengths = st.lists(st.integers(0, 9), min_size=1, max_size=8)
 
 @pytest.mark.parametrize("mask", MASKS, ids=str)
 @pytest.mark.parametrize("name", ["grouped", "padded"])
-@settings(max_examples=30, deadline=None)
+@example_count(30)
 @given(st.data(), lengths, st.booleans(), st.integers(0, 99))
 def test_kernels_follow_the_definition(
     name: str, mask: Mask, data: st.DataObject, sizes: list[int], memorize: bool, seed: int

@@ -3,9 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from functorch.compile import make_boxed_func
 from torch import Tensor
-from torch._dynamo.backends.common import aot_autograd
 
 from bertree.batch import Batch
 from bertree.model.architecture import Transformer
@@ -163,6 +161,9 @@ def test_a_stack_of_layers_is_the_same_either_way(monkeypatch: pytest.MonkeyPatc
 
 def test_a_compiled_stack_adds_up_no_gradients_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gradients of a residual sum and of what reads it come to the operator apart: none is as large as the states."""
+    from functorch.compile import make_boxed_func  # imports PyTorch's compiler
+    from torch._dynamo.backends.common import aot_autograd
+
     monkeypatch.setattr(triton_add_norm, "usable", lambda x, dropout: True)
     graphs: list[torch.fx.GraphModule] = []
 

@@ -113,7 +113,8 @@ class DecoderWeights:
         kind = packed or (TransposedLinear if on_cpu and weight_ve.dtype == torch.float32 else EagerLinear)
         with without_weights():
             matrix = nn.Linear(1, 1)
-        matrix.weight, matrix.bias = weight_ve, head.bias
+        matrix.weight = weight_ve
+        matrix.register_parameter("bias", head.bias)
         norm = None if encoder.norm is None else CpuNorm.from_module(cast(nn.LayerNorm, encoder.norm))
         screened = greedy and one_lane and kind is TransposedLinear and can_screen()
         output = ScreenedOutput(matrix) if screened else kind(matrix)  # type: ignore[call-arg]
