@@ -76,6 +76,19 @@ def test_what_a_folder_holds_beside_texts_is_said(tmp_path: Path) -> None:
     assert [Path(source.path).name for source in sources.find_sources([str(tmp_path)])] == ["a.txt"]
 
 
+@pytest.mark.parametrize("pattern", ["a", "a/**/*.txt"])
+def test_links_to_folders_are_followed_but_never_in_a_circle(tmp_path: Path, pattern: str) -> None:
+    for name in ("a/1.txt", "a/b/2.txt", "a/.hidden/3.txt", "elsewhere/4.txt", "elsewhere/c/5.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    links = {"a/up": "..", "a/itself": "itself", "a/same": "b", "a/b/visible": "../.hidden", "a/b/out": "../../elsewhere"}
+    links |= {"a/b/out-again": "../../elsewhere", "elsewhere/back": "../a", "elsewhere/c/round": ".."}
+    for name, target in links.items():
+        (tmp_path / name).symlink_to(target)
+    names = [source.path.removeprefix(f"{tmp_path}/a/") for source in sources.find_sources([f"{tmp_path}/{pattern}"])]
+    assert names == ["1.txt", "b/2.txt", "b/out/4.txt", "b/out/c/5.txt", "b/visible/3.txt"]
+
+
 def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"one\n\ntwo")))
     assert read("-") == ["one", "two"]

@@ -7,7 +7,6 @@ are named. The name of a set does not depend on its folder unless two sets share
 """
 
 import math
-import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 from bertree.errors import UserError, suggest
 from bertree.tasks.columns import Columns, HeaderlessLayout
 from bertree.text.records import location, read_lines, suffix_of
-from bertree.text.sources import format_of
+from bertree.text.sources import format_of, walk
 from bertree.text.tables import read_table
 
 SPLITS = ("test", "dev", "train", "all")
@@ -125,12 +124,8 @@ def _make_names_unique(sets: Sequence[PairSet]) -> list[PairSet]:
 
 
 def _find_below(folder: Path, named: PairColumns, split: str) -> Iterator[PairSet]:
-    def unreadable(error: OSError) -> None:
-        raise UserError(f"{error.filename}: cannot be read ({error.strerror})")
-
-    for root, folders, files in os.walk(folder, onerror=unreadable):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        here, names = Path(root), sorted(name for name in files if not name.startswith("."))
+    for root, names in walk(str(folder)):
+        here = Path(root)
         if named.any_named:
             for name in names:
                 if format_of(name) in ("csv", "tsv", "jsonl", "parquet") or suffix_of(Path(name)) == ".json":

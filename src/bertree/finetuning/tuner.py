@@ -26,6 +26,7 @@ from bertree.objectives.supervised import supervised_objective, with_language_mo
 from bertree.scale.distribute import Distribution
 from bertree.scale.world import World
 from bertree.tasks.task import Example, Task
+from bertree.text.sources import walk
 from bertree.train.cuda_graph import CudaGraphRecorder
 from bertree.train.device_setup import CPU_TOKENS, GPU_TOKENS, DeviceSetup
 from bertree.train.grad_cache import WholeStepObjective, cached_gradients
@@ -237,6 +238,6 @@ def data_digest(path: Path) -> str:
     """Return a hash of a data file; of a folder, of the names and sizes of its files."""
     if path.is_file():
         return file_hash(path)
-    below = sorted(file for file in path.rglob("*") if file.is_file())
+    below = sorted(file for root, names in walk(str(path)) for name in names if (file := Path(root, name)).is_file())
     names = "\n".join(f"{file.relative_to(path)} {file.stat().st_size}" for file in below)
     return hashlib.sha256(names.encode()).hexdigest()

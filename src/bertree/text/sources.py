@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import IO, Any
 
 from bertree.errors import UserError, install_hint
@@ -76,13 +76,13 @@ def _resolve(name: str, format: str | None, extra: Mapping[str, str]) -> Iterato
         return
     suffixes = ", ".join((*FORMATS, *extra))
     if os.path.isdir(name):
-        paths = sorted(path for path in _walk(name) if os.path.isfile(path) and (format or format_of(path, extra)))
+        paths = sorted(path for path in _files_below(name) if os.path.isfile(path) and (format or format_of(path, extra)))
         if not paths:
             raise UserError(f"{name}: no text files in this folder (known: {suffixes}, each also .gz, .xz or .zst)")
     elif os.path.exists(name):
         paths = [name]
     elif glob.has_magic(name):
-        paths = sorted(path for path in glob.glob(name, recursive=True) if os.path.isfile(path))
+        paths = sorted(path for path in _match(name) if os.path.isfile(path))
         if not paths:
             raise UserError(f"{name}: no file matches this pattern")
     else:
@@ -102,7 +102,7 @@ def _resolve(name: str, format: str | None, extra: Mapping[str, str]) -> Iterato
 
 def describe_skipped(names: Sequence[str], extra: Mapping[str, str] = NO_EXTRA) -> str:
     """Describe in one line the files in these folders that are not read; "" if all of them are."""
-    below = (path for name in names if os.path.isdir(name) for path in _walk(name))
+    below = (path for name in names if os.path.isdir(name) for path in _files_below(name))
     kinds = Counter(
         (Path(path).suffix.lower() or "without a suffix")
         if os.path.isfile(path)
@@ -116,13 +116,46 @@ def describe_skipped(names: Sequence[str], extra: Mapping[str, str] = NO_EXTRA) 
     return f"{kinds.total():,} left out: files of other kinds, {listed}{', ...' if len(kinds) > LISTED else ''}"
 
 
-def _walk(folder: str) -> Iterator[str]:
+def walk(folder: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield this folder and those below it, sorted, each with the sorted names of its files; none of them is hidden.
+
+    Links to folders are followed, after everything else. No folder is read twice, and none that a link is inside of.
+    """
+
     def unreadable(error: OSError) -> None:
         raise UserError(f"{error.filename}: cannot be read ({error.strerror})")
 
-    for root, folders, files in os.walk(folder, onerror=unreadable):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        yield from (os.path.join(root, name) for name in files if not name.startswith("."))
+    seen: set[str] = set()
+    waiting = [folder]
+    for top in waiting:  # grows
+        for root, folders, files in os.walk(top, onerror=unreadable):
+            real = os.path.realpath(root)
+            folders[:] = sorted(name for name in folders if not name.startswith(".")) if real not in seen else []
+            if real in seen:
+                continue
+            seen.add(real)
+            links = (path for name in folders if os.path.islink(path := os.path.join(root, name)))
+            waiting += (link for link in links if not _is_inside(real, os.path.realpath(link)))
+            yield root, sorted(name for name in files if not name.startswith("."))
+
+
+def _match(pattern: str) -> Iterator[str]:
+    """Yield the paths that a pattern matches; `**` stands for folders as `walk` finds them."""
+    parts = pattern.split("/")
+    if "**" not in parts:
+        return glob.iglob(pattern)
+    above, below = "/".join(parts[: parts.index("**")]), "/".join(parts[parts.index("**") + 1 :])
+    folders = glob.iglob(above) if above else ["/" if pattern.startswith("/") else "."]
+    paths = (path.removeprefix("" if above else "./") for folder in folders for path in _files_below(folder))
+    return (path for path in paths if PurePath(path).match(below or "*"))
+
+
+def _is_inside(path: str, folder: str) -> bool:
+    return os.path.commonpath([path, folder]) == folder
+
+
+def _files_below(folder: str) -> Iterator[str]:
+    return (os.path.join(root, name) for root, names in walk(folder) for name in names)
 
 
 def format_of(path: str, extra: Mapping[str, str] = NO_EXTRA) -> str | None:
