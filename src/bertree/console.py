@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _SHOWING: ContextVar[bool] = ContextVar("showing", default=False)
 _OPTIONS: ContextVar[Mapping[str, str]] = ContextVar("options", default=MappingProxyType({}))
+_FILES: ContextVar[Mapping[str, str]] = ContextVar("files", default=MappingProxyType({}))
 _SETTING = re.compile(r"`([a-z_]+)(?:=([^`]*))?`")
 
 
@@ -49,6 +50,24 @@ def spell_settings(text: str) -> str:
         return option if value in (None, "True") else f"{option} {value}"
 
     return _SETTING.sub(spell, text)
+
+
+@contextmanager
+def rename_files(names: dict[str, str]) -> Iterator[dict[str, str]]:
+    """Show these names in place of the paths of temporary files in notes and lines while the block runs."""
+    token = _FILES.set(names)
+    try:
+        yield names
+    finally:
+        _FILES.reset(token)
+
+
+def renamed(text: str) -> str:
+    """Return a message with the names of temporary files in place of their paths."""
+    for path in sorted(_FILES.get(), key=len, reverse=True):
+        name = _FILES.get()[path]
+        text = text.replace(f"{path}: line ", f"{name}: row ").replace(path, name)
+    return text
 
 
 @contextmanager
@@ -82,13 +101,13 @@ def has_bar() -> bool:
 
 def note(line: str) -> None:
     """Warn the user of something that does not stop the work."""
-    warnings.warn(line, BertreeWarning, stacklevel=2)
+    warnings.warn(renamed(line), BertreeWarning, stacklevel=2)
 
 
 def say(line: str) -> None:
     """Print one line on standard output, if lines are shown."""
     if is_showing():
-        print(spell_settings(line), flush=True)
+        print(renamed(spell_settings(line)), flush=True)
 
 
 class Bar:

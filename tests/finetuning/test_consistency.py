@@ -30,7 +30,7 @@ def test_a_model_keeps_its_columns(trained: Trained, command: Command, tmp_path:
     data = table(tmp_path / "own.csv", rows)
     given = command.well("evaluate", model, "--task", "classification", "--data", data, "--json")
     found = json.loads(given.out)
-    assert "own.csv: is one file, so all of its rows are scored" in given.err
+    assert "own.csv: has no splits, so all of its rows are scored" in given.err
     assert found["accuracy"] == json.loads((trained("pair") / "metrics.json").read_text())["accuracy"]
     lines = command.well("predict", model, "--file", data, "--json").out.splitlines()
     assert [json.loads(line)["text"] for line in lines] == [row["one"] for row in rows]

@@ -81,7 +81,13 @@ def test_links_to_folders_are_followed_but_never_in_a_circle(tmp_path: Path, pat
     for name in ("a/1.txt", "a/b/2.txt", "a/.hidden/3.txt", "elsewhere/4.txt", "elsewhere/c/5.txt"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)
-    links = {"a/up": "..", "a/itself": "itself", "a/same": "b", "a/b/visible": "../.hidden", "a/b/out": "../../elsewhere"}
+    links = {
+        "a/up": "..",
+        "a/itself": "itself",
+        "a/same": "b",
+        "a/b/visible": "../.hidden",
+        "a/b/out": "../../elsewhere",
+    }
     links |= {"a/b/out-again": "../../elsewhere", "elsewhere/back": "../a", "elsewhere/c/round": ".."}
     for name, target in links.items():
         (tmp_path / name).symlink_to(target)

@@ -15,7 +15,7 @@ import torch
 from bertree.comparison.measure import available_devices, compare_all
 from bertree.comparison.timing import TimedModel
 from bertree.config.model_names import resolve_model_path
-from bertree.console import note, showing, status
+from bertree.console import note, renamed, showing, status
 from bertree.errors import UserError
 from bertree.files.atomic import write_into_folder
 from bertree.files.formats import json_text
@@ -28,6 +28,7 @@ from bertree.report.formats import printable
 from bertree.run_folder import BEST_MODEL, COMPARISON, METRICS, MODEL, REPORT, SCORES
 from bertree.tasks.files import note_all_rows_scored, read_inputs, read_records
 from bertree.tasks.task import Task
+from bertree.text.memory import Rows, pair_fields, takes_rows, task_fields
 from bertree.text.tokenizer import Tokenizer
 
 
@@ -51,12 +52,13 @@ class ComparisonInputs:
                 raise UserError(f"{path}: no such file or folder")
 
 
+@takes_rows(data=task_fields, texts=pair_fields)
 def compare(
     models: Sequence[str | Path | Model],
     *,
     task: str | None = None,
-    data: str | Path | None = None,
-    texts: str | Path | None = None,
+    data: str | Path | Rows | None = None,
+    texts: str | Path | Rows | None = None,
     text: str | None = None,
     pair: str | None = None,
     label: str | None = None,
@@ -208,7 +210,9 @@ def _samples_and_scores(
         scores = {name: [values.get(name) for _, values in scored] for name in ordered}
     if inputs.texts is not None:
         texts = _texts(inputs.texts, models[0].task)
-        return texts, f"{len(texts):,} texts of {inputs.texts.name}", scores
+        path = str(inputs.texts)
+        place = f"of {inputs.texts.name}" if renamed(path) == path else "in memory"
+        return texts, f"{len(texts):,} texts {place}", scores
     return examples, f"{len(examples):,} examples of {inputs.task}" if examples else "", scores
 
 

@@ -20,6 +20,7 @@ from bertree.engines.local import choose_engine
 from bertree.errors import UserError
 from bertree.text import tokenizer_training
 from bertree.text.corpus import Corpus, CorpusOptions, describe_counts
+from bertree.text.memory import Rows, takes_rows, task_fields
 from bertree.text.sources import STANDARD_INPUT, describe_skipped
 from bertree.text.tokenizer import Tokenizer
 from bertree.text.tokenizer_training import TokenizerReport
@@ -49,8 +50,9 @@ class PreparedStore:
     dropped: list[str]  # readable lines, one per reason
 
 
+@takes_rows(corpus=task_fields, several=["corpus"])
 def train_tokenizer(
-    corpus: str | Path | Sequence[str | Path],
+    corpus: str | Path | Sequence[str | Path] | Rows,
     out: str | Path,
     *,
     kind: str = "wordpiece",
@@ -104,8 +106,9 @@ def train_tokenizer(
     )
 
 
+@takes_rows(corpus=task_fields, several=["corpus"])
 def prepare(
-    corpus: str | Path | Sequence[str | Path],
+    corpus: str | Path | Sequence[str | Path] | Rows,
     tokenizer: str | Path,
     out: str | Path,
     *,

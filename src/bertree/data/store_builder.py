@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer as Backend
 
+from bertree.console import renamed
 from bertree.data.store import Store
 from bertree.data.store_files import HEADER, JOURNAL, SPECIAL, TOKENIZER, dtype_for
 from bertree.data.store_writer import (
@@ -205,7 +206,7 @@ def build_store(
         "options": asdict(corpus.options),
         "language": language,
         "shard_tokens": shard_tokens,
-        "corpus": [[source.path, source.size, source.modified] for source in corpus.sources],
+        "corpus": [[renamed(source.path), source.size, source.modified] for source in corpus.sources],
     }
     if out.exists():
         _check_folder(out)

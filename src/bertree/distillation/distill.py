@@ -12,22 +12,24 @@ from bertree.inference.trained_run import Run
 from bertree.tasks.files import TaskFiles
 from bertree.tasks.registry import make_task
 from bertree.tasks.task import Task
+from bertree.text.memory import Rows, takes_rows, task_fields
 
 
+@takes_rows(data=task_fields, train=task_fields, dev=task_fields)
 def distill(
     teacher: str | Path,
     *,
     student: str | Path = "half",
     store: str | Path | None = None,
     task: str | Task[Any] | None = None,
-    data: str | Path | None = None,
+    data: str | Path | Rows | None = None,
     out: str | Path = "distilled",
     layers: str = "",
     epochs: float = 0.0,
     cache: str | Path = "",
     seeds: int = 1,
-    train: str | Path | None = None,
-    dev: str | Path | None = None,
+    train: str | Path | Rows | None = None,
+    dev: str | Path | Rows | None = None,
     text: str | None = None,
     pair: str | None = None,
     label: str | None = None,

@@ -24,6 +24,7 @@ from bertree.inference.embedding import BLOCK, FIRST_BLOCK, Vectors, block_end, 
 from bertree.inference.embedding_workers import EmbeddedBlock, TextBlock, embed_in_order, start_embedding
 from bertree.inference.load import choose_device, load_or_take
 from bertree.inference.model import Model
+from bertree.text.memory import Rows, takes_rows, task_fields
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,9 +193,10 @@ def embed_texts(embedder: Embedder, texts: Sequence[str], name: str) -> Vectors:
         return embedder.embed(texts, progress.advance)
 
 
+@takes_rows(file=task_fields)
 def embed_file(
     model: str | Path | Model,
-    file: str | Path,
+    file: str | Path | Rows,
     out: str | Path,
     *,
     text: str | None = None,

@@ -26,6 +26,7 @@ from bertree.files.formats import Json, json_text
 from bertree.inference.embedding import Vectors
 from bertree.inference.model import Model
 from bertree.run_folder import PREDICTIONS, REPORT, SCORES
+from bertree.text.memory import Rows, pair_fields, takes_rows
 from bertree.text.sources import Source, open_source
 
 CLITICS = re.compile(r"(n't|'(?:s|m|d|re|ve|ll))\b")  # words of their own in these files
@@ -166,10 +167,11 @@ class EmbeddingScores:
         return _as_json(self.sets, self.results)
 
 
+@takes_rows(data=pair_fields, several=["data"])
 def evaluate_embeddings(
     models: Sequence[str | Path | Model] | str | Path | Model = (),
     *,
-    data: Sequence[str | Path] | str | Path,
+    data: Sequence[str | Path] | str | Path | Rows,
     pooling: Sequence[str] = (),
     glove: Sequence[str | Path] = (),
     split: str = "test",
@@ -188,8 +190,8 @@ def evaluate_embeddings(
     """Correlate the similarities of sentence vectors with the gold scores of pairs (STS12-16, STS-B, SICK, your own).
 
     `models` are compared in each `pooling` (default: their own), `glove` files of word vectors are baselines; `data`
-    are sets of pairs or folders of sets; `text`, `pair` and `label` name your columns; `out` is a folder for
-    metrics.json, predictions.jsonl and report.html.
+    are sets of pairs, folders of sets, or rows in memory; `text`, `pair` and `label` name your columns; `out` is a
+    folder for metrics.json, predictions.jsonl and report.html.
 
     >>> bertree.evaluate_embeddings("default", data="STS-B").metrics["encoders"][0]["average"]
     """

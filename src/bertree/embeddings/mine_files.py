@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bertree.console import bar, note, showing
+from bertree.console import bar, note, renamed, showing
 from bertree.embeddings import clustering, mining
 from bertree.embeddings.clustering import Clusters
 from bertree.embeddings.embed import Embedder, EmbedOptions, TextSource, embed_texts, read_texts_and_vectors
@@ -24,6 +24,7 @@ from bertree.files.formats import Json, json_text
 from bertree.inference.embedding import Vectors
 from bertree.inference.model import Model
 from bertree.inference.similarity import pair_similarities, percentiles, random_sentences
+from bertree.text.memory import Rows, takes_rows, task_fields
 from bertree.text.sources import STANDARD_INPUT, format_of
 
 TABLE_FORMATS = (".jsonl", ".csv", ".tsv")
@@ -75,10 +76,11 @@ class TextClusters:
         return int((self.clusters.labels < 0).sum())
 
 
+@takes_rows(a=task_fields, b=task_fields)
 def similar(
     model: str | Path | Model,
-    a: str | Path,
-    b: str | Path,
+    a: str | Path | Rows,
+    b: str | Path | Rows,
     *,
     k: int = 5,
     text: str | None = None,
@@ -134,12 +136,13 @@ def _read_side(argument: str, column: str | None, format: str | None, label: str
     texts = list(rows)
     for line in rows.counts.notes(rows.name):
         note(line)
-    return Side(texts, rows.name, True)
+    return Side(texts, renamed(rows.name), True)
 
 
+@takes_rows(file=task_fields)
 def find_pairs(
     model: str | Path | Model,
-    file: str | Path,
+    file: str | Path | Rows,
     *,
     k: int = 100,
     min_similarity: float = 0.7,
@@ -202,9 +205,10 @@ def find_pairs(
         return SimilarPairs(texts, pairs, duplicates)
 
 
+@takes_rows(file=task_fields)
 def cluster_texts(
     model: str | Path | Model,
-    file: str | Path,
+    file: str | Path | Rows,
     *,
     clusters: int | None = None,
     min_similarity: float = 0.75,

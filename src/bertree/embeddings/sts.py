@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from bertree.console import renamed
 from bertree.errors import UserError, suggest
 from bertree.tasks.columns import Columns, HeaderlessLayout
 from bertree.text.records import location, read_lines, suffix_of
@@ -26,8 +27,9 @@ SPLITS = ("test", "dev", "train", "all")
 INPUT, GOLD = "STS.input.", "STS.gs."
 BENCHMARK = re.compile(r"sts-?(?:b-)?(train|dev|test)[\w-]*\.(?:csv|tsv)(?:\.\w+)?", re.IGNORECASE)
 GLUE = re.compile(r"(train|dev|test)\.tsv(?:\.\w+)?", re.IGNORECASE)
+ROWS = re.compile(r"(train|dev|validation|test)\.(?:jsonl|parquet)", re.IGNORECASE)
+SPLIT_NAMES = {"trial": "dev", "validation": "dev"}  # other names of a split -> ours
 SICK = re.compile(r"SICK(?:_(train|trial|test)\w*|_annotated)?\.(?:txt|tsv)(?:\.\w+)?", re.IGNORECASE)
-SICK_SPLITS = {"trial": "dev"}  # SICK's own name of a split -> ours
 SICK_SPLIT_COLUMN = "SemEval_set"
 TEXTS = ("sentence1", "sentence_A", "text1", "text", "first", "question1")
 PAIRS = ("sentence2", "sentence_B", "text2", "pair", "second", "question2")
@@ -142,14 +144,17 @@ def _find_released(folder: Path, names: Sequence[str], split: str) -> Iterator[P
     for name in names:
         if (match := BENCHMARK.fullmatch(name)) or ((match := GLUE.fullmatch(name)) and _has_gold(folder / name)):
             by_split.setdefault(match[1].lower(), []).append(folder / name)
-        elif match := SICK.fullmatch(name):
+        elif (match := SICK.fullmatch(name)) or (match := ROWS.fullmatch(name)):
             kind = (match[1] or split).lower()
-            by_split.setdefault(SICK_SPLITS.get(kind, kind), []).append(folder / name)
+            by_split.setdefault(SPLIT_NAMES.get(kind, kind), []).append(folder / name)
     wanted = sorted(by_split, key=SPLITS.index) if split == "all" else [split] if split in by_split else ["dev"]
     for kind in wanted:
         for path in by_split.get(kind, []):
             note = [] if split in ("all", kind) else [f"{folder}: has no gold for {split}, so {kind} is scored"]
-            pairs = _read_sick(path, split) if SICK.fullmatch(path.name) else _read_benchmark(path)
+            if ROWS.fullmatch(path.name):
+                pairs = _read_table(path, PairColumns(), f"{folder.name} {kind}")
+            else:
+                pairs = _read_sick(path, split) if SICK.fullmatch(path.name) else _read_benchmark(path)
             yield replace(pairs, notes=(*pairs.notes, *note))
 
 
@@ -161,7 +166,7 @@ def _has_gold(path: Path) -> bool:
 
 def _read_file(path: Path, named: PairColumns, split: str) -> PairSet:
     """Read one file that was given by its path."""
-    name = path.name
+    name = Path(renamed(str(path))).name
     if named.any_named:
         return _read_table(path, named, name)
     if name.startswith(INPUT):
@@ -185,12 +190,12 @@ def _read_sick(path: Path, split: str) -> PairSet:
     table = read_table(path, quoting="none")
     match = SICK.fullmatch(path.name)
     kind = (match[1] or split).lower() if match else split
-    name = "SICK-R" if kind == "all" else f"SICK-R {SICK_SPLITS.get(kind, kind)}"
+    name = "SICK-R" if kind == "all" else f"SICK-R {SPLIT_NAMES.get(kind, kind)}"
     if kind == "all" or (column := table.find([SICK_SPLIT_COLUMN])) is None:
         return replace(pairs, name=name)
     part = pairs.parts[0]
     split_of = dict(zip(table.lines, (str(value).lower() for value in table.values(column)), strict=True))
-    kept = [n for n, line in enumerate(part.lines) if SICK_SPLITS.get(split_of[line], split_of[line]) == split]
+    kept = [n for n, line in enumerate(part.lines) if SPLIT_NAMES.get(split_of[line], split_of[line]) == split]
     if not kept:
         raise UserError(f"{path}: has no rows of the split '{split}'")
     chosen = replace(
@@ -210,7 +215,7 @@ def _read_table(path: Path, named: PairColumns, name: str, released: bool = Fals
         raise UserError(f"{path}: has no gold score; name its column with `label`")
     part = PairPart(
         name=name,
-        file=str(path),
+        file=renamed(str(path)),
         first=tuple(row.text for row in labeled),
         second=tuple(row.pair or "" for row in labeled),
         gold=np.array([_number(row.label or "", location(Path(row.file), row.line)) for row in labeled]),

@@ -33,6 +33,7 @@ from bertree.tasks.similarity import SimilarityTask, cross_encoder_examples, exa
 from bertree.tasks.similarity_files import ColumnNames, SentenceExample
 from bertree.tasks.task import Splits, configure_task
 from bertree.tasks.text import TextTask
+from bertree.text.memory import Rows, pair_fields, takes_rows
 
 
 @dataclass(frozen=True)
@@ -54,12 +55,13 @@ class TrainingRows:
     dev: Sequence[SentenceExample] | None
 
 
+@takes_rows(data=pair_fields, dev=pair_fields, several=["data"])
 def train_embeddings(
     model: str | Path | Model,
     *,
-    data: str | Path | Sequence[str | Path],
+    data: str | Path | Sequence[str | Path] | Rows,
     loss: str | None = None,
-    dev: str | Path | None = None,
+    dev: str | Path | Rows | None = None,
     out: str | Path = "sentences",
     text: str | None = None,
     pair: str | None = None,
@@ -74,7 +76,8 @@ def train_embeddings(
 ) -> Run:
     """Train an encoder to make sentence vectors, or with `loss="cross"` a cross-encoder that reads both texts.
 
-    `data` are folders or files of pairs with labels or scores, or of triplets; `loss` is chosen by the data unless
+    `data` are folders or files of pairs with labels or scores, or of triplets, or rows in memory (tuples, dicts, a
+    frame ...); `loss` is chosen by the data unless
     given; `dev` is a file to evaluate on; `text`, `pair`, `negative` and `label` name your columns. Settings are
     keywords (`epochs=1, batch=64, pooling="mean"`); `overrides` are the same as strings. Nothing is printed unless
     `progress=True`.

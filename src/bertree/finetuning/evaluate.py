@@ -29,6 +29,7 @@ from bertree.tasks.glue import GLUE_AVERAGES
 from bertree.tasks.logits import effective_max_length, inference_autocast, logits
 from bertree.tasks.registry import with_model_labels, with_model_layout
 from bertree.tasks.task import Example, Task, Truncation, Unit
+from bertree.text.memory import Rows, takes_rows, task_fields
 
 FEWEST_PREDICTIONS = 10  # fewer may all be the same by chance, without the run being degenerate
 LEAST_SPREAD = 0.01  # of predicted numbers, as a share of the gold ones'; below it they count as the same
@@ -64,11 +65,12 @@ class Scores:
     predictions: dict[str, list[Json]]
 
 
+@takes_rows(data=task_fields)
 def evaluate(
     model: str | Path | Model,
     *,
     task: str | Task[Any],
-    data: str | Path,
+    data: str | Path | Rows,
     split: str | None = None,
     text: str | None = None,
     pair: str | None = None,
@@ -82,9 +84,10 @@ def evaluate(
 ) -> Scores:
     """Score a fine-tuned model on a split of a task's files, as the task's own script does.
 
-    `data` is the folder with the task's files or one file; `split` is `dev` unless given; `text`, `pair` and `label`
-    name your columns. `out` is a folder for metrics.json, predictions.jsonl and report.html, `submission` one for the
-    file that the task's server takes. `max_length=0` is the length the model was fine-tuned with.
+    `data` is the folder with the task's files, one file, or rows in memory; `split` is `dev` unless given; `text`,
+    `pair` and `label` name your columns. `out` is a folder for metrics.json, predictions.jsonl and report.html,
+    `submission` one for the file that the task's server takes. `max_length=0` is the length the model was fine-tuned
+    with.
 
     >>> bertree.evaluate("sst/model", task="sst-2", data="glue/SST-2").metrics["accuracy"]
     """

@@ -20,6 +20,7 @@ from bertree.model.readout import Readout
 from bertree.tasks.files import read_inputs
 from bertree.tasks.logits import effective_max_length, inference_autocast, token_states
 from bertree.tasks.tagging.task import TaggingTask
+from bertree.text.memory import Rows, takes_rows, task_fields
 
 CHUNK = 1024  # lines read at once
 FEATURES, WORDS = "features.npy", "words.jsonl"
@@ -35,9 +36,10 @@ class FeatureFiles:
     texts: int
 
 
+@takes_rows(file=task_fields)
 def write_features(
     model: str | Path | Model,
-    file: str | Path,
+    file: str | Path | Rows,
     out: str | Path,
     *,
     layers: str = "concat-last-four",

@@ -18,16 +18,18 @@ from bertree.tasks.files import TaskFiles
 from bertree.tasks.registry import make_task
 from bertree.tasks.task import Task
 from bertree.text.identity import tokenizer_hash
+from bertree.text.memory import Rows, takes_rows, task_fields
 
 
+@takes_rows(data=task_fields, train=task_fields, dev=task_fields)
 def finetune(
     model: str | Path | Model,
     *,
     task: str | Task[Any],
-    data: str | Path | None = None,
+    data: str | Path | Rows | None = None,
     out: str | Path = "finetuned",
-    train: str | Path | None = None,
-    dev: str | Path | None = None,
+    train: str | Path | Rows | None = None,
+    dev: str | Path | Rows | None = None,
     text: str | None = None,
     pair: str | None = None,
     label: str | None = None,
@@ -43,11 +45,12 @@ def finetune(
     """Fine-tune a model on a task and keep the best of its evaluations on the dev split.
 
     `task` is a name (`sst-2`, `squad2`, `ner`, `classification` ...) or a task of your own; `data` a folder with the
-    task's files or one file; `train` and `dev` are files in place of the folder's; `text`, `pair` and `label` name
-    your columns. `seeds` runs are made and the best one is kept. `frozen` freezes the encoder and names the layers that
-    are read. `from_task` is a run on another task that began with the same model: its encoder is taken, with a new
-    head. Settings are keywords (`epochs=3, lr=3e-5, batch=32`); `overrides` are the same as strings (`"epochs=3"`).
-    With `resume=True` an interrupted run goes on. Nothing is printed unless `progress=True`.
+    task's files, one file, or rows in memory (a list of dicts, a frame, a Dataset; `{"train": ..., "dev": ...}`);
+    `train` and `dev` are files or rows in place of those; `text`, `pair` and `label` name your columns. `seeds` runs
+    are made and the best one is kept. `frozen` freezes the encoder and names the layers that are read. `from_task` is
+    a run on another task that began with the same model: its encoder is taken, with a new head. Settings are keywords
+    (`epochs=3, lr=3e-5, batch=32`); `overrides` are the same as strings (`"epochs=3"`). With `resume=True` an
+    interrupted run goes on. Nothing is printed unless `progress=True`.
 
     >>> run = bertree.finetune("my-bert", task="sst-2", data="glue/SST-2", out="sst", epochs=3)
     >>> run.metrics["accuracy"]

@@ -16,6 +16,7 @@ from torch import Tensor
 from bertree.batch import Batch
 from bertree.errors import TextsCut, UserError
 from bertree.model.architecture import Architecture
+from bertree.text.memory import is_table
 from bertree.text.tokenizer import Encoded, Tokenizer
 
 Input = str | tuple[str, str] | Sequence[int] | Tensor
@@ -28,6 +29,12 @@ BATCH_TOKENS = {"cpu": 1024, "cuda": 131072}
 
 def check_inputs(inputs: Iterable[Item]) -> Iterable[Item]:
     """Return the inputs; UserError if they cannot be a list of inputs."""
+    if is_table(inputs):
+        raise UserError(
+            f"expected texts, not a table ({type(inputs).__name__}); give one of its columns: table['text']"
+        )
+    if hasattr(inputs, "to_pylist"):  # an array of Arrow, whose items are no strings
+        return list(inputs.to_pylist())
     if not isinstance(inputs, Iterable) or isinstance(inputs, bytes | Mapping):
         raise UserError(f"expected a text or a list of texts, not {type(inputs).__name__} {str(inputs)[:40]!r}")
     return inputs

@@ -17,23 +17,27 @@ from bertree.tasks.logits import effective_max_length, inference_autocast, logit
 from bertree.tasks.squad.task import Answers, SquadTask, choose_answer
 from bertree.tasks.task import Logits, Task, Unit
 from bertree.tasks.text import TextTask
+from bertree.text.memory import Rows, is_table, rows_of
 from bertree.text.records import text_field
 
 
 def predict(
     model: LoadedModel,
-    inputs: Iterable[str | tuple[str, str] | Json] | str | Json,
+    inputs: Iterable[str | tuple[str, str] | Json] | str | Json | Rows,
     max_length: int = 0,
     first: int = 1,
 ) -> list[Json]:
     """Return the predictions for inputs: for each `predicted`, `score`, and the values of its head.
 
     An input is a text, a pair of texts, or an object with the fields of the task (question and context; context,
-    question and options; words); a single text or object is one input. `max_length`: tokens per sequence; 0: the
-    length the model was fine-tuned with. `first`: number of the first input, for messages.
+    question and options; words); a single text or object is one input, and a row of a table (a
+    frame, an Arrow table, a Dataset) too. `max_length`: tokens per sequence; 0: the length the model was fine-tuned
+    with. `first`: number of the first input, for messages.
     """
     task = model.find_task()
     examples: list[Any] = []
+    if is_table(inputs):
+        inputs = rows_of(inputs, "inputs")
     records = [inputs] if isinstance(inputs, str | Mapping) else check_inputs(inputs)
     for number, record in enumerate(records, first):
         where = f"input {number}"

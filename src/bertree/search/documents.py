@@ -20,6 +20,7 @@ from bertree.errors import UserError, suggest
 from bertree.files.formats import Json
 from bertree.text import sources
 from bertree.text.cleaning import replace_surrogates
+from bertree.text.memory import Rows, is_table, rows_of
 from bertree.text.records import location, read_records
 
 TEXTS = {".md": "text", ".markdown": "text"}  # in addition to the formats of a corpus
@@ -111,13 +112,17 @@ DocumentInput = str | Path | Mapping[str, Any] | Document
 
 
 def read_documents(
-    docs: DocumentInput | Iterable[DocumentInput], options: ReadOptions, summary: ReadSummary
+    docs: DocumentInput | Iterable[DocumentInput] | Rows, options: ReadOptions, summary: ReadSummary
 ) -> Iterator[Document]:
-    """Yield documents from files, folders and globs (strings and paths), records (mappings) or `Document`s.
+    """Yield documents from files, folders and globs (strings and paths), records (mappings), tables or `Document`s.
 
     A path that does not exist is reported before anything is read.
     """
+    if is_table(docs):
+        docs = rows_of(docs, "docs")
     items: Iterable[DocumentInput] = [docs] if isinstance(docs, str | Path | Mapping | Document) else docs
+    if not isinstance(items, Iterable):
+        raise UserError(f"docs: must be paths, records or a table, not {type(docs).__name__} {str(docs)[:40]!r}")
     if isinstance(items, Sequence):
         for item in items:
             if isinstance(item, str | Path):

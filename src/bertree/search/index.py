@@ -31,6 +31,7 @@ from bertree.search.postgres.location import SCHEMA, TABLE, TableLocation, is_ad
 from bertree.search.searcher import Searcher, prompts_of
 from bertree.search.vector_files import Vectors
 from bertree.search.writer import AddSummary, check_resumable, create_index, open_writer
+from bertree.text.memory import Rows
 
 if TYPE_CHECKING:
     from bertree.search.postgres.export import ExportSummary
@@ -67,7 +68,7 @@ class Index(Searcher):
     def build(
         cls,
         model: TextEncoder,
-        docs: DocumentInput | Iterable[DocumentInput],
+        docs: DocumentInput | Iterable[DocumentInput] | Rows,
         path: str | Path,
         *,
         text: str = "text",
@@ -83,7 +84,8 @@ class Index(Searcher):
         address: str | None = None,
         watch: Watch = no_progress,
     ) -> "Index":
-        """Build an index of files and folders (strings, paths), records (mappings) or `Document`s.
+        """Build an index of files and folders (strings, paths), records (mappings), a table (a frame of pandas or
+        Polars, an Arrow table, a Dataset) or `Document`s.
 
         An interrupted build is resumed. `text`, `id`: columns of tables and records; the others are metadata. `blocks`:
         an empty line ends a document of a text file. `kind`: auto, flat, hnsw, ivfpq. `chunk`, `overlap`: tokens of a
@@ -125,7 +127,7 @@ class Index(Searcher):
 
     def add(
         self,
-        docs: DocumentInput | Iterable[DocumentInput],
+        docs: DocumentInput | Iterable[DocumentInput] | Rows,
         *,
         text: str = "text",
         id: str | None = None,

@@ -75,11 +75,13 @@ class Columns:
     skip: bool = False  # the released file has broken rows: skip and count them
     optional: tuple[str, ...] = ()  # last columns that may be missing in a row
     labelled: bool = False  # the user named the label column, so it must exist
+    roles: bool = True  # a table may also name its columns text, pair and label
 
     def read(self, path: Path) -> tuple[list[RawRow], int]:
         """Return the rows of a file, and how many broken ones were skipped."""
         header = (*self.text, *self.pair) if self.headless else None
         wanted = (*self.text, *self.pair, *self.label, *self.id, *(name for _, name in self.lead))
+        wanted += ("text", "pair", "label") if self.roles else ()
         forms = [(form.fewest, form.most) for form in self.headless]
         table = read_table(
             path,
@@ -100,16 +102,23 @@ class Columns:
         return _rows(table, numbers, self.skip)
 
     def _column_numbers(self, table: Table) -> "_ColumnNumbers":
-        text = table.column(self.text)
-        label = table.column(self.label) if self.labelled else table.find(self.label)
+        text = self._column(table, self.text, "text")
+        label = table.column(self.label) if self.labelled else table.find((*self.label, *self._role("label")))
         return _ColumnNumbers(
             text=text,
-            pair=table.column(self.pair) if self.pair else None,
+            pair=self._column(table, self.pair, "pair") if self.pair else None,
             label=label,
             id=table.find(self.id),
             lead=next((table.find([lead]) for name, lead in self.lead if name == table.names[text]), None),
             first=1 if label is not None and table.names[label] in self.from_one else 0,
         )
+
+    def _column(self, table: Table, names: Sequence[str], role: str) -> int:
+        number = table.find((*names, *self._role(role)))
+        return table.column(names) if number is None else number
+
+    def _role(self, role: str) -> tuple[str, ...]:
+        return (role,) if self.roles else ()
 
     def fits(self, path: Path) -> bool:
         """True if a text file begins as the released files of the task do: with a header that names the text's column,

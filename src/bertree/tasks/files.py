@@ -53,7 +53,7 @@ class TaskFiles:
 def note_all_rows_scored(data: Path | None) -> None:
     """Note that all rows of a file are scored, since it has no splits."""
     if data is not None and data.is_file():
-        note(f"{data}: is one file, so all of its rows are scored, also any that the model was trained on")
+        note(f"{data}: has no splits, so all of its rows are scored, also any that the model was trained on")
 
 
 def _split_of(file: Path, split: str) -> str:

@@ -70,6 +70,7 @@ TASKS = (
         columns=Columns(("sentence",), headless=(HeaderlessLayout(4, 4, text=3, label=1),)),
         figures=("matthews", "accuracy"),
         metric="matthews",
+        aliases={"unacceptable": "0", "acceptable": "1"},
         server="CoLA.tsv",
     ),
     GlueTask(
@@ -88,6 +89,7 @@ TASKS = (
         columns=Columns(("#1 String", "sentence1"), ("#2 String", "sentence2"), ("Quality", "label")),
         figures=("accuracy", "f1"),
         metric="f1",
+        aliases={"not_equivalent": "0", "equivalent": "1"},
         symmetric=True,
         prefixes=("msr_paraphrase_",),
         server="MRPC.tsv",
@@ -117,6 +119,7 @@ TASKS = (
         about="do two questions mean the same",
         # Quora's file quotes the cells that contain quotes, and a few of its rows are broken.
         columns=Columns(("question1",), ("question2",), ("is_duplicate", "label"), quoting="cell", skip=True),
+        aliases={"not_duplicate": "0", "duplicate": "1"},
         figures=("accuracy", "f1"),
         metric="f1",
         symmetric=True,
@@ -156,6 +159,7 @@ TASKS = (
         about="does a pronoun mean that",
         columns=SENTENCES,
         figures=ACCURACY,
+        aliases={"not_entailment": "0", "entailment": "1"},
         server="WNLI.tsv",
     ),
     GlueTask(

@@ -279,7 +279,9 @@ def text_task(
     A file without the default label column, `label`, has no gold answers. A column that was named must exist, since a
     misspelt name would look the same."""
     labelled = label not in (None, LABEL)
-    columns = Columns((text,), (pair,) if pair else (), (label or LABEL,), quoting="auto", labelled=labelled)
+    columns = Columns(
+        (text,), (pair,) if pair else (), (label or LABEL,), quoting="auto", labelled=labelled, roles=False
+    )
     if kind == "regression":
         figures = ("pearson", "spearman")
         return TextTask(

@@ -76,7 +76,9 @@ def _resolve(name: str, format: str | None, extra: Mapping[str, str]) -> Iterato
         return
     suffixes = ", ".join((*FORMATS, *extra))
     if os.path.isdir(name):
-        paths = sorted(path for path in _files_below(name) if os.path.isfile(path) and (format or format_of(path, extra)))
+        paths = sorted(
+            path for path in _files_below(name) if os.path.isfile(path) and (format or format_of(path, extra))
+        )
         if not paths:
             raise UserError(f"{name}: no text files in this folder (known: {suffixes}, each also .gz, .xz or .zst)")
     elif os.path.exists(name):

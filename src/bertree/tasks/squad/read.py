@@ -2,7 +2,8 @@
 
 Both official versions: articles of paragraphs, each a context with its questions; plain or compressed. An answer must
 be in its context at the given place. If it is off by a few characters or differs in white space, it is corrected; if
-it is not there, it is kept without a place: its text can be scored, but not trained on.
+it is not there, it is kept without a place: its text can be scored, but not trained on. A file of rows (.jsonl,
+.parquet), one for each question with its context, is read too.
 """
 
 import re
@@ -15,9 +16,10 @@ from bertree.console import note
 from bertree.errors import UserError, listed
 from bertree.files.formats import Json
 from bertree.text.cleaning import replace_surrogates
-from bertree.text.records import json_object, read_content
+from bertree.text.records import json_object, list_field, location, read_content, read_records, suffix_of
 
 VERSIONS = {"squad": "1.1", "squad2": "2.0"}
+ROWS = (".jsonl", ".ndjson", ".parquet")  # files with a row for each question
 NEAR = 10  # characters an answer may be away from where the file says
 _KINDS = {dict: "an object", list: "a list", str: "a text", int: "a whole number", bool: "true or false"}
 
@@ -107,13 +109,30 @@ def read(paths: Sequence[Path], impossible: bool) -> list[SquadExample]:
     for path in paths:
         reader = _Reader(path, impossible)
         before = len(examples)
-        examples += reader.examples(json_object(read_content(path), str(path)))
+        examples += reader.examples(_as_released(path))
         if len(examples) == before:
             raise UserError(f"{path}: holds no questions")
         repaired += reader.repaired
     if repaired:
         note(f"{paths[0]}: {repaired} answers were a few characters off or differed in white space; corrected")
     return examples
+
+
+def _as_released(path: Path) -> Json:
+    """Return the content of a file; a row for each question, as in a table, becomes an article of its own."""
+    if suffix_of(path) not in ROWS:
+        return json_object(read_content(path), str(path))
+    articles = []
+    for number, row in read_records(path):
+        question: Json = {"id": str(row.get("id", number))}
+        question |= {key: row[key] for key in ("question", "is_impossible") if key in row}
+        if isinstance(answers := row.get("answers"), dict):  # columns, as the Datasets of Hugging Face have them
+            texts, starts = (list_field(answers, key, location(path, number)) for key in ("text", "answer_start"))
+            question["answers"] = [{"text": t, "answer_start": s} for t, s in zip(texts, starts, strict=False)]
+        elif answers is not None:
+            question["answers"] = answers
+        articles.append({"paragraphs": [{key: row[key] for key in ["context"] if key in row} | {"qas": [question]}]})
+    return {"data": articles}
 
 
 def read_questions(path: Path) -> list[SquadExample] | None:

@@ -11,6 +11,7 @@ a softmax over the best spans of all passages.
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -24,7 +25,7 @@ from bertree.files.formats import Json
 from bertree.tasks.metrics import softmax
 from bertree.tasks.splits import find_splits, split_in_name
 from bertree.tasks.squad import metric
-from bertree.tasks.squad.read import VERSIONS, SquadExample, read, read_questions
+from bertree.tasks.squad.read import ROWS, VERSIONS, SquadExample, read, read_questions
 from bertree.tasks.squad.windows import NULL_TOKENS, AnswerSpan, SpanCandidates, best_spans, question_units
 from bertree.tasks.task import Logits, Splits, Task, Truncation, Unit
 from bertree.text.cleaning import replace_surrogates
@@ -90,7 +91,13 @@ class SquadTask(Task[SquadExample]):
         version = VERSIONS[self.name]
         other_versions = [name for name in VERSIONS.values() if name != version]
         names = (self.name, f"squad{version}", f"squad-v{version}", "squad")  # the last may hold 1.1 and 2.0
-        return find_splits(data, names, kinds=(".json",), versions=(version, *other_versions))
+        versions = (version, *other_versions)
+        try:
+            return find_splits(data, names, kinds=(".json",), versions=versions)
+        except UserError as error:
+            with suppress(UserError):  # files of rows, if there is no official file
+                return find_splits(data, names, kinds=ROWS, versions=versions)
+            raise error
 
     def read(self, paths: Sequence[Path]) -> list[SquadExample]:
         """Read the questions of files in the official layout, plain or compressed."""

@@ -1,0 +1,49 @@
+"""Fine-tuning on rows in memory: the same model as from a file of these rows, and resumed only with the same rows."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import bertree
+from bertree.tasks.registry import make_task
+from tests.support import learnable
+
+ROWS = learnable.feelings(24)
+SETTINGS = {"task": "classification", "epochs": 1, "batch": 8, "device": "cpu", "lr": 3e-3}
+
+
+@pytest.fixture
+def encoder(tmp_path: Path) -> Path:
+    return learnable.model(tmp_path / "encoder", learnable.tokenizer(), layers=1)
+
+
+def test_rows_train_as_their_file_does(encoder: Path, tmp_path: Path) -> None:
+    (folder := tmp_path / "files").mkdir()
+    for name, rows in (("train", ROWS), ("dev", ROWS[:8])):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    splits = {"train": ROWS, "dev": ROWS[:8]}
+    with learnable.one_thread():
+        from_files = bertree.finetune(encoder, data=folder, out=tmp_path / "a", **SETTINGS)
+        from_memory = bertree.finetune(encoder, data=splits, out=tmp_path / "b", **SETTINGS)
+        again = bertree.finetune(encoder, data=folder, out=tmp_path / "b", resume=True, **SETTINGS)
+    weights = [(run.folder / "model" / "model.safetensors").read_bytes() for run in (from_files, from_memory, again)]
+    assert weights[0] == weights[1] == weights[2]
+    with pytest.raises(bertree.UserError, match="was trained with other settings or data"):
+        bertree.finetune(encoder, data={**splits, "train": ROWS[1:]}, out=tmp_path / "b", resume=True, **SETTINGS)
+    assert not [path for path in from_memory.folder.rglob("*.*") if b"bertree-" in path.read_bytes()]
+    scores = bertree.evaluate(from_memory.model, task="classification", data={"test": ROWS[:8]}, split="test")
+    assert scores.metrics["examples"] == 8
+    assert len(from_memory.model.predict(ROWS)) == len(ROWS)
+
+
+def test_questions_as_rows(tmp_path: Path) -> None:
+    context = "Moby Dick was written by Herman Melville in 1851."
+    answers = {"text": ["Herman Melville"], "answer_start": [25]}
+    row = {"id": 7, "context": context, "question": "Who wrote it?", "answers": answers}
+    unanswered = {"context": context, "question": "Who read it?", "answers": {"text": [], "answer_start": []}}
+    (tmp_path / "train.jsonl").write_text(f"{json.dumps(row)}\n{json.dumps(unanswered)}\n")
+    task = make_task("squad2")
+    first, second = task.read(task.splits(tmp_path)["train"])
+    assert (first.id, first.answers) == ("7", (("Herman Melville", 25),))
+    assert (second.id, second.answers) == ("2", ())
