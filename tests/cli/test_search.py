@@ -38,7 +38,9 @@ def test_a_query_imports_no_pages_and_no_tasks(
         "import sys; from bertree.cli.main import main; sys.argv[1:] = ['index', 'query', sys.argv[1], 'a cat']\n"
         "try: main()\nexcept SystemExit as end: assert not end.code\n"
         "assert 'torch._dynamo' not in sys.modules, 'the compiler of torch takes seconds to import'\n"
-        "print(*sorted({'.'.join(name.split('.')[:2]) for name in sys.modules if name.startswith('bertree.')}))"
+        "print(*sorted({'.'.join(name.split('.')[:2]) for name in sys.modules if name.startswith('bertree.')}))\n"
+        "import bertree.report.run_page\n"
+        "assert 'jinja2' not in sys.modules, 'pages cost nothing until one is written'"
     )
     said = subprocess.run([sys.executable, "-c", code, str(out)], capture_output=True, text=True, check=True).stdout
     rooms = set(said.splitlines()[-1].removeprefix("bertree.").split(" bertree."))

@@ -201,6 +201,7 @@ def test_time_is_kept_by_slow_models_and_not_wasted_by_fast_ones(
     words: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(timing, "MOST_TOKENS", {"cpu": 2048})
+    monkeypatch.setattr(timing, "MOST_TEXTS", 80)
     clock = Slow(a=0.8, b=0.4)
     subjects = [TimedModel(name, clock.watch(name, model(words))) for name in ("a", "b")]
     found = compare_all(subjects, TEXTS, seconds=20.0, devices=["cpu"], clock=clock)

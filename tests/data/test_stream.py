@@ -5,7 +5,6 @@ import pickle
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from multiprocessing import get_context
 from operator import attrgetter
 from pathlib import Path
 from unittest import mock
@@ -21,6 +20,7 @@ from bertree.data.sequences.shuffle_group import build_group
 from bertree.data.store import Store
 from bertree.data.stream import Stream
 from tests.support.corpora import FIRST, FORMATS, corpus, long_store, same, sequences, shapes
+from tests.support.processes import PROCESSES
 from tests.support.quick import example_count
 
 MASKS = ("token", "word+static2", "ngram", None)
@@ -286,7 +286,7 @@ def test_a_store_that_cannot_be_written_to_is_used_all_the_same(tmp_path: Path) 
 def test_a_stream_travels_to_another_process(tmp_path: Path) -> None:
     made = corpus([[9, 17, 5] * 20] * 30)
     read = Stream(made.store, format="segment-pair+nsp", batch_tokens=640, max_length=64, seed=3, fixed=True)
-    with get_context("spawn").Pool(1) as pool:
+    with PROCESSES.Pool(1) as pool:
         assert same(pool.apply(read.__getitem__, (7,)), read[7])
     (tmp_path / "tokens-00000.bin").write_bytes(made.store.shards[0].tokens.tobytes())
     moved = replace(made.store, folder=tmp_path)

@@ -7,8 +7,6 @@ text of the same length. Both must have the same elements, attributes and classe
 import ast
 import json
 import re
-import subprocess
-import sys
 import tomllib
 from collections.abc import Callable
 from fnmatch import fnmatch
@@ -260,8 +258,10 @@ def test_markup_is_made_in_two_modules_only() -> None:
 def test_no_module_writes_tags() -> None:
     tag = re.compile(r"</(?!s>|w>)[a-z]+[0-9]?>|<[a-z]+ [a-z-]+=")  # "</s>" is a token, "</w>" ends one
     for name, text in python_files():
+        if name in ALLOWED or not re.search(r"</|<[a-z]", text):
+            continue
         for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and name not in ALLOWED:
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 assert not tag.search(node.value), f"{name}, line {node.lineno}: {node.value[:60]!r}"
 
 
@@ -281,9 +281,3 @@ def test_templates_and_assets_are_in_the_package() -> None:
     for path in files:
         name = str(path.relative_to(SOURCE))
         assert any(fnmatch(name, glob) for glob in globs), name
-
-
-def test_pages_cost_nothing_until_one_is_written() -> None:
-    code = "import sys, bertree, bertree.cli.main, bertree.report.run_page; print('jinja2' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
