@@ -1,15 +1,20 @@
 """Control codes from the data: a folder, a file, a column; the same bytes after any interruption."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from bertree.batch import PretrainingLabels
 from bertree.data import store_builder
 from bertree.data.prepare import prepare
+from bertree.data.split import split_held_out
 from bertree.data.store import Store, verify_store
 from bertree.data.store_files import HEADER
+from bertree.data.stream import Stream
 from bertree.errors import UserError
 from bertree.text import tokenizer_training
 from bertree.text.corpus import Corpus, CorpusOptions
@@ -104,8 +109,9 @@ def test_an_interrupted_preparation_ends_in_the_same_bytes(
 ) -> None:
     monkeypatch.setattr(store_builder, "CHUNK_CHARACTERS", 5000)
     texts = BOOKS.read_text().split("\n\n")[:60]
-    corpus = write(tmp_path, books_jsonl=lines(*({"text": t, "kind": f"kind {n // 7}"} for n, t in enumerate(texts))))
-    options, loaded = CorpusOptions(format="jsonl", control="kind"), Tokenizer.load(tokenizer)
+    records = ({"text": t, "kind": f"kind {n // 7}", "url": f"a.org/{n}"} for n, t in enumerate(texts))
+    corpus = write(tmp_path, books_jsonl=lines(*records))
+    options, loaded = CorpusOptions(format="jsonl", control="kind", given="url"), Tokenizer.load(tokenizer)
 
     def run(name: str, stop_after: int = 0) -> None:
         calls = 0
@@ -121,7 +127,7 @@ def test_an_interrupted_preparation_ends_in_the_same_bytes(
 
     run("whole")
     expected = {path.name: path.read_bytes() for path in (tmp_path / "whole").iterdir() if path.is_file()}
-    assert any(name.startswith("controls-0000") for name in expected)
+    assert {"controls-00000.bin", "given-00000.bin", "given-lengths-00000.bin"} <= expected.keys()
     for stop in (3, 7, 11):
         with pytest.raises(KeyboardInterrupt):
             run(f"stopped {stop}", stop)
@@ -210,3 +216,64 @@ def test_a_damaged_header_is_refused(tmp_path: Path, tokenizer: Path, change: di
     path.write_text(json.dumps(header))
     with pytest.raises(UserError, match=message):
         Store.open(tmp_path / "store")
+
+
+GIVEN = ("links/2014/a", "links/2018/b/c", "", None)
+
+
+def given_records() -> list[dict[str, object]]:
+    texts = BOOKS.read_text().split("\n\n")[:40]
+    return [{"text": text[:900], "url": GIVEN[n % 4], "kind": f"kind {n % 2}"} for n, text in enumerate(texts)]
+
+
+def test_given_texts_stand_before_every_sequence_and_are_not_predicted(tmp_path: Path, tokenizer: Path) -> None:
+    corpus = write(tmp_path, links_jsonl=lines(*given_records()))
+    options = {"workers": 1, "control": "kind", "given": "url", "format": "jsonl"}
+    store = prepare(corpus / "links_jsonl", tokenizer, tmp_path / "store", **options).store  # type: ignore[arg-type]
+    loaded = Tokenizer.load(tokenizer)
+    assert loaded is not None
+    wanted = [control_prefix(loaded, str(r["kind"]), str(r["url"] or "")) for r in given_records()]
+    bounds = store.prefixes.bounds
+    assert [store.prefixes.ids[low:high].tolist() for low, high in pairwise(bounds)] == wanted
+    assert verify_store(tmp_path / "store").has_given
+    for part in split_held_out(store, 0.3):
+        stream = Stream(part, format="stream", masking="next", batch_tokens=512, max_length=64, seed=3)
+        distinct = {tuple(prefix) for prefix in wanted}
+        seen = set()
+        for step in range(stream.steps_per_epoch):
+            batch = stream[step]
+            masked, targets = PretrainingLabels.of(batch).predicted
+            assert torch.equal(batch.ids[masked + 1], targets)
+            predicted = torch.zeros(len(batch.ids), dtype=torch.bool)
+            predicted[masked + 1] = True
+            for ids, chosen in zip(batch.split(batch.ids), batch.split(predicted), strict=True):
+                prefix = max((p for p in distinct if tuple(ids[: len(p)].tolist()) == p), key=len)
+                assert not chosen[: len(prefix)].any()
+                assert chosen[len(prefix) :].all()
+                seen.add(prefix)
+        assert seen == distinct
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"given": "url"}, "give `control` too"),
+        ({"given": "address", "control": "kind"}, "has no field 'address'.*choose one with `given`"),
+        ({"given": "count", "control": "kind"}, "line 1: 'count' is list, not a text"),
+        ({"given": "long", "control": "kind"}, "line 1: its given text has 4,000 characters; the most is 2,000"),
+    ],
+)
+def test_given_texts_that_are_refused(tmp_path: Path, tokenizer: Path, options: dict[str, str], line: str) -> None:
+    record: dict[str, object] = {"text": "A ship.", "kind": "x", "url": "a", "count": [1], "long": "ab" * 2000}
+    corpus = write(tmp_path, a_jsonl=lines(record))
+    with pytest.raises(UserError, match=line):
+        prepare(corpus / "a_jsonl", tokenizer, tmp_path / "store", workers=1, format="jsonl", **options)  # type: ignore[arg-type]
+
+
+def test_a_given_text_longer_than_half_a_sequence_is_refused(tmp_path: Path, tokenizer: Path) -> None:
+    record: dict[str, object] = {"text": "A ship went down.", "kind": "x", "url": "https://a.org/" + "long-name/" * 9}
+    corpus = write(tmp_path, a_jsonl=lines(record))
+    options = {"workers": 1, "control": "kind", "given": "url", "format": "jsonl"}
+    store = prepare(corpus / "a_jsonl", tokenizer, tmp_path / "store", **options).store  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="more than half of a sequence; give"):
+        Stream(store, format="stream", masking="next", batch_tokens=512, max_length=64)

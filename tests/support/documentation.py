@@ -188,6 +188,15 @@ def _left_to_right(kind: str, controls: tuple[str, ...] = (), **axes: Any) -> Ca
     return make
 
 
+def _links(library: Library, path: Path) -> None:
+    from bertree.text.tokenizer import Tokenizer
+    from tests.support.language_models import language_model
+
+    model = language_model("ctrl", ("Links",), Tokenizer.load(library.path("my-tokenizer")))
+    model._contents.takes_given = True
+    model.save(path)
+
+
 def _run_folder(library: Library, path: Path) -> None:
     shutil.copytree(library.path("my-bert"), path / "model")
 
@@ -278,6 +287,7 @@ MAKERS: dict[str, Callable[[Library, Path], object]] = {
     "my-gpt": _left_to_right("gpt2"),
     "my-backward": _left_to_right("gpt1", direction="backward"),
     "my-ctrl": _left_to_right("ctrl", ("Books", "Stories")),
+    "my-links": _links,
     "my-xl": _left_to_right("transformer-xl-base"),
     "my-xlnet": lambda library, path: save_xlnet(path),
     "book.txt": _book,

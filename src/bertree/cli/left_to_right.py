@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 ControlOption = Annotated[
     str | None, typer.Option("--control", help="One of the control codes that the model was trained with.")
 ]
+GivenOption = Annotated[
+    str | None,
+    typer.Option("--given", metavar="TEXT", help="A text after the control code, such as a URL."),
+]
 PromptsOption = Annotated[
     str | None,
     typer.Option("--file", help="A file instead: a text per line (.txt), .jsonl, .csv, .tsv, .parquet; - is stdin."),
@@ -60,6 +64,7 @@ def generate(
     count: Annotated[int, typer.Option("-n", "--count", min=1, help="Continuations of each prompt.")] = 1,
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same texts.")] = 0,
     control: ControlOption = None,
+    given: GivenOption = None,
     endless: Annotated[bool, typer.Option("--endless", help="Go on after the token that ends a text.")] = False,
     precision: PrecisionOption = "float32",
     device: DeviceOption = "auto",
@@ -75,6 +80,7 @@ def generate(
     [dim]bertree generate my-gpt "The ship" --tokens 40
     bertree generate my-gpt "The ship" --temperature 0.7 --top-p 0.9 --count 3 --seed 1
     bertree generate my-ctrl "The ship" --control Books --temperature 0.3 --penalty 1.2
+    bertree generate my-links "The ship" --control Links --given https://example.org/1890/sea.html
     bertree generate my-gpt --file prompts.txt --temperature 0 --json[/dim]
     """
     from bertree.files.formats import json_text
@@ -100,6 +106,7 @@ def generate(
         count=count,
         seed=seed,
         control=control,
+        given=given,
         stop=not endless,
         on_text=show if streams else None,
     )
@@ -138,6 +145,7 @@ def perplexity(
     ] = None,
     task: Annotated[str | None, typer.Option(help="lambada: predict the last word of each line or record.")] = None,
     control: ControlOption = None,
+    given: GivenOption = None,
     text: TextOption = None,
     format: FormatOption = None,
     precision: PrecisionOption = "float32",
@@ -163,13 +171,14 @@ def perplexity(
     loaded = _load(model, device, precision, tokenizer)
     texts = read_texts(file, lines=lines or task == "lambada", column=text, format=format)
     if task == "lambada":
-        for name, value in (("context", context), ("stride", stride), ("memory", memory), ("control", control)):
+        settings = {"context": context, "stride": stride, "memory": memory, "control": control, "given": given}
+        for name, value in settings.items():
             if value is not None:
                 raise UserError(f"--{name}: has no meaning with --task lambada, which reads each passage as a whole")
         words = loaded.last_words(texts)
         print_json(vars(words)) if as_json else print_last_words(words)
         return
-    result = loaded.perplexity(texts, context=context, stride=stride, memory=memory, control=control)
+    result = loaded.perplexity(texts, context=context, stride=stride, memory=memory, control=control, given=given)
     print_json(result.as_mapping()) if as_json else print_perplexity(result)
 
 
@@ -179,6 +188,10 @@ def attribute(
     file: PromptsOption = None,
     codes: Annotated[
         list[str] | None, typer.Option("--code", help="A control code to compare; again for more. [default: all]")
+    ] = None,
+    given: Annotated[
+        list[str] | None,
+        typer.Option("--given", metavar="TEXT", help="A text after the code, such as a URL; again for more."),
     ] = None,
     prior: Annotated[
         Path | None,
@@ -192,17 +205,20 @@ def attribute(
 ) -> None:
     """Rank the control codes of a model by the likelihood they give a text: where could it come from?
 
-    Without --prior all codes are equally likely before the text is read.
+    With --given, texts after a code are ranked. Without --prior all codes are equally likely before the text is read.
 
     [dim]bertree attribute my-ctrl "The ship went down in the storm."
     bertree attribute my-ctrl --file mail.txt --json
-    bertree attribute my-ctrl "The ship went down." --code Books --code News[/dim]
+    bertree attribute my-ctrl "The ship went down." --code Books --code News
+    bertree attribute my-links "The ship went down." --given https://a.org/1890 --given https://a.org/2020[/dim]
     """
     from bertree.cli.render.language import print_attributions
     from bertree.files.formats import json_text
 
     loaded = _load(model, device, precision, tokenizer)
-    attributions = loaded.attribute(_inputs(texts, file, "text"), codes=codes or None, prior=prior or "uniform")
+    attributions = loaded.attribute(
+        _inputs(texts, file, "text"), codes=codes or None, given=given or (), prior=prior or "uniform"
+    )
     if as_json:
         for attribution in attributions:
             ranked = [vars(score) for score in attribution.codes[:k]]

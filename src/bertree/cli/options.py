@@ -194,6 +194,11 @@ OPTIONS: dict[str, Option] = {
         default="no codes",
     ),
     "control_default": Option(metavar="CODE", help="Code of documents without one.", default="refuse"),
+    "given": Option(
+        metavar="COLUMN",
+        help="Text after the code of each document, such as its url; neither is predicted.",
+        default="none",
+    ),
     # Convert
     "to": Option(metavar="bertree|huggingface|onnx", help="Kind of folder to write."),
     "force": Option(help="Replace DST if it holds a model already."),

@@ -80,7 +80,7 @@ class ExampleIndex:
         totals = contents + sizes * format.single_overhead
         if store.controls:
             totals = contents + sizes * format.closed
-            totals += np.add.reduceat(store.prefixes.lengths[store.document_codes[examples.documents]], starts)
+            totals += np.add.reduceat(store.prefixes.lengths[store.prefix_numbers[examples.documents]], starts)
         if format.paired:
             totals += np.add.reduceat(examples.counts > 0, starts, dtype=np.int64) * (
                 format.full_overhead - format.single_overhead

@@ -124,6 +124,7 @@ def prepare(
     min_characters: int = 1,
     control: str = "",
     control_default: str = "",
+    given: str = "",
     progress: bool | None = None,
 ) -> PreparedStore:
     """Turn text files into a token store: documents, sentences, tokens. An interrupted call resumes when repeated.
@@ -132,13 +133,16 @@ def prepare(
     script needs the usual `if __name__ == "__main__":`. `engine="ray"` uses the Ray cluster at `address`. `language` is
     for splitting sentences. `control` says where each document's control code comes from: "folder", "file", or a column
     of its table such as "source", "url:host" or "date:year"; `control_default` is the code of documents without one.
-    The other options are those of `train_tokenizer`.
+    `given` is a column whose text follows the code, such as "url"; neither is predicted. The other options are those of
+    `train_tokenizer`.
 
     >>> bertree.prepare("corpus/", "my-tokenizer", "my-store").store.tokens
     """
     names, out, folder = _names(corpus), Path(out), resolve_model_path(tokenizer)
     if control_default and not control:
         raise UserError("control_default: needs control, which says where the codes come from")
+    if given and not control:
+        raise UserError("given: the text follows a control code; give `control` too, for example control=file")
     options = CorpusOptions(
         field=text,
         format=format,
@@ -146,6 +150,7 @@ def prepare(
         wrapped=wrapped,
         deduplicate=deduplicate,
         min_characters=min_characters,
+        given=given,
         control=control,
         control_default=control_default,
     )

@@ -5,6 +5,7 @@
     sentences-00000.bin   tokens in each sentence (see store_files.py)
     documents-00000.bin   sentences in each document
     controls-00000.bin    number of each document's control code, if documents have codes
+    given-00000.bin       tokens of the text that follows each code, if there is one; their numbers: given-lengths-...
     words.bin             one byte per vocabulary entry: 1 if the token starts a word
     tokenizer/            the tokenizer that made it
 
@@ -27,6 +28,7 @@ from bertree.data.store_files import (
     ALTERED,
     CLS_LAST,
     CONTROLS,
+    GIVEN,
     PARTS,
     TOKENIZER,
     WORDS,
@@ -112,6 +114,16 @@ class Shard:
         """Number of each document's control code; None in a store without codes."""
         return self._lengths[CONTROLS].numbers() if CONTROLS in self._lengths else None
 
+    @cached_property
+    def given(self) -> Prefixes | None:
+        """The given text of each document; None in a store without such texts."""
+        if GIVEN[-1] not in self._lengths:
+            return None
+        bounds, ids = cumulative_offsets(self._lengths[GIVEN[0]].numbers()), self._lengths[GIVEN[-1]].numbers()
+        if bounds[-1] != ids.size:
+            raise UserError(f"{self._lengths[GIVEN[-1]].path}: {UNFILLED}")
+        return Prefixes(ids, bounds)
+
     def load_sentence_starts(self) -> Ints:
         """Return `sentence_starts`, but do not keep them: a pass over all shards must not fill the memory."""
         kept = "sentence_starts" in vars(self)
@@ -125,10 +137,16 @@ class DecodedShard(Shard):
     """A shard whose offsets are in memory."""
 
     def __init__(
-        self, tokens: NDArray[Any], name: str, sentence_starts: Ints, document_starts: Ints, codes: Ints | None
+        self,
+        tokens: NDArray[Any],
+        name: str,
+        sentence_starts: Ints,
+        document_starts: Ints,
+        codes: Ints | None,
+        given: Prefixes | None = None,
     ) -> None:
         super().__init__(tokens, name, {})
-        vars(self).update(sentence_starts=sentence_starts, document_starts=document_starts, codes=codes)
+        vars(self).update(sentence_starts=sentence_starts, document_starts=document_starts, codes=codes, given=given)
 
     @classmethod
     def view(cls, shard: Shard, first: int, last: int) -> "DecodedShard":
@@ -136,8 +154,9 @@ class DecodedShard(Shard):
         documents = shard.document_starts[first : last + 1]
         sentences = shard.sentence_starts[documents[0] : documents[-1] + 1]
         codes = None if shard.codes is None else shard.codes[first:last]
+        given = None if shard.given is None else shard.given.take(np.arange(first, last))
         tokens = shard.tokens[sentences[0] : sentences[-1]]
-        return cls(tokens, shard.name, sentences - sentences[0], documents - documents[0], codes)
+        return cls(tokens, shard.name, sentences - sentences[0], documents - documents[0], codes, given)
 
 
 @dataclass(kw_only=True)
@@ -161,8 +180,27 @@ class Store:
 
     @cached_property
     def prefixes(self) -> Prefixes:
-        """The tokens before the texts of each control code."""
-        return Prefixes.of(self.controls)
+        """The tokens before the texts of each control code; or before those of each document, if there are given
+        texts."""
+        codes = Prefixes.of(self.controls)
+        given = [shard.given for shard in self.shards if shard.given is not None]
+        if not given:
+            return codes
+        if max(int(texts.ids.max(initial=0)) for texts in given) >= self.vocab_size:
+            raise UserError(f"{self.name}: has given texts outside the vocabulary; prepare it again")
+        lengths = np.concatenate([texts.lengths for texts in given])
+        joined = Prefixes(np.concatenate([texts.ids for texts in given]), cumulative_offsets(lengths))
+        return codes.take(self.document_codes).followed_by(joined)
+
+    @property
+    def has_given(self) -> bool:
+        """Whether texts that are not predicted follow the control codes."""
+        return bool(self.shards) and self.shards[0].given is not None
+
+    @cached_property
+    def prefix_numbers(self) -> Ints:
+        """Number of each document's prefix among `prefixes`."""
+        return np.arange(self.documents) if self.has_given else self.document_codes
 
     @cached_property
     def document_codes(self) -> Ints:
@@ -251,6 +289,7 @@ def verify_store(folder: str | Path, *, progress: bool | None = None) -> Store:
         shard.read(0, shard.tokens.size, store.vocab_size)
     if store.controls:
         assert store.document_codes.size == store.documents
+        assert store.prefixes.lengths[store.prefix_numbers].size == store.documents
     tokenizer = Tokenizer.load(folder / TOKENIZER) if (folder / TOKENIZER).is_dir() else None
     if tokenizer is not None:
         store.require_tokenizer(tokenizer_hash(tokenizer), folder / TOKENIZER)

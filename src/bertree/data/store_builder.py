@@ -62,7 +62,7 @@ class Chunk:
     """Documents, and the state of the corpus after them."""
 
     documents: list[str]
-    codes: list[str]  # control code of each document; "": it has none
+    labels: list[tuple[str, str]]  # control code of each document and its given text; "": it has none
     position: Position
     counts: Json
     digests: list[bytes]
@@ -72,26 +72,26 @@ class Chunk:
 def read_chunks(corpus: Corpus) -> Iterator[Chunk]:
     """Yield the corpus in chunks, each with the state after its last document."""
     documents: list[str] = []
-    codes: list[str] = []
+    labels: list[tuple[str, str]] = []
     size = 0
 
     def close() -> Chunk:
-        nonlocal documents, codes, size
+        nonlocal documents, labels, size
         digests, corpus.digests = corpus.digests, []
         chunk = Chunk(
             documents=documents,
-            codes=codes,
+            labels=labels,
             position=corpus.position,
             counts=asdict(corpus.counts),
             digests=digests,
             consumed=corpus.consumed,
         )
-        documents, codes, size = [], [], 0
+        documents, labels, size = [], [], 0
         return chunk
 
     for document in corpus.documents():
         documents.append(document)
-        codes.append(corpus.code)
+        labels.append((corpus.code, corpus.given))
         size += len(document)
         if size >= CHUNK_CHARACTERS:
             yield close()
@@ -252,7 +252,8 @@ class _ShardedWriter:
         self.written = sum(parts["tokens"].count for parts in progress.shards)
         self.last: Chunk | None = None
         self.tokenless = 0  # since the last shard
-        self.table = CodeTable(tokenizer, progress.controls) if job["options"]["control"] else None
+        given = bool(job["options"]["given"])
+        self.table = CodeTable(tokenizer, progress.controls, given) if job["options"]["control"] else None
 
     def write(self, stream: Generator[tuple[Chunk, TokenizedDocuments], None, None]) -> None:
         """Write all chunks of a stream; close it, and remove an unfinished shard after an error."""
@@ -273,20 +274,21 @@ class _ShardedWriter:
         if tokenized.tokens.size:
             if self.writer is None:
                 number = len(self.progress.shards)
-                self.writer = ShardWriter(self.out, number, self.job["vocab_size"], self.table is not None)
-            codes = self._number_codes(chunk.codes, tokenized)
-            self.writer.add(tokenized.tokens, tokenized.sentences, tokenized.documents, codes)
+                parts = self.table.parts if self.table else ()
+                self.writer = ShardWriter(self.out, number, self.job["vocab_size"], parts)
+            labels = self._number_labels(chunk.labels, tokenized)
+            self.writer.add(tokenized.tokens, tokenized.sentences, tokenized.documents, *labels)
             self.written += tokenized.tokens.size
         self.advance(chunk.consumed, self.written)
         if self.writer is not None and self.writer.tokens >= self.job["shard_tokens"]:
             self._close_shard()
 
-    def _number_codes(self, codes: list[str], tokenized: TokenizedDocuments) -> Ints | None:
-        """Return the number of each document's control code."""
+    def _number_labels(self, labels: list[tuple[str, str]], tokenized: TokenizedDocuments) -> list[Ints]:
+        """Return what the files of a shard hold of the documents' control codes and given texts."""
         if self.table is None:
-            return None
+            return []
         ends = np.cumsum(tokenized.sentences)[np.cumsum(tokenized.documents) - 1]
-        return self.table.number([*compress(codes, tokenized.kept)], np.diff(ends, prepend=0))
+        return self.table.number([*compress(labels, tokenized.kept)], np.diff(ends, prepend=0))
 
     def _close_shard(self) -> None:
         """Close the open shard, if there is one, and record everything so far in the journal."""

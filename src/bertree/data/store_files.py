@@ -17,12 +17,13 @@ from numpy.typing import NDArray
 
 from bertree.errors import UserError
 from bertree.files.formats import Json, read_json
-from bertree.keyed_random import Ints, cumulative_offsets
+from bertree.keyed_random import Ints, concatenate_ranges, cumulative_offsets
 
 HEADER, WORDS, TOKENIZER, JOURNAL = "store.json", "words.bin", "tokenizer", "journal.json"
 FORMAT, VERSION = "bertree-store", 1
 PARTS = ("tokens", "sentences", "documents")  # files of every shard
 CONTROLS = "controls"  # one more file, if documents have control codes
+GIVEN = ("given-lengths", "given")  # two more, if given texts follow the codes: their lengths, and their tokens
 CLS_LAST = "cls_last"  # in the header only where it is true
 SPECIAL = ("cls", "sep", "mask", "pad", "unk")
 LENGTH_BYTES = 9  # of an encoded length at most: 63 bits
@@ -73,16 +74,30 @@ def read_control_codes(entries: Any, vocab_size: int) -> tuple[ControlCode, ...]
 
 @dataclass(frozen=True)
 class Prefixes:
-    """The tokens before the texts of each control code, concatenated."""
+    """The tokens before texts, concatenated: of each control code, or of each document."""
 
     ids: Ints
-    bounds: Ints  # codes + 1
+    bounds: Ints  # codes or documents + 1
 
     @classmethod
     def of(cls, codes: Sequence[ControlCode]) -> "Prefixes":
         """Return the prefixes of these codes."""
         lengths = np.array([len(code.prefix) for code in codes], np.int64)
         return cls(np.array([token for code in codes for token in code.prefix], np.int64), cumulative_offsets(lengths))
+
+    def take(self, numbers: Ints) -> "Prefixes":
+        """Return the prefixes of these numbers."""
+        lengths = self.lengths[numbers]
+        ids = self.ids[concatenate_ranges(self.bounds[numbers], lengths)]
+        return Prefixes(ids, cumulative_offsets(lengths))
+
+    def followed_by(self, other: "Prefixes") -> "Prefixes":
+        """Return each prefix with the one of the same number of another after it."""
+        bounds = cumulative_offsets(self.lengths + other.lengths)
+        ids = np.empty(int(bounds[-1]), np.int64)
+        ids[concatenate_ranges(bounds[:-1], self.lengths)] = self.ids
+        ids[concatenate_ranges(bounds[:-1] + self.lengths, other.lengths)] = other.ids
+        return Prefixes(ids, bounds)
 
     @property
     def lengths(self) -> Ints:
@@ -195,17 +210,26 @@ def _check_header(header: Json) -> list[dict[str, ShardFile]]:
     if type(header.get(CLS_LAST, False)) is not bool:
         raise ValueError(f"{CLS_LAST} is not true or false")
     coded = bool(read_control_codes(header.get(CONTROLS, []), size))
-    return [read_shard_files(entry, dtype_for(size).itemsize, coded) for entry in header["shards"]]
+    if type(given := header.get(GIVEN[-1], False)) is not bool or (given and not coded):
+        raise ValueError(f"{GIVEN[-1]} is not true or false")
+    labels = label_parts(coded, given)
+    return [read_shard_files(entry, dtype_for(size).itemsize, labels) for entry in header["shards"]]
 
 
-def read_shard_files(entry: Json, width: int, coded: bool) -> dict[str, ShardFile]:
+def label_parts(coded: bool, given: bool) -> tuple[str, ...]:
+    """Return the files of a shard with what stands before the texts: control codes and given texts, as far as
+    documents have them."""
+    return (*([CONTROLS] if coded else []), *(GIVEN if given else ()))
+
+
+def read_shard_files(entry: Json, width: int, labels: Sequence[str]) -> dict[str, ShardFile]:
     """Parse one shard's entry in the header or the journal; raise ValueError if it is invalid.
 
-    `width` is the number of bytes of an id; `coded` says that documents have control codes.
+    `width` is the number of bytes of an id; `labels`: files with control codes and given texts.
     """
-    parts = {part: ShardFile(**entry[part]) for part in (*PARTS, *([CONTROLS] if coded else []))}
+    parts = {part: ShardFile(**entry[part]) for part in (*PARTS, *labels)}
     for part, file in parts.items():
-        if type(file.count) is not int or type(file.size) is not int or file.count < 1:
+        if type(file.count) is not int or type(file.size) is not int or file.count < (part != GIVEN[-1]):
             raise ValueError(f"{part} count {file.count!r}")
         if not isinstance(file.sha256, str) or len(file.sha256) != 64:
             raise ValueError(f"{part} checksum")

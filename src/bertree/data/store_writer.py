@@ -25,6 +25,7 @@ from bertree.data.store_files import (
     CLS_LAST,
     CONTROLS,
     FORMAT,
+    GIVEN,
     HEADER,
     JOURNAL,
     PARTS,
@@ -36,6 +37,7 @@ from bertree.data.store_files import (
     dtype_for,
     encode_lengths,
     header_hash,
+    label_parts,
     read_control_codes,
     read_shard_files,
     shard_file_name,
@@ -46,7 +48,7 @@ from bertree.files.formats import Json, check_regular, read_json
 from bertree.keyed_random import Ints
 from bertree.text.cleaning import DIGEST
 from bertree.text.corpus import Position
-from bertree.text.framing import control_prefix
+from bertree.text.framing import control_prefix, given_tokens
 from bertree.text.tokenizer import Tokenizer
 
 PARTIAL = ".part"  # suffix of unfinished files
@@ -79,12 +81,12 @@ def write_json(path: Path, value: Json) -> None:
 class ShardWriter:
     """Writes one shard. Tokens go to the disk at once; lengths take a byte each and stay in memory."""
 
-    def __init__(self, folder: Path, number: int, vocab_size: int, coded: bool = False) -> None:
-        """`coded`: documents have control codes."""
+    def __init__(self, folder: Path, number: int, vocab_size: int, labels: Sequence[str] = ()) -> None:
+        """`labels`: files with control codes and given texts (`label_parts`)."""
         self.folder, self.number = folder, number
         self.dtype = dtype_for(vocab_size)
         self.tokens = 0
-        parts = ("sentences", "documents", *([CONTROLS] if coded else []))
+        parts = ("sentences", "documents", *labels)
         self._lengths = {part: bytearray() for part in parts}
         self._counts = dict.fromkeys(parts, 0)
         self._digest = hashlib.sha256()
@@ -92,9 +94,9 @@ class ShardWriter:
         self._out = atomic_file(folder / shard_file_name("tokens", number))
 
     def add(
-        self, tokens: NDArray[Any], sentences: NDArray[Any], documents: NDArray[Any], codes: NDArray[Any] | None = None
+        self, tokens: NDArray[Any], sentences: NDArray[Any], documents: NDArray[Any], *labels: NDArray[Any]
     ) -> None:
-        """Add whole documents: ids, tokens in each sentence, sentences in each document, number of its control code."""
+        """Add whole documents: ids, tokens in each sentence, sentences in each document, numbers of the labels."""
         assert int(sentences.sum()) == tokens.size, "sentences must fill the tokens"
         assert int(documents.sum()) == sentences.size, "documents must fill the sentences"
         assert int(sentences.min(initial=1)) > 0, "empty sentences are never stored"
@@ -104,8 +106,7 @@ class ShardWriter:
         self._digest.update(data)
         self._size += len(data)
         self.tokens += tokens.size
-        for part, values in zip(self._lengths, (sentences, documents, codes), strict=False):
-            assert values is not None, "documents have control codes"
+        for part, values in zip(self._lengths, (sentences, documents, *labels), strict=True):
             self._lengths[part] += encode_lengths(values)
             self._counts[part] += values.size
 
@@ -157,6 +158,7 @@ def write_header(
         **{part: sum(parts[part].count for parts in shards) for part in PARTS},
         "summary": summary,
         **({CONTROLS: control_entries(controls)} if controls else {}),
+        **({GIVEN[-1]: True} if GIVEN[-1] in shards[0] else {}),
         **({CLS_LAST: True} if cls_last else {}),
         "shards": [shard_entry(parts) for parts in shards],
     }
@@ -165,17 +167,19 @@ def write_header(
 
 
 class CodeTable:
-    """The codes met so far, numbered in the order of the corpus."""
+    """The codes met so far, numbered in the order of the corpus. `given`: texts follow them that are not predicted."""
 
-    def __init__(self, tokenizer: Tokenizer, codes: Sequence[ControlCode] = ()) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, codes: Sequence[ControlCode] = (), given: bool = False) -> None:
+        self._tokenizer, self._given = tokenizer, given
+        self.parts = label_parts(True, given)
         self.codes = list(codes)
         self._numbers = {code.code: number for number, code in enumerate(self.codes)}
         self._prefixes = {code.prefix: code.code for code in self.codes}
 
-    def number(self, codes: Sequence[str], tokens: NDArray[Any]) -> Ints:
-        """Return the number of each document's code, and count the documents with their tokens."""
-        numbers = np.array([self._number_of(code) for code in codes], np.int64)
+    def number(self, labels: Sequence[tuple[str, str]], tokens: NDArray[Any]) -> list[Ints]:
+        """Return what the files of `parts` hold of documents with these codes and given texts, and count the documents
+        with their tokens."""
+        numbers = np.array([self._number_of(code) for code, _ in labels], np.int64)
         documents = np.bincount(numbers, minlength=len(self.codes))
         sums = np.bincount(numbers, tokens, len(self.codes))
         for number in np.flatnonzero(documents).tolist():
@@ -185,7 +189,11 @@ class CodeTable:
                 documents=code.documents + int(documents[number]),
                 tokens=code.tokens + int(sums[number]),
             )
-        return numbers
+        if not self._given:
+            return [numbers]
+        given = given_tokens(self._tokenizer, [text for _, text in labels])
+        ids = np.array([token for text in given for token in text], np.int64)
+        return [numbers, np.array([*map(len, given)], np.int64), ids]
 
     def _number_of(self, code: str) -> int:
         if code in self._numbers:
@@ -230,9 +238,10 @@ def load_journal(folder: Path, job: Json) -> PrepareProgress:
             f"{folder}: was started with other settings ({differ}); use the same settings, or remove it and start again"
         )
     try:
-        width, coded = dtype_for(job["vocab_size"]).itemsize, bool(job["options"]["control"])
+        width, options = dtype_for(job["vocab_size"]).itemsize, job["options"]
+        labels = label_parts(bool(options["control"]), bool(options["given"]))
         progress = PrepareProgress(
-            shards=[read_shard_files(entry, width, coded) for entry in journal["shards"]],
+            shards=[read_shard_files(entry, width, labels) for entry in journal["shards"]],
             position=Position(**journal["position"]),
             counts={str(key): int(value) for key, value in journal["counts"].items()},
             tokenless=int(journal["tokenless"]),

@@ -104,6 +104,12 @@ class Stream:
                 f"{where}: has control codes, which {self.format.name} does not support; use format "
                 f"{' or '.join(CODED)}"
             )
+        longest = self.store.prefixes.longest
+        if self.store.has_given and 2 * longest > self.max_length:
+            raise UserError(
+                f"max_length {self.max_length}: the longest given text of {where} has {longest} tokens with its code, "
+                f"more than half of a sequence; give {2 * longest} or more, or prepare shorter texts"
+            )
         for kind in () if self.format.kind == "stream" else ("cls", "sep"):
             if kind not in self.store.special:
                 raise UserError(f"{where}: the vocabulary has no {kind} token, which {self.format.name} needs")

@@ -125,6 +125,11 @@ class LoadedModel:
         return tuple(self._contents.controls)
 
     @property
+    def takes_given(self) -> bool:
+        """Whether it was trained with texts, such as URLs, between the control code and what it predicts."""
+        return self._contents.takes_given
+
+    @property
     def limit(self) -> int | None:
         """The maximum length that its folder sets below the number of positions, or None."""
         return self._contents.max_length

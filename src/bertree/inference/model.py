@@ -171,6 +171,7 @@ class Model(LoadedModel):
         count: int = 1,
         seed: int = 0,
         control: str | None = None,
+        given: str | None = None,
         stop: bool = True,
         on_text: Callable[[int, str], None] | None = None,
     ) -> Generation:
@@ -179,13 +180,20 @@ class Model(LoadedModel):
         `tokens`: how many at most; by default 100, or as many as fit. `temperature`: 0 takes the most likely token.
         `top_k`, `top_p`: draw only from the k most likely tokens, or from the most likely ones that together have
         probability p. `penalty`: above 1, tokens that occurred before are less likely (CTRL: 1.2). `beams`: above 1, a
-        beam search of this width. `count`: continuations of each prompt. `control`: one of `model.controls`. `stop`:
-        False continues after the token that ends a text. `on_text` is called with the number of a text and each piece
-        of it as it is generated.
+        beam search of this width. `count`: continuations of each prompt. `control`: one of `model.controls`; `given`: a
+        text after it, such as a URL. `stop`: False continues after the token that ends a text. `on_text` is called with
+        the number of a text and each piece of it as it is generated.
         """
         sampling = Sampling(temperature, top_k, top_p, penalty)
         options = GenerationOptions(
-            tokens=tokens, count=count, seed=seed, control=control, stop=stop, beams=beams, sampling=sampling
+            tokens=tokens,
+            count=count,
+            seed=seed,
+            control=control,
+            given=given,
+            stop=stop,
+            beams=beams,
+            sampling=sampling,
         )
         return generate(self, prompts, options, on_text)
 
@@ -200,6 +208,7 @@ class Model(LoadedModel):
         penalty: float = 1.0,
         seed: int = 0,
         control: str | None = None,
+        given: str | None = None,
         stop: bool = True,
     ) -> TextStream:
         """Continue a prompt piece by piece: an iterator over the pieces of the text that `generate` returns.
@@ -207,7 +216,9 @@ class Model(LoadedModel):
         Each token gives a piece, which is empty until a word is complete. To stop early, stop iterating.
         """
         sampling = Sampling(temperature, top_k, top_p, penalty)
-        options = GenerationOptions(tokens=tokens, seed=seed, control=control, stop=stop, sampling=sampling)
+        options = GenerationOptions(
+            tokens=tokens, seed=seed, control=control, given=given, stop=stop, sampling=sampling
+        )
         return TextStream(self, prompt, options)
 
     def perplexity(
@@ -218,6 +229,7 @@ class Model(LoadedModel):
         stride: int | None = None,
         memory: int | None = None,
         control: str | None = None,
+        given: str | None = None,
         lines: bool = False,
     ) -> Perplexity:
         """Predict every token of texts (or of a file, as a `Path`) exactly once, from those before it.
@@ -225,11 +237,11 @@ class Model(LoadedModel):
         `context`: tokens of a window; by default as many as the model reads. `stride`: tokens that a window predicts
         anew, the others are their context; by default half a window, 1 computes the window for every token. `memory`:
         read segments of `context` tokens with this many remembered ones instead, which needs relative positions; the
-        default of a model that was trained with a memory. `control`: the code of all texts. `lines`: every line of a
-        text file is a text of its own.
+        default of a model that was trained with a memory. `control`: the code of all texts; `given`: the
+        text after it. `lines`: every line of a text file is a text of its own.
         """
         documents = read_texts(texts, lines=lines) if isinstance(texts, Path) else texts
-        return measure_perplexity(self, documents, Reading(context, stride, memory, control))
+        return measure_perplexity(self, documents, Reading(context, stride, memory, control, given))
 
     def last_words(self, passages: Iterable[str] | Path) -> LastWords:
         """Predict the last word of each passage, as in LAMBADA: accuracy, and perplexity of the word.
@@ -240,14 +252,20 @@ class Model(LoadedModel):
         return predict_last_words(self, list(texts))
 
     def attribute(
-        self, texts: Iterable[str] | str, *, codes: Iterable[str] | None = None, prior: Prior = "uniform"
+        self,
+        texts: Iterable[str] | str,
+        *,
+        codes: Iterable[str] | None = None,
+        given: Iterable[str] = (),
+        prior: Prior = "uniform",
     ) -> list[Attribution]:
         """Rank the control codes of each text by the likelihood they give it.
 
-        `codes`: which of `model.controls`; by default all. `prior`: "uniform", a weight for each code, or the folder
-        of a token store, in which a code is as likely as it is frequent among the documents.
+        `codes`: which of `model.controls`; by default all. `given`: texts after the codes, such as URLs; each is ranked
+        with each code. `prior`: "uniform", a weight for each code, or the folder of a token store, in which a code is
+        as likely as it is frequent among the documents.
         """
-        return attribute(self, [texts] if isinstance(texts, str) else list(texts), codes, prior)
+        return attribute(self, [texts] if isinstance(texts, str) else list(texts), codes, prior, given)
 
     # The interface of sentence-transformers and mteb
 

@@ -28,6 +28,7 @@ class Contents:
     max_length: int | None = None  # if the folder sets one below the number of positions
     task: Json = field(default_factory=dict)  # name and settings of the task that the model was trained for
     controls: tuple[str, ...] = ()  # control codes that texts may begin with
+    takes_given: bool = False  # other texts, such as URLs, may follow the codes
 
 
 def head_classes(network: Network) -> dict[str, int]:

@@ -6,7 +6,7 @@
 [top]            the readout, if it is not the last states alone
 [vector]         how a text becomes one vector, if the model makes vectors
 [task]           name and settings of the task the model was trained for
-[control]        codes: the control codes that texts may begin with
+[control]        codes: the control codes that texts may begin with; given = true if other texts may follow them
 [[files]]        size and checksums of every other file in the folder
 
 A weight file has two checksums: SHA-256, which takes seconds for a large file, and a fast one, limited by the speed of
@@ -67,6 +67,7 @@ class Description:
     vector: PoolingConfig | None = None
     files: tuple[FileChecksum, ...] = ()
     controls: tuple[str, ...] = ()
+    takes_given: bool = False
 
     def as_toml(self) -> str:
         """Return the text of the file."""
@@ -84,7 +85,7 @@ class Description:
         if self.task:
             tables["task"] = self.task
         if self.controls:
-            tables["control"] = {"codes": list(self.controls)}
+            tables["control"] = {"codes": list(self.controls)} | ({"given": True} if self.takes_given else {})
         tables["files"] = [{key: value for key, value in asdict(file).items() if value != ""} for file in self.files]
         return toml_text(tables)
 
@@ -123,6 +124,8 @@ def read_description(path: Path) -> Description:
     codes = control.get("codes", [])
     if not isinstance(codes, list) or not all(isinstance(code, str) and code for code in codes):
         raise UserError(f"{path}: control.codes: must be a list of texts")
+    if type(takes_given := control.get("given", False)) is not bool:
+        raise UserError(f"{path}: control.given: must be true or false, not {takes_given!r}")
     a = _read_architecture(table("architecture"), str(path))
     readout: Readout = read(Readout, table("top"), str(path), "top")
     if layout == "huggingface" and not readout.trivial:
@@ -141,6 +144,7 @@ def read_description(path: Path) -> Description:
         vector=vector,
         files=files,
         controls=tuple(codes),
+        takes_given=takes_given,
     )
 
 

@@ -55,6 +55,7 @@ def read(folder: Path, dtype: torch.dtype = torch.float32, tokenizer: Tokenizer 
     if not (folder / DESCRIPTION).is_file():
         contents.tokenizer = contents.tokenizer or hf_folder.known_tokenizer(folder, contents.architecture)
         contents.controls = hf_folder.read_controls(folder, contents.tokenizer)
+        contents.takes_given = "Links" in contents.controls  # CTRL's code before a URL
     _check_vocabulary(contents, folder)
     _check_max_length(contents, folder)
     return contents
@@ -87,7 +88,13 @@ def _read_bertree(folder: Path, dtype: torch.dtype) -> Contents:
         add_pooling(network, ours.architecture, ours.vector, folder, dtype)
     compare_weights(folder, ours.files)
     return Contents(
-        ours.architecture, network, None, ours.labels, ours.max_length, task=ours.task, controls=ours.controls
+        ours.architecture,
+        network,
+        labels=ours.labels,
+        max_length=ours.max_length,
+        task=ours.task,
+        controls=ours.controls,
+        takes_given=ours.takes_given,
     )
 
 
@@ -169,6 +176,7 @@ def write(contents: Contents, folder: Path, to: str = "bertree", dtype: torch.dt
                 vector=network.vector.config if network.vector is not None else None,
                 files=checksums(work),
                 controls=contents.controls,
+                takes_given=contents.takes_given,
             )
             write_text(work / DESCRIPTION, description.as_toml())
 

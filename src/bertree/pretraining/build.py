@@ -96,6 +96,7 @@ def fit_to_recipe(contents: Contents, recipe: Recipe, store: Store) -> Contents:
             "in `bertree fill`; set model.query_stream=false"
         )
     contents.controls = tuple(dict.fromkeys([*contents.controls, *(control.code for control in store.controls)]))
+    contents.takes_given |= store.has_given
     return contents
 
 
@@ -124,6 +125,7 @@ def _load_start(path: Path, axes: dict[str, Any], heads: dict[str, int], seed: i
     for head in set(heads) - set(before.network.heads):
         note(f"{path}: has no head '{head}'; a new one is trained")
     contents.tokenizer, contents.max_length, contents.controls = before.tokenizer, before.max_length, before.controls
+    contents.takes_given = before.takes_given
     return contents
 
 

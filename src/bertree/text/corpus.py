@@ -6,7 +6,8 @@ index of it) but skips every file before it.
 
 A document may have a control code, a text that says what kind of text it is (CTRL). The code comes from the folder or
 file name, or from a column of the table: `source`, `url`, `date`. It can be the host of a URL or the year of a date:
-`url:host`, `date:year`.
+`url:host`, `date:year`. Behind the code another text may stand that is not predicted either, such as the URL of the
+document: the given text.
 """
 
 import re
@@ -24,6 +25,7 @@ from bertree.text import cleaning, readers, sources
 FOLDER, FILE = "folder", "file"
 YEAR = re.compile(r"(?<!\d)(1\d{3}|20\d{2})(?!\d)")
 MAX_CODE = 200  # characters
+MAX_GIVEN = 2000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +40,7 @@ class CorpusOptions:
     min_characters: int = 1
     control: str = ""  # where the control codes come from (ControlRule); "": documents have none
     control_default: str = ""  # code of documents without one; "": they are refused
+    given: str = ""  # column of the text that follows the code and is not predicted; "": none
 
 
 @dataclass(frozen=True)
@@ -122,9 +125,12 @@ class Corpus:
         self.seen = cleaning.DigestSet()
         self.digests: list[bytes] = []  # of documents kept since the caller last emptied it, if de-duplicating
         self.code = ""  # control code of the document that `documents` yielded last
+        self.given = ""  # its given text
         self._rule = (
             ControlRule.parse(self.options.control, self.options.control_default) if self.options.control else None
         )
+        columns = {"control": self._rule.column if self._rule else "", "given": self.options.given}
+        self._columns = {setting: column for setting, column in columns.items() if column}
         self._tell: Callable[[], int] = lambda: 0  # bytes of the current file that have been read
 
     @property
@@ -152,23 +158,34 @@ class Corpus:
                 self._tell = beneath.tell if self.sources[number].path != sources.STANDARD_INPUT else lambda: 0
                 for raw in self._read_raw(self.sources[number], stream):
                     if (document := self._clean(raw.text)) is not None:
-                        self.code = self._code(self.sources[number].path, raw)
+                        self.code, self.given = self._code(self.sources[number].path, raw)
                         yield document
             self._tell = lambda: 0
         self.position = Position(len(self.sources))
 
-    def _code(self, path: str, raw: readers.RawDocument) -> str:
-        """Return the control code of a document."""
+    def _code(self, path: str, raw: readers.RawDocument) -> tuple[str, str]:
+        """Return the control code of a document and its given text."""
+        if not self._rule:
+            return "", ""
         where = f"{path}: {'row' if path.endswith('parquet') else 'line'} {raw.row}" if raw.row else path
-        return self._rule.code(path, raw.value, where) if self._rule else ""
+        values = dict(zip(self._columns, raw.values, strict=True)) if raw.values else {}
+        code, given = self._rule.code(path, values.get("control"), where), values.get("given", "")
+        if not isinstance(given, str | int | None) or isinstance(given, bool):
+            raise UserError(f"{where}: '{self.options.given}' is {type(given).__name__}, not a text or a whole number")
+        given = cleaning.replace_surrogates(" ".join(str("" if given is None else given).split()))
+        if len(given) > MAX_GIVEN:
+            raise UserError(f"{where}: its given text has {len(given):,} characters; the most is {MAX_GIVEN:,}")
+        return code, given
 
     def _read_raw(self, source: sources.Source, stream: IO[bytes]) -> Iterator[readers.RawDocument]:
         """Yield the raw documents of a file that come after the current position."""
         reached, counts = self.position, asdict(self.counts)  # what was read before, if this is a resumed run
         check = number = 0
-        column = self._rule.column if self._rule else ""
         options = self.options
-        for raw in readers.read_documents(source, stream, options.field, options.whole_files, self.counts, column):
+        documents = readers.read_documents(
+            source, stream, options.field, options.whole_files, self.counts, self._columns
+        )
+        for raw in documents:
             number += 1
             check = zlib.crc32(raw.text.encode("utf-8", "surrogatepass"), check)
             if number > reached.documents:

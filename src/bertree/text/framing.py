@@ -141,8 +141,8 @@ def special_ids(tokenizer: Tokenizer) -> frozenset[int]:
     return frozenset({i for i, token in added if token.special} | {i for i in roles if i is not None})
 
 
-def control_prefix(tokenizer: Tokenizer, code: str) -> list[int]:
-    """Return the tokens before a text of this code: [CLS], those of the code, [SEP].
+def control_prefix(tokenizer: Tokenizer, code: str, given: str = "") -> list[int]:
+    """Return the tokens before a text of this code: [CLS], those of the code, [SEP], and those of the given text.
 
     A tokenizer without [CLS] or [SEP] leaves them out.
     """
@@ -152,4 +152,17 @@ def control_prefix(tokenizer: Tokenizer, code: str) -> list[int]:
         raise UserError(f"control code '{code}': gives no token; choose a code that the tokenizer can read")
     if {cls, sep, tokenizer.id_of("unk")} & set(ids):
         raise UserError(f"control code '{code}': gives an unknown or special token; choose a code of plain words")
-    return [*([] if cls is None else [cls]), *ids, *([] if sep is None else [sep])]
+    return [
+        *([] if cls is None else [cls]),
+        *ids,
+        *([] if sep is None else [sep]),
+        *given_tokens(tokenizer, [given])[0],
+    ]
+
+
+def given_tokens(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
+    """Return the tokens of texts that follow a control code and are not predicted, each with a [SEP] if there is one;
+    none of an empty text."""
+    sep = tokenizer.id_of("sep")
+    close = [] if sep is None else [sep]
+    return [[*encoding.ids, *close] if encoding.ids else [] for encoding in tokenizer.encode_plain(texts)]

@@ -10,9 +10,10 @@ import csv
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import IO, Any, NamedTuple
 
 from bertree.errors import UserError, install_hint
@@ -43,19 +44,25 @@ class RawDocument(NamedTuple):
 
     text: str
     row: int = 0  # its line or row in the file; 0: of a text file
-    value: Any = None  # of the additional column
+    values: tuple[Any, ...] = ()  # of the additional columns
 
 
 def read_documents(
-    source: Source, stream: IO[bytes], field: str, whole_files: bool, counts: CorpusCounts, column: str = ""
+    source: Source,
+    stream: IO[bytes],
+    field: str,
+    whole_files: bool,
+    counts: CorpusCounts,
+    columns: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[RawDocument]:
-    """Yield the raw documents of an opened source. `whole_files`: a text file is one document; `column`: another field
-    of the records to read."""
+    """Yield the raw documents of an opened source. `whole_files`: a text file is one document; `columns`: other fields
+    of the records to read, by the settings that name them."""
     if source.format == "text":
-        if column:
-            raise UserError(f"{source.path}: a text file has no column '{column}'; use `control=folder` (or file)")
+        for setting, column in columns.items():
+            hint = "; use `control=folder` (or file)" if setting == "control" else ", so leave out `given`"
+            raise UserError(f"{source.path}: a text file has no column '{column}'{hint}")
         return map(RawDocument, _read_text(stream, whole_files, counts))
-    fields = (field, *([column] if column else []))
+    fields = {"text": field, **columns}
     if source.format == "jsonl":
         records = _read_jsonl(source.path, stream, fields, counts)
     elif source.format == "parquet":
@@ -145,8 +152,8 @@ def _record_lines(stream: IO[bytes]) -> Iterator[tuple[int, bytes]]:
             yield row, data
 
 
-def _read_jsonl(path: str, stream: IO[bytes], fields: Sequence[str], counts: CorpusCounts) -> Iterator[RawDocument]:
-    field = fields[0]
+def _read_jsonl(path: str, stream: IO[bytes], fields: Mapping[str, str], counts: CorpusCounts) -> Iterator[RawDocument]:
+    field, *columns = fields.values()
     for number, (row, data) in enumerate(_record_lines(stream)):
         try:
             record = json.loads(_decode(data.removeprefix(b"\xef\xbb\xbf"), counts))
@@ -161,10 +168,14 @@ def _read_jsonl(path: str, stream: IO[bytes], fields: Sequence[str], counts: Cor
                 raise UserError(f"{path}: {_no_field(field, list(record))}")
             counts.missing += 1
         else:
-            yield RawDocument(text, row, record.get(fields[-1]))
+            if number == 0 and (given := fields.get("given", field)) not in record:
+                raise UserError(f"{path}: {_no_field(given, list(record), 'given')}")
+            yield RawDocument(text, row, tuple(map(record.get, columns)))
 
 
-def _read_csv(source: Source, stream: IO[bytes], fields: Sequence[str], counts: CorpusCounts) -> Iterator[RawDocument]:
+def _read_csv(
+    source: Source, stream: IO[bytes], fields: Mapping[str, str], counts: CorpusCounts
+) -> Iterator[RawDocument]:
     csv.field_size_limit(MAX_RECORD)
     lines = (_decode(data, counts) for data in iter(lambda: stream.readline(MAX_RECORD), b""))
     rows = csv.reader(lines, delimiter="\t" if source.format == "tsv" else ",")
@@ -172,11 +183,11 @@ def _read_csv(source: Source, stream: IO[bytes], fields: Sequence[str], counts: 
         header = [name.strip().removeprefix("\ufeff") for name in next(rows, [])]
         if header:
             _check_fields(source, fields, header)
-        text_column, value_column = (header.index(field) if header else 0 for field in (fields[0], fields[-1]))
+        text_column, *columns = (header.index(field) if header else 0 for field in fields.values())
         for row in rows:
             if len(row) > text_column:
-                value = row[value_column] if len(row) > value_column else None
-                yield RawDocument(row[text_column], rows.line_num, value)
+                values = tuple(row[column] if len(row) > column else None for column in columns)
+                yield RawDocument(row[text_column], rows.line_num, values)
             elif row:
                 counts.broken += 1
     except csv.Error as error:
@@ -205,9 +216,9 @@ def open_parquet(source: Source, stream: IO[bytes]) -> Iterator[Any]:
 
 
 def _read_parquet(
-    source: Source, stream: IO[bytes], fields: Sequence[str], counts: CorpusCounts
+    source: Source, stream: IO[bytes], fields: Mapping[str, str], counts: CorpusCounts
 ) -> Iterator[RawDocument]:
-    field = fields[0]
+    field, *columns = fields.values()
     with open_parquet(source, stream) as table:
         import pyarrow
 
@@ -219,20 +230,19 @@ def _read_parquet(
         if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
             raise UserError(f"{source.path}: column '{field}' holds {kind}, not text")
         row = 0
-        for batch in table.iter_batches(batch_size=64, columns=[*dict.fromkeys(fields)], use_threads=False):
-            column = batch.column(field).cast(pyarrow.large_string()).cast(pyarrow.large_binary())
-            values = batch.column(fields[-1]).to_pylist() if len(fields) > 1 else [None] * len(column)
+        for batch in table.iter_batches(batch_size=64, columns=[*dict.fromkeys(fields.values())], use_threads=False):
+            texts = batch.column(field).cast(pyarrow.large_string()).cast(pyarrow.large_binary())
             # As bytes: parquet does not guarantee valid UTF-8.
-            for data, value in zip(column.to_pylist(), values, strict=True):
+            for data, *values in zip(texts.to_pylist(), *(batch.column(c).to_pylist() for c in columns), strict=True):
                 row += 1
                 if data is None:
                     counts.missing += 1
                 else:
-                    yield RawDocument(_decode(data, counts), row, value)
+                    yield RawDocument(_decode(data, counts), row, tuple(values))
 
 
-def _check_fields(source: Source, fields: Sequence[str], names: list[str]) -> None:
-    for field, setting in zip(fields, ("text", "control"), strict=False):
+def _check_fields(source: Source, fields: Mapping[str, str], names: list[str]) -> None:
+    for setting, field in fields.items():
         if field not in names:
             raise UserError(f"{source.path}: {_no_field(field, names, setting)}")
 

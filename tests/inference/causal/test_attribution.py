@@ -86,3 +86,31 @@ def test_a_long_text_is_cut_with_a_note() -> None:
     with pytest.warns(BertreeWarning, match="1 of 2 texts cut"):
         found = model.attribute(["the", " ".join(["the"] * 60)])
     assert [one.tokens for one in found] == [1, 48 - 3]
+
+
+def test_given_texts_are_ranked_by_the_likelihood_they_give() -> None:
+    model = language_model("gpt2", CODES)
+    model._contents.takes_given = True
+    tokenizer, text, given = model.required_tokenizer, "the lamp on the road", ["a stone", "the window by the river"]
+    (ranked,) = model.attribute(text, codes=["tree"], given=given)
+    assert sorted(score.given for score in ranked) == given
+    for score in ranked:
+        found = model.perplexity(text, control="tree", given=score.given)
+        assert score.log_likelihood == pytest.approx(-found.total, rel=1e-5)
+    before = control_prefix(tokenizer, "tree", given[0])
+    assert before == control_prefix(tokenizer, "tree") + tokenizer.encode_plain(given)[0].ids + [tokenizer.id_of("sep")]
+    (said,) = model.generate("the lamp", control="tree", given=given[0], tokens=4, temperature=0)
+    (same,) = model.generate([before + tokenizer.encode_plain(["the lamp"])[0].ids], tokens=4, temperature=0)
+    assert said.ids == same.ids
+    assert said.given == given[0]
+
+
+def test_given_texts_that_are_refused() -> None:
+    model = language_model("gpt2", CODES)
+    with pytest.raises(UserError, match="trained with control codes alone"):
+        model.generate("a", control="tree", given="a stone")
+    model._contents.takes_given = True
+    with pytest.raises(UserError, match="follows a control code; give one too"):
+        model.generate("a", given="a stone")
+    with pytest.raises(UserError, match="tokens, and bertree has 48 positions: nothing can follow; shorten it"):
+        model.generate("a", control="tree", given="stone " * 60)

@@ -56,10 +56,12 @@ def print_attributions(found: Sequence[Attribution], k: int) -> None:
         if len(found) > 1:
             words = " ".join(one.text.split())
             console.print(Text(words if len(words) <= SHOWN else words[: SHOWN - 1] + "…"))
-        table = Table("code", "probability", "loss", "", box=None, pad_edge=False)
+        given = any(score.given for score in one.codes)
+        table = Table("code", *(["given"] if given else []), "probability", "loss", "", box=None, pad_edge=False)
         for score in one.codes[:k]:
             bar = "█" * round(score.probability * 30)
-            table.add_row(Text(score.code, "bold"), f"{score.probability:.4f}", f"{score.loss:.4f}", Text(bar, "green"))
+            named = [Text(score.code, "bold"), *([Text(score.given)] if given else [])]
+            table.add_row(*named, f"{score.probability:.4f}", f"{score.loss:.4f}", Text(bar, "green"))
         console.print(table)
 
 

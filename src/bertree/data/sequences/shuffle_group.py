@@ -20,6 +20,7 @@ from bertree.data.formats import Format
 from bertree.data.sequences import pairing
 from bertree.data.sequences.pairing import NO_LABEL
 from bertree.data.store import Store
+from bertree.data.store_files import Prefixes
 from bertree.keyed_random import Ints
 
 CLS_SEGMENT = 2  # segment of a [CLS] that comes last (XLNet)
@@ -159,12 +160,16 @@ def build_group(
     marks = _concatenate_ranges(index.examples.marks, zip(index.marks[chunks], index.marks[chunks + 1], strict=True))
     stored = contents if format.paired else contents - np.diff(offsets)  # without separators
     starts = np.cumsum(stored) - stored
-    buffer, special_end = _read_buffer(store, index, chunks)
+    prefixes = None
+    if store.controls:  # those of the group's documents
+        used, owners = np.unique(
+            store.prefix_numbers[_concatenate_ranges(index.examples.documents, ranges)], return_inverse=True
+        )
+        prefixes = store.prefixes.take(used)
+    buffer, special_end = _read_buffer(store, index, chunks, prefixes)
     lengths, pairs, codes = contents + format.single_overhead, None, None
-    if store.controls:
-        code_numbers = store.document_codes[_concatenate_ranges(index.examples.documents, ranges)]
-        sources = special_end + store.prefixes.bounds[code_numbers]
-        codes = CodeRuns(sources, store.prefixes.lengths[code_numbers], special_end)
+    if prefixes is not None:
+        codes = CodeRuns(special_end + prefixes.bounds[owners], prefixes.lengths[owners], special_end)
         lengths = codes.lengths + contents + format.closed
     if format.paired:
         borders = pairing.Borders(starts, contents, offsets, marks + np.repeat(starts, np.diff(offsets)))
@@ -204,15 +209,17 @@ def _concatenate_ranges(array: NDArray[Any], ranges: Iterable[tuple[int, int]]) 
     return np.concatenate([array[first:last] for first, last in ranges]).astype(np.int64)
 
 
-def _read_buffer(store: Store, index: ExampleIndex, chunks: Ints) -> tuple[NDArray[Any], int]:
-    """Return the text of some chunks, the special tokens and the control codes; and where the special tokens end."""
+def _read_buffer(
+    store: Store, index: ExampleIndex, chunks: Ints, prefixes: Prefixes | None
+) -> tuple[NDArray[Any], int]:
+    """Return the text of some chunks, the special tokens and the prefixes; and where the special tokens end."""
     texts = []
     for chunk in chunks:
         shard = int(index.shard_of[chunk])
         first, last = index.tokens[chunk : chunk + 2] - index.shard_tokens[shard]
         texts.append(store.shards[shard].read(first, last, store.vocab_size))
     special = [store.special.get(kind, 0) for kind in SPECIAL]
-    tail = np.array([*special, *store.prefixes.ids], dtype=texts[0].dtype)
+    tail = np.array([*special, *(() if prefixes is None else prefixes.ids)], dtype=texts[0].dtype)
     return np.concatenate((*texts, tail)), sum(text.size for text in texts) + len(special)
 
 

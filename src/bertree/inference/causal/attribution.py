@@ -1,6 +1,7 @@
-"""Which control code a text belongs to (CTRL's source attribution): codes by the likelihood they give the text.
+"""Which control code, or given text after it, a text belongs to (CTRL's source attribution): by the likelihood that
+it gives the text.
 
-`Model.attribute` calls it. Every text is scored with every code, so the cost is that of texts times codes.
+`Model.attribute` calls it. Every text is scored with every code and given text, so the cost is the product of all.
 """
 
 import math
@@ -11,9 +12,8 @@ from pathlib import Path
 from bertree.console import bar, note
 from bertree.errors import UserError
 from bertree.inference.causal.scoring import score
-from bertree.inference.causal.texts import check_control, check_left_to_right, position_limit
+from bertree.inference.causal.texts import check_left_to_right, position_limit, prefix_ids
 from bertree.inference.loaded import LoadedModel
-from bertree.text.framing import control_prefix
 
 # How likely codes are before a text is read: the same for all, a weight for each, or the documents of a token store.
 Prior = Mapping[str, float] | str | Path
@@ -27,6 +27,7 @@ class CodeScore:
     probability: float  # of the code, given the text
     log_likelihood: float  # of the text, given the code, in nats
     loss: float  # minus the log-likelihood, per token
+    given: str = ""  # text after the code
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Attribution(Sequence[CodeScore]):
         return self.codes[index]
 
     def __repr__(self) -> str:
-        shown = ", ".join(f"{each.code} {each.probability:.3f}" for each in self.codes[:5])
+        shown = ", ".join(f"{each.given or each.code} {each.probability:.3f}" for each in self.codes[:5])
         return f"<attribution of {self.tokens} tokens: {shown}{', ...' if len(self.codes) > 5 else ''}>"
 
 
@@ -53,17 +54,17 @@ def attribute(
     texts: Sequence[str],
     codes: Iterable[str] | None = None,
     prior: Prior = "uniform",
+    given: Iterable[str] = (),
 ) -> list[Attribution]:
-    """Rank the control codes of each text; all codes and texts share packed batches."""
+    """Rank the control codes of each text, each with every given text; all share packed batches."""
     check_left_to_right(model, "attribute")
     if not model.controls:
         raise UserError(f"{model.name}: was not trained with control codes, so it cannot attribute a text to one")
     chosen = list(dict.fromkeys(model.controls if codes is None else [codes] if isinstance(codes, str) else codes))
-    for code in chosen:
-        check_control(code, model.controls, model.name)
-    weights = prior_weights(chosen, prior)
-    tokenizer = model.required_tokenizer
-    prefixes = [control_prefix(tokenizer, code) for code in chosen]
+    following = list(dict.fromkeys([given] if isinstance(given, str) else given)) or [""]
+    candidates = [(code, text) for code in chosen for text in following]
+    prefixes = [prefix_ids(model, code, text) for code, text in candidates]
+    weights = [weight for weight in prior_weights(chosen, prior) for _ in following]
     tokenized = _tokenize(model, texts, max(map(len, prefixes)))
     rows = [(prefix, ids) for ids in tokenized for prefix in prefixes]
     with bar("tokens", sum(len(ids) for _, ids in rows), speed="tokens") as progress:
@@ -71,12 +72,12 @@ def attribute(
     totals = [-float(tokens.losses.sum()) for tokens in scored]
     attributions = []
     for number, (text, ids) in enumerate(zip(texts, tokenized, strict=True)):
-        likelihoods = totals[number * len(chosen) : (number + 1) * len(chosen)]
+        likelihoods = totals[number * len(candidates) : (number + 1) * len(candidates)]
         joint = [likelihood + weight for likelihood, weight in zip(likelihoods, weights, strict=True)]
         evidence = max(joint) + math.log(sum(math.exp(value - max(joint)) for value in joint))
         scores = [
-            CodeScore(code, math.exp(value - evidence), likelihood, -likelihood / len(ids))
-            for code, likelihood, value in zip(chosen, likelihoods, joint, strict=True)
+            CodeScore(code, math.exp(value - evidence), likelihood, -likelihood / len(ids), after)
+            for (code, after), likelihood, value in zip(candidates, likelihoods, joint, strict=True)
         ]
         attributions.append(Attribution(text, sorted(scores, key=lambda each: -each.probability), len(ids)))
     return attributions

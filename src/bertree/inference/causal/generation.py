@@ -12,10 +12,10 @@ from bertree.inference.causal.texts import (
     NEVER,
     PieceDecoder,
     TextMarks,
-    check_control,
     check_left_to_right,
     is_backward,
     position_limit,
+    prefix_ids,
     prompt_ids,
     reading_network,
     text_before,
@@ -36,6 +36,7 @@ class GeneratedText:
     ended: bool  # by the end token; else by the limit of tokens
     number: int = 0  # which continuation of its prompt
     control: str | None = None
+    given: str | None = None  # text between the control code and the prompt
     before: bool = False  # the text precedes the prompt: the model reads from right to left
 
     def __str__(self) -> str:
@@ -75,6 +76,7 @@ class GenerationOptions:
     count: int = 1
     seed: int = 0
     control: str | None = None
+    given: str | None = None
     stop: bool = True  # at the end token
     beams: int = 1
     sampling: Sampling = field(default_factory=Sampling)
@@ -107,7 +109,7 @@ def generate(
     if the model generates from right to left."""
     begun = time.perf_counter()
     check_left_to_right(model, "generate")
-    read = [_read_prompt(model, prompt, options.control) for prompt in list_inputs(prompts)]
+    read = [_read_prompt(model, prompt, options) for prompt in list_inputs(prompts)]
     most = [_room(model, prompt, options.tokens) for prompt in read]
     choice = _choice(model, options)
     with model.evaluating():
@@ -146,7 +148,9 @@ def generate(
             if on_text is not None and (rest := pieces[row].finish()):
                 on_text(row, rest)
         prompt = read[row // options.count].text
-        texts.append(GeneratedText(prompt, text, one.ids, one.ended, one.number, options.control, backward))
+        texts.append(
+            GeneratedText(prompt, text, one.ids, one.ended, one.number, options.control, options.given, backward)
+        )
     return Generation(texts, time.perf_counter() - begun)
 
 
@@ -164,7 +168,7 @@ class TextStream(Iterator[str]):
         if is_backward(model):
             raise UserError(f"stream: {model.name} generates a text from its end, so it comes as a whole (`generate`)")
         self._model, self._options = model, options
-        self._prompt = _read_prompt(model, prompt, options.control)
+        self._prompt = _read_prompt(model, prompt, options)
         self.most = _room(model, self._prompt, options.tokens)  # tokens that it generates, unless the text ends before
         self._sequence = Continuation(self._prompt.ids, 0, self.most)
         self._decoder = PieceDecoder(model.required_tokenizer, self._prompt.ids)
@@ -187,8 +191,8 @@ class TextStream(Iterator[str]):
     @property
     def result(self) -> GeneratedText:
         """The text so far."""
-        one, text = self._sequence, self._decoder.text
-        return GeneratedText(self._prompt.text, text, one.ids, one.ended, one.number, self._options.control)
+        one, text, options = self._sequence, self._decoder.text, self._options
+        return GeneratedText(self._prompt.text, text, one.ids, one.ended, one.number, options.control, options.given)
 
     def _generate(self) -> Iterator[str]:
         model, choice = self._model, _choice(self._model, self._options)
@@ -221,17 +225,15 @@ def _pieces(model: LoadedModel, sequences: Sequence[Continuation]) -> list[Piece
     return [PieceDecoder(tokenizer, one.prompt) for one in sequences] if tokenizer else []
 
 
-def _read_prompt(model: LoadedModel, prompt: Input, control: str | None) -> Prompt:
+def _read_prompt(model: LoadedModel, prompt: Input, options: GenerationOptions) -> Prompt:
     if isinstance(prompt, str):
-        if control is not None:
-            check_control(control, model.controls, model.name)
-        tokenizer = model.required_tokenizer
+        tokenizer, prefix = model.required_tokenizer, prefix_ids(model, options.control, options.given)
         marks = TextMarks.of(tokenizer, model.architecture)
-        return Prompt(prompt, prompt_ids(tokenizer, prompt, control, marks, is_backward(model)))
+        return Prompt(prompt, prompt_ids(tokenizer, prompt, prefix, marks, is_backward(model)))
     if isinstance(prompt, tuple) and any(isinstance(text, str) for text in prompt):
         raise UserError("generate: a prompt is one text, not a pair of texts")
     (encoded,) = model.tokenize([prompt])
-    if control is not None:
+    if options.control is not None:
         raise UserError("control: is for prompts that are texts, not for token ids")
     model.pack([encoded])
     return Prompt("", list(encoded.ids)[:: -1 if is_backward(model) else 1])

@@ -19,14 +19,13 @@ from bertree.errors import UserError
 from bertree.inference.causal.scoring import SEGMENT, Ints, Losses, check_memory, score, score_segments
 from bertree.inference.causal.texts import (
     TextMarks,
-    check_control,
     check_left_to_right,
     is_backward,
     position_limit,
+    prefix_ids,
 )
 from bertree.inference.inputs import check_finite
 from bertree.inference.loaded import LoadedModel
-from bertree.text.framing import control_prefix
 
 LONGEST = 1024  # tokens of a window, if the positions of a model have no limit
 
@@ -126,6 +125,7 @@ class Reading:
     stride: int | None = None
     memory: int | None = None
     control: str | None = None
+    given: str | None = None
 
     def __post_init__(self) -> None:
         for name, value, least in (
@@ -147,10 +147,7 @@ def measure_perplexity(model: LoadedModel, texts: Iterable[str] | str, reading: 
     tokenizer = model.required_tokenizer
     with_memory = reading.memory is not None or (_has_memory(model) and reading.stride is None)
     marks = TextMarks.of(tokenizer, model.architecture)
-    prefix = marks.before
-    if reading.control is not None:
-        check_control(reading.control, model.controls, model.name)
-        prefix = control_prefix(tokenizer, reading.control)
+    prefix = prefix_ids(model, reading.control, reading.given) or marks.before
     start = prefix or marks.start
     documents = [encoding.ids for encoding in tokenizer.encode_plain(checked)]
     if is_backward(model):

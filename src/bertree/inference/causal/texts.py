@@ -128,11 +128,31 @@ def check_control(control: str, codes: Sequence[str], name: str) -> None:
         raise UserError(f"control code '{control}': {name} does not know it, {suggest(control, codes)}")
 
 
+def prefix_ids(model: LoadedModel, control: str | None, given: str | None) -> list[int]:
+    """Return the tokens of a control code and of the given text that follows it; none without a code."""
+    if control is None:
+        if given:
+            raise UserError("given: the text follows a control code; give one too (`control`)")
+        return []
+    check_control(control, model.controls, model.name)
+    if given and not model.takes_given:
+        raise UserError(f"given: {model.name} was trained with control codes alone; leave it out")
+    prefix = control_prefix(model.required_tokenizer, control, replace_surrogates(" ".join((given or "").split())))
+    limit = position_limit(model.architecture)
+    if limit is not None and len(prefix) >= limit:
+        raise UserError(
+            f"given: the text and its code have {len(prefix):,} tokens, and {model.name} has {limit:,} positions: "
+            "nothing can follow; shorten it"
+        )
+    return prefix
+
+
 def prompt_ids(
-    tokenizer: Tokenizer, prompt: str, control: str | None, marks: TextMarks, backward: bool = False
+    tokenizer: Tokenizer, prompt: str, prefix: list[int], marks: TextMarks, backward: bool = False
 ) -> list[int]:
-    """Return the tokens that a model reads before it continues a prompt; `backward`: from its end."""
-    before = marks.before if control is None else control_prefix(tokenizer, control)
+    """Return the tokens that a model reads before it continues a prompt: those of a control code (`prefix`), or what
+    stands before every text, and the prompt; `backward`: from its end."""
+    before = prefix or marks.before
     text = tokenizer.encode_plain([replace_surrogates(prompt)])[0].ids
     ids = before + (text[::-1] if backward else text)
     ids = ids or marks.start
