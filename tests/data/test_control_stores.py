@@ -229,7 +229,7 @@ def given_records() -> list[dict[str, object]]:
 def test_given_texts_stand_before_every_sequence_and_are_not_predicted(tmp_path: Path, tokenizer: Path) -> None:
     corpus = write(tmp_path, links_jsonl=lines(*given_records()))
     options = {"workers": 1, "control": "kind", "given": "url", "format": "jsonl"}
-    store = prepare(corpus / "links_jsonl", tokenizer, tmp_path / "store", **options).store  # type: ignore[arg-type]
+    store = prepare(corpus / "links_jsonl", tokenizer, tmp_path / "store", **options).store
     loaded = Tokenizer.load(tokenizer)
     assert loaded is not None
     wanted = [control_prefix(loaded, str(r["kind"]), str(r["url"] or "")) for r in given_records()]
@@ -267,13 +267,13 @@ def test_given_texts_that_are_refused(tmp_path: Path, tokenizer: Path, options: 
     record: dict[str, object] = {"text": "A ship.", "kind": "x", "url": "a", "count": [1], "long": "ab" * 2000}
     corpus = write(tmp_path, a_jsonl=lines(record))
     with pytest.raises(UserError, match=line):
-        prepare(corpus / "a_jsonl", tokenizer, tmp_path / "store", workers=1, format="jsonl", **options)  # type: ignore[arg-type]
+        prepare(corpus / "a_jsonl", tokenizer, tmp_path / "store", workers=1, format="jsonl", **options)
 
 
 def test_a_given_text_longer_than_half_a_sequence_is_refused(tmp_path: Path, tokenizer: Path) -> None:
     record: dict[str, object] = {"text": "A ship went down.", "kind": "x", "url": "https://a.org/" + "long-name/" * 9}
     corpus = write(tmp_path, a_jsonl=lines(record))
     options = {"workers": 1, "control": "kind", "given": "url", "format": "jsonl"}
-    store = prepare(corpus / "a_jsonl", tokenizer, tmp_path / "store", **options).store  # type: ignore[arg-type]
+    store = prepare(corpus / "a_jsonl", tokenizer, tmp_path / "store", **options).store
     with pytest.raises(UserError, match="more than half of a sequence; give"):
         Stream(store, format="stream", masking="next", batch_tokens=512, max_length=64)

@@ -192,7 +192,7 @@ def _links(library: Library, path: Path) -> None:
     from bertree.text.tokenizer import Tokenizer
     from tests.support.language_models import language_model
 
-    model = language_model("ctrl", ("Links",), Tokenizer.load(library.path("my-tokenizer")))
+    model = language_model("ctrl", ("Links",), Tokenizer.load(library.path("my-tokenizer")), max_positions=256)
     model._contents.takes_given = True
     model.save(path)
 
@@ -292,6 +292,7 @@ MAKERS: dict[str, Callable[[Library, Path], object]] = {
     "my-xlnet": lambda library, path: save_xlnet(path),
     "book.txt": _book,
     "prompts.txt": lambda library, path: _lines(["The ship", "At night"], path),
+    "questions.jsonl": lambda library, path: write(path, [{"question": "Where is it?", "answer": "On the sea."}]),
     "lambada.jsonl": lambda library, path: write(path, [{"text": text} for text in FEELINGS]),
     "my-sbert": _run_folder,
     "small": _run_folder,

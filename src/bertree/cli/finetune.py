@@ -72,7 +72,8 @@ def evaluate(scores: "Scores", options: SimpleNamespace) -> None:
 
     [dim]bertree evaluate my-sst/model --task sst-2 --data glue/SST-2
     bertree evaluate my-sst/model --task sst-2 --data glue/SST-2 --split test --submission for-the-server
-    bertree evaluate my-qa/model --task squad --data dev-v1.1.json --json[/dim]
+    bertree evaluate my-qa/model --task squad --data dev-v1.1.json --json
+    bertree evaluate my-gpt --task questions --data questions.jsonl[/dim]
     """
     from bertree.cli.render.scores import print_scores
 

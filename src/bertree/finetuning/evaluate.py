@@ -20,6 +20,7 @@ from bertree.errors import UserError
 from bertree.files.atomic import write_into_folder, write_json_lines
 from bertree.files.formats import Json, json_text, read_json
 from bertree.finetuning.page import write_page
+from bertree.inference.causal import questions
 from bertree.inference.load import choose_device, load_or_take
 from bertree.inference.model import Model
 from bertree.model.network import Network
@@ -87,12 +88,14 @@ def evaluate(
     `data` is the folder with the task's files, one file, or rows in memory; `split` is `dev` unless given; `text`,
     `pair` and `label` name your columns. `out` is a folder for metrics.json, predictions.jsonl and report.html,
     `submission` one for the file that the task's server takes. `max_length=0` is the length the model was fine-tuned
-    with.
+    with. The task "questions" asks a language model the questions of a file.
 
     >>> bertree.evaluate("sst/model", task="sst-2", data="glue/SST-2").metrics["accuracy"]
     """
     with showing(progress):
         loaded, name = load_or_take(model, device=choose_device(device), tokenizer=tokenizer)
+        if task == questions.TASK:
+            return _ask(loaded, name, Path(data), out)
         scored_task = _task_of(loaded, name, task, {"text": text, "pair": pair, "label": label})
         if submission is not None:
             scored_task.submission([], [])  # raises before the work, not after it
@@ -121,6 +124,16 @@ def evaluate(
         if out is not None:
             _write(Path(out), scored_task, metrics, figures | {"model": name}, predictions)
         return Scores(scored_task.name, chosen, metrics, predictions)
+
+
+def _ask(model: Model, name: str, file: Path, out: str | Path | None) -> Scores:
+    """Score the answers of a language model to the questions of a file."""
+    figures, lines = questions.answer_questions(model, file)
+    metrics = figures | {"examples": len(lines), "task": questions.TASK, "split": "dev", "model": name}
+    if out is not None:
+        write_into_folder(Path(out) / SCORES, json_text(metrics, 2) + "\n")
+        write_json_lines(Path(out) / predictions_file("dev"), lines)
+    return Scores(questions.TASK, ["dev"], metrics, {"dev": lines})
 
 
 def _task_of(model: Model, name: str, task: str | Task[Any], columns: dict[str, str | None]) -> Task[Any]:

@@ -9,6 +9,7 @@ import torch
 
 from bertree.batch import Batch
 from bertree.errors import UserError
+from bertree.inference.causal import last_words
 from tests.support.language_models import language_model
 
 PASSAGES = ["the boat of a yellow", "Ada is in Turin", "to the lighthouses", "a\nlamp"]
@@ -56,3 +57,19 @@ def test_mistakes() -> None:
         language_model("gpt2").last_words(["the boat", "boat"])
     with pytest.raises(UserError, match="there are no passages"):
         language_model("gpt2").last_words([])
+
+
+def test_stop_words_are_left_out_of_the_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = language_model("gpt2")
+    tokenizer = model.required_tokenizer
+    never = last_words.stop_word_ids(tokenizer)
+    assert {tokenizer.backend.token_to_id(word) for word in ("the", "of")} <= set(never)
+    ids = tokenizer.encode_plain(["the boat of"])[0].ids
+    with torch.no_grad():
+        logits = model.network.mask_logits(model.network(Batch.pack([ids])), torch.tensor([len(ids) - 1]))[0]
+    ranked = logits.argsort(descending=True).tolist()
+    place = next(n for n, token in enumerate(ranked) if n and tokenizer.backend.id_to_token(token).isalpha())
+    passage = f"the boat of {tokenizer.backend.id_to_token(ranked[place])}"
+    monkeypatch.setattr(last_words, "stop_word_ids", lambda tokenizer: ranked[:place])
+    found = model.last_words([passage])
+    assert (found.accuracy, found.filtered_accuracy) == (0.0, 1.0)

@@ -7,7 +7,8 @@ from rich.table import Table
 from rich.text import Text
 
 from bertree.inference.causal.attribution import Attribution
-from bertree.inference.causal.perplexity import LastWords, Perplexity
+from bertree.inference.causal.last_words import LastWords
+from bertree.inference.causal.perplexity import Perplexity
 from bertree.inference.mask_filling import Candidate
 
 SHOWN = 100  # characters of a text
@@ -44,7 +45,7 @@ def print_perplexity(found: Perplexity) -> None:
 
 def print_last_words(found: LastWords) -> None:
     """Print accuracy and perplexity of last words."""
-    print(f"accuracy    {100 * found.accuracy:.2f} %")
+    print(f"accuracy    {100 * found.accuracy:.2f} %; {100 * found.filtered_accuracy:.2f} % without stop words")
     print(f"perplexity  {found.perplexity:,.2f} per last word")
     print(f"{found.passages:,} passages in {found.seconds:.1f} s")
 

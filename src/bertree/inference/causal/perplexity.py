@@ -1,4 +1,4 @@
-"""How well a left-to-right model predicts texts: perplexity per token and word, bits per character and byte, LAMBADA.
+"""How well a left-to-right model predicts texts: perplexity per token and word, bits per character and byte.
 
 Losses per token of different tokenizers cannot be compared; those per word, character and byte of the same text can.
 A text longer than the context is read in overlapping windows, and every token is predicted exactly once:
@@ -193,7 +193,7 @@ def _score_windows(
     context = reading.context or min(limit or LONGEST, model.max_length)
     if limit is not None and context > limit:
         raise UserError(f"context: {model.name} has {limit:,} positions, so windows cannot have {context:,} tokens")
-    stride = reading.stride or max(1, context // 2)
+    stride = reading.stride or max(1, min(context // 2, context - len(prefix)))
     if stride > context - max(1, len(prefix)):
         raise UserError(f"stride: a window of {context:,} tokens cannot predict {stride:,} new ones")
     windows = [window for ids in documents for window in cut_windows(ids, prefix, start, context, stride)]
@@ -244,48 +244,3 @@ def cut_windows(
         done, end = end, min(len(document), end + stride)
         begin = max(0, end - (context - len(prefix)))
         yield TextWindow([*prefix, *document[begin:end]], len(prefix) + done - begin)
-
-
-@dataclass(frozen=True)
-class LastWords:
-    """How well a model predicts the last words of passages."""
-
-    accuracy: float  # share of words whose tokens are each the most likely one
-    perplexity: float  # per word
-    passages: int
-    seconds: float
-
-    def __repr__(self) -> str:
-        share = f"accuracy {100 * self.accuracy:.2f} %, perplexity {self.perplexity:.2f} of the last word"
-        return f"<{share}; {self.passages:,} passages in {self.seconds:.1f} s>"
-
-
-def predict_last_words(model: LoadedModel, passages: Sequence[str]) -> LastWords:
-    """Predict the last word of each passage from the text before it (LAMBADA, Paperno et al. 2016)."""
-    check_left_to_right(model, "lambada")
-    if is_backward(model):
-        raise UserError(f"lambada: {model.name} reads from right to left, so nothing comes before the last word")
-    tokenizer = model.required_tokenizer
-    start = TextMarks.of(tokenizer, model.architecture).before
-    limit = position_limit(model.architecture)
-    begun, sequences, first = time.perf_counter(), [], []
-    texts = [passage.strip() for passage in passages]
-    for number, (text, encoding) in enumerate(zip(texts, tokenizer.encode_plain(texts, offsets=True), strict=True), 1):
-        begin = len(text) - len((text.split() or [""])[-1])
-        if not begin:
-            raise UserError(f"passage {number}: has fewer than two words: {text[:40]!r}")
-        before = sum(end <= begin for _, end in encoding.offsets)
-        ids = [*start, *encoding.ids]
-        spare = max(0, len(ids) - (limit or len(ids)))
-        ids, position = ids[spare:], len(start) + before - spare
-        if position < 1 or position >= len(ids):
-            raise UserError(f"passage {number}: its last word cannot be predicted: {text[-40:]!r}")
-        sequences.append(ids)
-        first.append(position)
-    if not sequences:
-        raise UserError("lambada: there are no passages")
-    with bar("words", sum(map(len, sequences)) - sum(first), speed="tokens") as progress:
-        scored = score(model, sequences, first, progress.advance)
-    loss = sum(float(one.losses.sum()) for one in scored) / len(scored)
-    right = sum(bool(one.right.all()) for one in scored) / len(scored)
-    return LastWords(right, math.exp(min(loss, 700)), len(scored), time.perf_counter() - begun)

@@ -36,6 +36,7 @@ class ScoredTokens:
 
     losses: Losses  # in nats
     right: NDArray[np.bool_]  # whether each is the most likely token
+    first_right: bool = False  # whether the first is, among tokens that may be predicted
 
 
 def score(
@@ -43,11 +44,13 @@ def score(
     sequences: Sequence[Sequence[int]],
     first: Sequence[int],
     advance: Callable[[int], None] = lambda count: None,
+    never: Sequence[int] = (),
 ) -> list[ScoredTokens]:
     """Return the losses of each sequence's tokens from `first` on, which must be 1 or more. Tokens are in the order in
     which the model reads.
 
-    Sequences share packed batches. `advance` is called with the number of tokens that are done."""
+    Sequences share packed batches. `advance` is called with the number of tokens that are done. `never`: tokens that
+    `first_right` leaves out of the candidates."""
     device, network = model.device, reading_network(model)
 
     @torch.inference_mode()
@@ -58,8 +61,16 @@ def score(
         target_m = (inside_t >= first_s[of_t]).nonzero()[:, 0]
         counts = torch.bincount(of_t[target_m], minlength=len(rows)).tolist()
         batch, target_m = batch.to(device), target_m.to(device)
-        losses_m, right_m = token_losses(network, network(batch), target_m - 1, batch.ids[target_m])
-        return rows, split_scores(losses_m, right_m, counts)
+        hidden_th = network(batch)
+        losses_m, right_m = token_losses(network, hidden_th, target_m - 1, batch.ids[target_m])
+        scored = split_scores(losses_m, right_m, counts)
+        if never:
+            first_s = (batch.first + first_s.to(device)).long()
+            logits_sv = network.mask_logits(hidden_th, first_s - 1)
+            logits_sv[:, list(never)] = -torch.inf
+            chosen = (logits_sv.argmax(1) == batch.ids[first_s]).tolist()
+            scored = [replace(one, first_right=right) for one, right in zip(scored, chosen, strict=True)]
+        return rows, scored
 
     by_row: dict[int, ScoredTokens] = {}
     with model.evaluating():
