@@ -69,6 +69,25 @@ def test_ids_and_texts_are_those_of_sentencepiece(tmp_path: Path, kind: str, opt
         assert ours.backend.decode(truth.encode(text)) == text
 
 
+@pytest.mark.parametrize("kind", ["char", "word"])
+@pytest.mark.parametrize("options", ["plain", "no prefix", "spaces kept", "no normalization"])
+def test_models_of_characters_and_words_give_the_ids_of_sentencepiece(tmp_path: Path, kind: str, options: str) -> None:
+    data = train(kind, **OPTIONS[options], vocab_size=20)  # some characters, and some words, are unknown
+    ours, truth = load(tmp_path, data), sentencepiece.SentencePieceProcessor(model_proto=data)
+    assert ours.size == truth.get_piece_size() == 20
+    (tmp_path / "out").mkdir()
+    ours.save(tmp_path / "out")
+    again = Tokenizer.load(tmp_path / "out")  # from tokenizer.json
+    assert again is not None
+    unknown = sum(truth.encode(text).count(truth.unk_id()) for text in texts())
+    assert unknown > 300
+    for tokenizer in (ours, again):
+        for text, encoded in zip(texts(), tokenizer.encode(texts()), strict=True):
+            assert encoded.ids == truth.encode(text), text
+    for text in [text for text in lines() if truth.unk_id() not in truth.encode(text)]:
+        assert ours.backend.decode(truth.encode(text)) == text
+
+
 def test_ids_of_clean_texts_are_those_of_transformers(tmp_path: Path) -> None:
     ours, theirs = load(tmp_path, train("bpe")), transformers.ReformerTokenizer.from_pretrained(tmp_path)
     clean = [" ".join(text.split()) for text in texts()]
@@ -98,8 +117,7 @@ def test_special_pieces_are_found_and_not_put_around_a_text(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("kind", "options", "reason"),
     [
-        ("word", {"vocab_size": 20}, "only Unigram and BPE models can be read"),
-        ("char", {"vocab_size": 30}, "only Unigram and BPE models can be read"),
+        ("char", {"vocab_size": 30, "user_defined_symbols": ["@@"]}, "of characters with symbols that its user"),
         ("bpe", {"treat_whitespace_as_suffix": True}, "treat_whitespace_as_suffix has no equal here"),
         ("bpe", {"user_defined_symbols": ["@@"]}, "symbols that its user defined cannot be read"),
     ],

@@ -8,7 +8,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from bertree.errors import UserError
 from bertree.text.tokenizer_checks import check_charsmap, check_scores
 
-UNIGRAM, BPE = 1, 2  # algorithms, as the file numbers them
+UNIGRAM, BPE, WORD, CHARACTER = 1, 2, 3, 4  # algorithms, as the file numbers them
 NORMAL, UNKNOWN, CONTROL, OWN = 1, 2, 3, 4  # kinds of pieces; OWN: symbols that the user defined
 LONGEST_PIECE = 512  # characters
 SPACE = "▁"
@@ -87,22 +87,31 @@ def build_plain(model: PieceModel) -> Tokenizer:
         raise UserError(f"spiece.model: has a piece of more than {LONGEST_PIECE} characters")
     if model.algorithm == UNIGRAM:
         tokenizer = Tokenizer(models.Unigram(_unigram_scores(model), model.unknown, model.byte_fallback))
-    elif model.algorithm == BPE:
+    elif model.algorithm in (BPE, CHARACTER):
         tokenizer = Tokenizer(_bpe(model, normal))
+    elif model.algorithm == WORD:
+        tokenizer = Tokenizer(_words(model))
     else:
-        raise UserError("spiece.model: only Unigram and BPE models can be read, not one of words or characters")
+        raise UserError(f"spiece.model: its algorithm {model.algorithm} is none of Unigram, BPE, words and characters")
     steps: list[Any] = [normalizers.Precompiled(model.charsmap)] if model.charsmap else []
     if model.trims:
         steps += [normalizers.Replace(Regex(r"\A +|[ ▁]+\z"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
     steps.append(normalizers.Replace(" ", SPACE))
     if model.prefix:
         steps.append(normalizers.Prepend(SPACE))
+    unframed: list[Any] = []
+    if model.algorithm == WORD:
+        steps += [normalizers.Replace(SPACE, f"  {SPACE}"), normalizers.Replace(Regex(r"\A +"), "")]
+        steps += [normalizers.Prepend(" "), normalizers.Replace(Regex(r"\z"), " ")]
+        unframed = [decoders.Replace(" ", "")]
+    else:
+        # Not if a piece goes beyond a word, nor for characters: unknown ones become one token, also across words.
+        split = model.algorithm != CHARACTER and not any(SPACE in piece[1:] for piece in normal)
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, "never", split=split)
     tokenizer.normalizer = normalizers.Sequence(steps)
-    inside = any(SPACE in piece[1:] for piece in normal)  # a piece that goes beyond a word
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, "never", split=not inside)
     strip = [decoders.Strip(" ", 1, 0)] if model.prefix else []
     tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
+        [*unframed, decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
     )
     special = [piece for (piece, _), kind in zip(model.pieces, model.kinds, strict=True) if kind in (UNKNOWN, CONTROL)]
     tokenizer.add_special_tokens([AddedToken(piece, special=True, normalized=False) for piece in special if piece])
@@ -116,10 +125,22 @@ def _unigram_scores(model: PieceModel) -> list[tuple[str, float]]:
     return [(p, len(p.encode()) * best - 0.1 if kind == OWN else s) for (p, s), kind in of_kind]
 
 
+def _words(model: PieceModel) -> models.Unigram:
+    """Build a model of whole words. The text has a space on both sides of each word, and so have the pieces, so that
+    none matches a part of a word and a run of unknown words is one token, as in SentencePiece."""
+    if model.byte_fallback:
+        raise UserError("spiece.model: a model of words with byte_fallback cannot be read")
+    of_kind = zip(model.pieces, model.kinds, strict=True)
+    framed = [(piece if kind in (UNKNOWN, CONTROL) else f" {piece} ", 0.0) for (piece, _), kind in of_kind]
+    return models.Unigram(framed, model.unknown)
+
+
 def _bpe(model: PieceModel, normal: set[str]) -> models.BPE:
-    """Build the merges: any two pieces whose union is a piece, the union with the highest score first."""
+    """Build the merges: any two pieces whose union is a piece, the union with the highest score first; of a model of
+    characters there are none."""
     if OWN in model.kinds:
-        raise UserError("spiece.model: a BPE model with symbols that its user defined cannot be read")
+        what = "BPE model" if model.algorithm == BPE else "model of characters"
+        raise UserError(f"spiece.model: a {what} with symbols that its user defined cannot be read")
     vocab = {piece: number for number, (piece, _) in enumerate(model.pieces)}
     if len(vocab) < len(model.pieces):
         raise UserError("spiece.model: two pieces are the same")
