@@ -15,7 +15,7 @@ from bertree.errors import BertreeWarning, UserError
 from bertree.inference.load import identify, random_model
 from bertree.interop import folder
 from bertree.interop.contents import Contents
-from bertree.interop.huggingface.config import family_of_architecture
+from bertree.interop.huggingface.fit import family_of_architecture
 from bertree.model.network import build
 from bertree.model.presets import preset
 from bertree.model.readout import Readout
@@ -84,10 +84,14 @@ def test_points_hugging_face_does_not_know_keep_our_names(changes: dict[str, obj
 @pytest.mark.parametrize(
     ("name", "changes", "reason"),
     [
-        ("albert-base", {"residual": "pre-norm"}, "MegatronBert .* embedding_projection is True, there it is False"),
+        ("albert-base", {"residual": "pre-norm"}, "Albert .* residual is pre-norm, .* with model.residual=post-norm"),
         ("bert-base", {"residual": "pre-norm", "sharing": "all"}, "MegatronBert .* sharing is all, there it is none"),
         ("roberta-base", {"residual": "pre-norm", "sequence_head": "pooler"}, "position_offset is 2, there it is 0"),
-        ("bert-base", {"residual": "pre-norm", "segments": 0}, "segments is 0, there it is 1 or more"),
+        (
+            "bert-base",
+            {"residual": "pre-norm", "segments": 0},
+            "there it is 1; .* with model.segments=1",
+        ),
         ("bert-base", {"residual": "pre-norm", "embedding_norm": True}, "embedding_norm is True, there it is False"),
         ("bert-base", {"embedding_norm": False}, "Bert .* embedding_norm is False, there it is True"),
         ("albert-base", {"embedding_norm": False}, "Albert .* embedding_norm is False, there it is True"),
@@ -225,7 +229,7 @@ BROKEN = {
     "impossible": (lambda p: edit(p, num_attention_heads=5), "5 heads cannot divide"),
     "activation": (lambda p: edit(p, hidden_act="swish"), "activation 'swish' is not supported"),
     "relative": (lambda p: edit(p, position_embedding_type="relative_key"), "only 'absolute'"),
-    "decoder": (lambda p: edit(p, is_decoder=True), "decoders are not supported"),
+    "cross-attention": (lambda p: edit(p, add_cross_attention=True), "read the states of another"),
     "bad json": (lambda p: (p / "config.json").write_text("{"), "config.json: is not valid JSON"),
     "list": (lambda p: (p / "config.json").write_text("[]"), "must hold a JSON object"),
     "binary": (lambda p: (p / "config.json").write_bytes(b"\xff\xfe\x00"), "not UTF-8"),

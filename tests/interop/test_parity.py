@@ -1,13 +1,17 @@
 """Same weights, same input, same numbers as transformers: every member, every head, random shapes."""
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from bertree.errors import UserError
+from bertree.interop import folder
+from bertree.model.network import build
 from tests.support.batches import axes_of
-from tests.support.parity import batch_of, flat, gradients, load, padded, peer, ragged
+from tests.support.parity import batch_of, flat, gradients, load, outputs, padded, peer, ragged, round_trip
 
 HIDDEN, GRADIENT = 1e-5, 1e-4
 HEADS = {
@@ -23,6 +27,7 @@ MEMBERS = {
     "bert": list(HEADS),
     "megatron-bert": list(HEADS),
     "roberta": [h for h in HEADS if h not in ("ForPreTraining", "ForNextSentencePrediction")],
+    "roberta-prelayernorm": [h for h in HEADS if h not in ("ForPreTraining", "ForNextSentencePrediction")],
     "albert": [h for h in HEADS if h != "ForNextSentencePrediction"],
     "distilbert": [h for h in HEADS if h not in ("ForPreTraining", "ForNextSentencePrediction")],
 }
@@ -119,3 +124,21 @@ def test_bare_encoders_equal_transformers(member: str, seed: int, tmp_path: Path
         assert (contents.network.encoder.pool(hidden, batch) - out.pooler_output).abs().max() < HIDDEN
     else:
         assert member == "distilbert"
+
+
+@pytest.mark.parametrize(
+    ("member", "suffix"), [("bert", "LMHeadModel"), ("megatron-bert", "ForCausalLM"), ("roberta", "ForCausalLM")]
+)
+def test_encoders_that_read_from_left_to_right_equal_transformers(member: str, suffix: str, tmp_path: Path) -> None:
+    model = peer(member, suffix, 0, **settings(member, 5), is_decoder=True)
+    contents = round_trip(model, tmp_path)
+    a = axes_of(contents)
+    assert a.causal
+    ids, kinds = ragged([5, 19, 2], a.vocab_size, a.segments, 0)
+    out, batch = model(**padded(model, ids, kinds), use_cache=False), batch_of(ids, kinds)
+    ours, theirs = outputs("mask", contents.network.eval(), batch, out, ids)
+    assert (ours - theirs).abs().max() < HIDDEN
+    pooled = replace(a, pooler=True)
+    classifier = replace(contents, architecture=pooled, network=build(pooled, {"sequence": 2}))
+    with pytest.raises(UserError, match="classifiers read the first token"):
+        folder.write(classifier, tmp_path / "classifier", to="huggingface")

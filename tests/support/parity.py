@@ -19,6 +19,7 @@ CONFIGS = {
     "bert": transformers.BertConfig,
     "megatron-bert": transformers.MegatronBertConfig,
     "roberta": transformers.RobertaConfig,
+    "roberta-prelayernorm": transformers.RobertaPreLayerNormConfig,
     "albert": transformers.AlbertConfig,
     "distilbert": transformers.DistilBertConfig,
     "gpt2": transformers.GPT2Config,

@@ -200,7 +200,7 @@ OPTIONS: dict[str, Option] = {
         default="none",
     ),
     # Convert
-    "to": Option(metavar="bertree|huggingface|onnx", help="Kind of folder to write."),
+    "to": Option(metavar="bertree|huggingface|onnx", help="Kind of folder to write; hf is huggingface."),
     "force": Option(help="Replace DST if it holds a model already."),
     # Indexes
     "schema": Option(help="Schema in the database."),

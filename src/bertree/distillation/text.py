@@ -26,7 +26,6 @@ from bertree.inference.load import load
 from bertree.inference.model import Model
 from bertree.inference.trained_run import Run
 from bertree.interop.contents import Contents
-from bertree.interop.huggingface.config import family_of_architecture
 from bertree.interop.weights import weights_hash
 from bertree.model import cost
 from bertree.model.architecture import Transformer
@@ -134,10 +133,6 @@ def _build_trainee(recipe: DistillRecipe, teacher: Model, teacher_path: str, tra
         f"teacher: {teacher_path}, {describe_architecture(teacher_a)}; {initial_weights}",
         f"terms: {terms}; temperature {settings.temperature:g}",
     ]
-    try:
-        family_of_architecture(contents.architecture)
-    except UserError as error:
-        intro.append(f"the student will be in bertree's own format: {error}")
     return Trainee(
         contents=contents,
         network=network,

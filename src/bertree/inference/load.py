@@ -128,8 +128,10 @@ def convert(
 ) -> Architecture:
     """Read a model folder of either kind and write another; return its architecture.
 
-    `to`: bertree, huggingface or onnx. `precision`: of the written weights. `force=True` replaces a model in `target`.
+    `to`: bertree, huggingface (or hf) or onnx. `precision`: of the written weights. `force=True` replaces a model in
+    `target`.
     """
+    to = "huggingface" if to == "hf" else to
     if to not in (*LAYOUTS, ONNX):
         raise UserError(f"`to={to}`: {suggest(to, (*LAYOUTS, ONNX))}")
     precision = parse_precision(precision)

@@ -28,6 +28,7 @@ from bertree.files.formats import Json
 from bertree.inference.trained_run import Run
 from bertree.interop.contents import Contents
 from bertree.interop.folder import write_together
+from bertree.interop.huggingface.folder import problem_with_transformers
 from bertree.model import cost
 from bertree.model.cost import describe_architecture
 from bertree.objectives.objective import Objective, WeightedTerms
@@ -157,6 +158,8 @@ def _build_training(job: StoreJob, device_setup: DeviceSetup, out: Path, resume:
         device_setup = replace(device_setup, compiled=False)
     a = trainee.contents.architecture
     check_tensor(a, world.tensor)
+    if not resume and (problem := problem_with_transformers(trainee.contents)):
+        note(f"transformers will not open this model: {problem}")
     trainee.network.to(device_setup.device)
     feed = build.build_feed(
         recipe,

@@ -2,7 +2,8 @@
 
 `tokenizer.json` is used as it is. Without it the tokenizer is built from the vocabulary files of the original releases:
 `vocab.txt` (WordPiece, or whole words), `vocab.json` + `merges.txt` (BPE of bytes or within words) or `spiece.model`
-(Unigram, BPE, words or characters). The files a tokenizer was loaded from are kept, so that saving writes them unchanged.
+(Unigram, BPE, words or characters). The files a tokenizer was loaded from are kept, so that saving writes them
+unchanged.
 """
 
 import json

@@ -1,5 +1,7 @@
-"""Tensor names of BERT, MegatronBERT, RoBERTa, ALBERT and DistilBERT of Hugging Face, and the table of all families."""
+"""Tensor names of BERT and MegatronBERT, of RoBERTa with norms after and before each part, of ALBERT and DistilBERT of
+Hugging Face, and the table of all families."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from bertree.interop.huggingface.causal import CAUSAL
@@ -7,6 +9,7 @@ from bertree.interop.huggingface.family import Family, Row
 from bertree.interop.huggingface.modernbert import MODERNBERT
 from bertree.interop.huggingface.reformer import REFORMER
 from bertree.interop.huggingface.xlnet import XLNET
+from bertree.model.architecture import Transformer
 
 _EMBEDDING_TABLES: tuple[Row, ...] = (
     ("encoder.embeddings.tokens", "embeddings.word_embeddings"),
@@ -60,7 +63,14 @@ _TASK_HEADS: dict[str, tuple[Row, ...]] = {
     "span": (("out", "qa_outputs"),),
     "choice": (_CLASSIFIER,),
 }
-_BERT_CLASSES = {**_CLASSES, "ForPreTraining": ("mask", "pair"), "ForNextSentencePrediction": ("pair",)}
+_BERT_CLASSES = {
+    "LMHeadModel": ("mask",),
+    **_CLASSES,
+    "ForPreTraining": ("mask", "pair"),
+    "ForNextSentencePrediction": ("pair",),
+}
+_MEGATRON_CLASSES = {"ForCausalLM": ("mask",), **{k: v for k, v in _BERT_CLASSES.items() if k != "LMHeadModel"}}
+_ROBERTA_CLASSES = {"ForCausalLM": ("mask",), **_CLASSES}
 _BERT_HEADS: dict[str, tuple[Row, ...]] = {
     "mask": (
         ("dense", "cls.predictions.transform.dense"),
@@ -70,6 +80,21 @@ _BERT_HEADS: dict[str, tuple[Row, ...]] = {
     "pair": (("out", "cls.seq_relationship"),),
     **_TASK_HEADS,
 }
+_ROBERTA_HEADS: dict[str, tuple[Row, ...]] = {
+    "mask": (("dense", "lm_head.dense"), ("norm", "lm_head.layer_norm"), ("", "lm_head")),
+    **_TASK_HEADS,
+    "sequence": (("dense", "classifier.dense"), ("out", "classifier.out_proj")),
+}
+
+
+def _reads_first(a: Transformer, heads: Sequence[str]) -> str:
+    if a.causal and {"sequence", "choice", "pair"} & set(heads):
+        return (
+            "classifiers read the first token of a text, which sees no other with is_decoder = true; bertree reads "
+            "the last"
+        )
+    return ""
+
 
 _WORDS = ("embeddings.word_embeddings.weight",)
 _TIED: dict[str, tuple[str, ...]] = {
@@ -91,19 +116,28 @@ _ENCODERS = (
         "bert.",
         (*_EMBEDDING_TABLES, *_bert_layer("attention.ln", "ln"), ("encoder.norm", "encoder.ln"), _POOLER),
         _BERT_HEADS,
-        _BERT_CLASSES,
+        _MEGATRON_CLASSES,
     ),
     Family(
         "roberta",
         "Roberta",
         "roberta.",
         (*_EMBEDDINGS, *_BERT_LAYER, _POOLER),
-        {
-            "mask": (("dense", "lm_head.dense"), ("norm", "lm_head.layer_norm"), ("", "lm_head")),
-            **_TASK_HEADS,
-            "sequence": (("dense", "classifier.dense"), ("out", "classifier.out_proj")),
-        },
-        _CLASSES,
+        _ROBERTA_HEADS,
+        _ROBERTA_CLASSES,
+    ),
+    Family(
+        "roberta-prelayernorm",
+        "RobertaPreLayerNorm",
+        "roberta_prelayernorm.",
+        (
+            *_EMBEDDINGS,
+            *_bert_layer("attention.LayerNorm", "intermediate.LayerNorm"),
+            ("encoder.norm", "LayerNorm"),
+            _POOLER,
+        ),
+        _ROBERTA_HEADS,
+        _ROBERTA_CLASSES,
     ),
     Family(
         "albert",
@@ -162,7 +196,7 @@ _ENCODERS = (
 FAMILIES = {
     family.model_type: family
     for family in (
-        *(replace(family, tied=_TIED, ignored=_IGNORED) for family in _ENCODERS),
+        *(replace(family, tied=_TIED, ignored=_IGNORED, problem=_reads_first) for family in _ENCODERS),
         *(*CAUSAL, XLNET, MODERNBERT, REFORMER),
     )
 }

@@ -297,5 +297,6 @@ CAUSAL = (
         },
         ignored=(r"pos_emb\.inv_freq",),
         other_names={"r_w_bias": "layers.0.dec_attn.r_w_bias", "r_r_bias": "layers.0.dec_attn.r_r_bias"},
+        library="transformers 4.37",
     ),
 )

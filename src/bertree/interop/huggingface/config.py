@@ -10,12 +10,12 @@ from typing import Any
 from bertree.errors import UserError, suggest
 from bertree.files.formats import Json
 from bertree.interop.huggingface.bert import FAMILIES
-from bertree.interop.huggingface.causal import CAUSAL_CONFIGS, causal_family
-from bertree.interop.huggingface.family import ACTIVATIONS, IDLE, Family, different_axis, read_values, write_keys
+from bertree.interop.huggingface.causal import CAUSAL_CONFIGS
+from bertree.interop.huggingface.family import ACTIVATIONS, Family, read_values, write_keys
 from bertree.interop.huggingface.modernbert import MODERNBERT_CONFIG
 from bertree.interop.huggingface.reformer import REFORMER_CONFIG
 from bertree.interop.huggingface.xlnet import XLNET_CONFIG
-from bertree.model.architecture import Architecture, Transformer, check_type, later_axes
+from bertree.model.architecture import Architecture, Transformer, check_type
 from bertree.model.presets import PRESETS
 
 _COMMON = {
@@ -38,6 +38,7 @@ KEYS: dict[str, dict[str, str]] = {
     # MegatronBert's classes use hidden_dropout_prob before their classifier; they ignore this key, bertree reads it.
     "megatron-bert": _COMMON,
     "roberta": _COMMON,
+    "roberta-prelayernorm": _COMMON,
     "albert": {
         **_COMMON,
         "classifier_dropout": "classifier_dropout_prob",
@@ -58,10 +59,12 @@ KEYS: dict[str, dict[str, str]] = {
     },
 }
 CONFIGS = {**CAUSAL_CONFIGS, "xlnet": XLNET_CONFIG, "modernbert": MODERNBERT_CONFIG, "reformer": REFORMER_CONFIG}
+ROBERTAS = ("roberta", "roberta-prelayernorm")  # their positions begin behind the padding id
 _PRESET = {
     "bert": "bert-base",
     "megatron-bert": "megatron-bert",
     "roberta": "roberta-base",
+    "roberta-prelayernorm": "roberta-base",
     "albert": "albert-xxlarge",
     "distilbert": "distilbert-base",
 }
@@ -82,7 +85,7 @@ def family_of_config(config: Json, where: str) -> Family:
 def architecture_from_config(config: Json, where: str) -> Architecture:
     """Return the architecture that a config.json describes. Missing keys have the family's defaults."""
     family = family_of_config(config, where)
-    base = _base(family)
+    base = base_architecture(family)
     if family.model_type in CONFIGS:
         described = CONFIGS[family.model_type]
         values = _checked(read_values(described, config, base, where), described.keys, where)
@@ -96,10 +99,13 @@ def architecture_from_config(config: Json, where: str) -> Architecture:
         raise UserError(f"{where}: {error}") from None
 
 
-def _base(family: Family) -> Transformer:
+def base_architecture(family: Family) -> Transformer:
     """Return the architecture of the preset whose values a family's missing keys have."""
     described = CONFIGS.get(family.model_type)
-    return require_transformer(PRESETS[described.preset if described else _PRESET[family.model_type]].architecture)
+    base = require_transformer(PRESETS[described.preset if described else _PRESET[family.model_type]].architecture)
+    if family.model_type != "roberta-prelayernorm":
+        return base
+    return replace(base, residual="pre-norm", segments=2, norm_eps=1e-12, max_positions=510)
 
 
 def _checked(values: dict[str, Any], keys: dict[str, str], where: str) -> dict[str, Any]:
@@ -114,15 +120,17 @@ def _checked(values: dict[str, Any], keys: dict[str, str], where: str) -> dict[s
 
 
 def _encoder_values(config: Json, family: Family, base: Transformer, where: str) -> dict[str, Any]:
-    _check_supported(config, where)
+    _check_supported(config, family.model_type, where)
     keys = KEYS[family.model_type]
     stored = {ours: config[theirs] for ours, theirs in keys.items() if config.get(theirs) is not None}
     if "activation" in stored:
         stored["activation"] = _activation(stored["activation"], f"{where}: {keys['activation']}")
     values = _checked(stored, keys, where)
-    if config.get("classifier_dropout") is None and family.model_type in ("bert", "megatron-bert", "roberta"):
+    if config.get("classifier_dropout") is None and family.model_type not in ("albert", "distilbert"):
         values["classifier_dropout"] = values.get("dropout", base.dropout)
-    if family.model_type == "roberta":
+    if config.get("is_decoder"):
+        values["attention"] = "causal"
+    if family.model_type in ROBERTAS:
         offset = _integer(config.get("pad_token_id", 1), f"{where}: pad_token_id") + 1
         values |= {"position_offset": offset, "mask_activation": "gelu"}
         values["max_positions"] = values.get("max_positions", base.max_positions + 2) - offset
@@ -152,12 +160,13 @@ def _activation(value: Any, where: str) -> str:
     return ACTIVATIONS[value]
 
 
-def _check_supported(config: Json, where: str) -> None:
+def _check_supported(config: Json, model_type: str, where: str) -> None:
     if config.get("position_embedding_type", "absolute") != "absolute":
         raise UserError(f"{where}: position_embedding_type: only 'absolute' is supported")
-    for key in ("is_decoder", "add_cross_attention"):
-        if config.get(key):
-            raise UserError(f"{where}: {key}: decoders are not supported")
+    if config.get("is_decoder") and model_type in ("albert", "distilbert"):
+        raise UserError(f"{where}: is_decoder: has no meaning for model_type '{model_type}'")
+    if config.get("add_cross_attention"):
+        raise UserError(f"{where}: add_cross_attention: bertree has no models that read the states of another")
 
 
 def require_transformer(a: Architecture) -> Transformer:
@@ -165,70 +174,6 @@ def require_transformer(a: Architecture) -> Transformer:
     if not isinstance(a, Transformer):
         raise UserError(f"Hugging Face has no such model: its body is {a.body}; bertree's own layout holds it")
     return a
-
-
-def family_of_architecture(architecture: Architecture) -> Family:
-    """Return the Hugging Face family that can hold this architecture; UserError says why none can."""
-    a = require_transformer(architecture)
-    if a.causal or a.positions in ("relative", "rotary") or a.residual == "reversible":
-        return _described_family(a)
-    if a.residual == "pre-norm":
-        name = "megatron-bert"
-    elif a.embedding_projection or a.sharing != "none":
-        name = "albert"
-    elif a.position_offset:
-        name = "roberta"
-    else:
-        name = "bert" if a.segments else "distilbert"
-    required: dict[str, dict[str, Any]] = {
-        "bert": {"sequence_head": "pooler", "position_offset": 0, "mask_activation": a.activation},
-        "megatron-bert": {
-            "embedding_projection": False,
-            "sharing": "none",
-            "segments": a.segments or "1 or more",
-            "sequence_head": "pooler",
-            "position_offset": 0,
-            "mask_activation": a.activation,
-        },
-        "roberta": {"sequence_head": "tanh", "mask_activation": "gelu"},
-        "albert": {
-            "sequence_head": "pooler",
-            "position_offset": 0,
-            "mask_activation": a.activation,
-            "embedding_projection": True,
-        },
-        "distilbert": {
-            "sequence_head": "relu",
-            "norm_eps": 1e-12,
-            "pooler": False,
-            "mask_activation": a.activation,
-        },
-    }
-    # How initial weights are drawn (residual_init) does not matter for a trained model: any value fits any family.
-    later = {axis: value for axis, value in later_axes(a).items() if axis not in IDLE}
-    always = {"embedding_norm": name != "megatron-bert", "attention": "full"} | later
-    for axis, value in {**required[name], **always}.items():
-        if getattr(a, axis) != value:
-            raise _cannot_hold(FAMILIES[name], a, axis, value)
-    if a.sharing in ("attention", "ffn"):
-        raise UserError(f"Hugging Face has no model that shares only the {a.sharing} part of its layers")
-    return FAMILIES[name]
-
-
-def _described_family(a: Transformer) -> Family:
-    bidirectional = "modernbert" if a.positions == "rotary" else "xlnet"
-    name = causal_family(a) if a.causal else bidirectional
-    family = FAMILIES["reformer" if a.residual == "reversible" else name]
-    if (different := different_axis(CONFIGS[family.model_type], a, _base(family))) is not None:
-        raise _cannot_hold(family, a, *different)
-    return family
-
-
-def _cannot_hold(family: Family, a: Transformer, axis: str, value: Any) -> UserError:
-    return UserError(
-        f"Hugging Face's {family.title} cannot hold this architecture: "
-        f"{axis} is {getattr(a, axis)}, there it is {value}"
-    )
 
 
 def config_from_architecture(architecture: Architecture, family: Family, pad_id: int | None) -> Json:
@@ -248,7 +193,9 @@ def config_from_architecture(architecture: Architecture, family: Family, pad_id:
         value = getattr(a, ours)
         config[theirs] = activations[value] if ours == "activation" else value
     config |= {"pad_token_id": 0 if pad_id is None else pad_id, "tie_word_embeddings": True}
-    if family.model_type == "roberta":
+    if a.causal:
+        config["is_decoder"] = True
+    if family.model_type in ROBERTAS:
         config |= {"pad_token_id": a.position_offset - 1, "bos_token_id": 0, "eos_token_id": 2}
         config["max_position_embeddings"] = a.max_positions + a.position_offset
     if family.model_type == "albert":

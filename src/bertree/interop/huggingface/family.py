@@ -9,7 +9,7 @@ A configuration is a preset with differences. Some axes have a key of their own,
 training; every other axis must have the preset's value, and every key under `only` one of the values listed there.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -36,6 +36,7 @@ class Family:
     ignored: tuple[str, ...] = ()  # regular expressions: buffers that some releases stored
     other_names: dict[str, str] = field(default_factory=dict)  # name without the prefix -> another it may have
     problem: Callable[[Transformer, Sequence[str]], str] = lambda a, heads: ""  # of these heads on this encoder
+    library: str = "transformers"  # with its last release that has the family, if the newest has not
     unapplied_bias: str = ""  # a tensor of the LM head that transformers keeps and does not apply
 
     def head_rows(self, head: str) -> Iterable[Row]:
@@ -152,8 +153,8 @@ def with_known_keys(family: FamilyConfig, config: Json) -> Json:
     return config | {key: config[alias] for key, alias in missing.items() if alias in config}
 
 
-def different_axis(family: FamilyConfig, a: Transformer, base: Transformer) -> tuple[str, Any] | None:
-    """Return an axis that the family cannot express, and its value there; None if it can express all."""
+def different_axes(family: FamilyConfig, a: Transformer, base: Transformer) -> Iterator[tuple[str, Any]]:
+    """Yield the axes that the family cannot express, each with its value there."""
     free = {*family.keys, *family.derived, *IDLE, "head_width", "embedding_width"}
     wanted = {f.name: getattr(base, f.name) for f in fields(a) if f.name not in free}
     if "head_width" not in family.keys:
@@ -166,8 +167,9 @@ def different_axis(family: FamilyConfig, a: Transformer, base: Transformer) -> t
         wanted["final_norm"] = False
     if "activation" in family.keys and a.activation not in family.activations.values():
         wanted["activation"] = " or ".join(family.activations.values())
-    different = next(((axis, value) for axis, value in wanted.items() if getattr(a, axis) != value), None)
-    return different or family.different(a)
+    yield from ((axis, value) for axis, value in wanted.items() if getattr(a, axis) != value)
+    if (other := family.different(a)) is not None:
+        yield other
 
 
 def write_keys(family: FamilyConfig, a: Transformer) -> Json:

@@ -12,13 +12,14 @@ from bertree.interop import sentence_transformers, weights
 from bertree.interop.contents import Contents, add_pooling, build_empty, head_classes
 from bertree.interop.huggingface.causal import CONTROL_CODES
 from bertree.interop.huggingface.config import (
+    ROBERTAS,
     architecture_from_config,
     config_from_architecture,
-    family_of_architecture,
     family_of_config,
     require_transformer,
 )
 from bertree.interop.huggingface.family import Family, hf_tensor_names
+from bertree.interop.huggingface.fit import family_of_architecture
 from bertree.interop.weights import Stored, Weights
 from bertree.model.architecture import Architecture, Transformer
 from bertree.model.network import FIXED_CLASSES, Network
@@ -157,7 +158,7 @@ def make_config(contents: Contents) -> Json:
     class_name = family.class_name(network.heads, a.causal)
     if class_name is None:
         raise UserError(f"Hugging Face's {family.title} has no class with the heads {', '.join(network.heads)}")
-    if family.model_type == "roberta" and pad is not None and pad != a.position_offset - 1:
+    if family.model_type in ROBERTAS and pad is not None and pad != a.position_offset - 1:
         raise UserError(
             f"Hugging Face's Roberta counts positions from its padding id {a.position_offset - 1}, "
             f"but the tokenizer pads with {pad}; use a tokenizer with RoBERTa's special tokens"
@@ -222,8 +223,23 @@ def warn_of_differences(contents: Contents) -> None:
             )
         if rounds != a.hashes:
             _warn(f"Hugging Face's Reformer hashes {a.hashes} times; give it num_hashes={rounds} outside of training")
-    if bias := unapplied_bias(family_of_architecture(a), contents.network):
+    family = family_of_architecture(a)
+    if family.library != "transformers":
+        _warn(f"transformers 5 has no {family.title} any more: {family.library} is the last release that opens it")
+    if bias := unapplied_bias(family, contents.network):
         _warn(f"transformers 5 does not apply {bias}, which is not zero: its logits will differ")
+
+
+def problem_with_transformers(contents: Contents) -> str:
+    """Return why the newest transformers cannot open a model, and with which settings it could; empty if it can."""
+    try:
+        make_config(contents)
+    except UserError as error:
+        return str(error)
+    family = family_of_architecture(contents.architecture)
+    if family.library == "transformers":
+        return ""
+    return f"transformers 5 has no {family.title} any more; {family.library} opens what `bertree convert` writes"
 
 
 def _label_tables(contents: Contents) -> Json:
