@@ -1,5 +1,6 @@
 """An ONNX file computes what the model does: every family, with and without vectors, whatever is padded."""
 
+import json
 import os
 import re
 import shutil
@@ -11,9 +12,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer
 
 import bertree
-from bertree.errors import BertreeWarning, UserError
+from bertree.batch import Batch
+from bertree.errors import UserError
 from bertree.inference.inputs import pack_inputs
 from bertree.inference.load import Model, convert, random_model
 from bertree.interop import folder, onnx
@@ -25,6 +28,7 @@ from bertree.model.presets import preset
 from bertree.model.readout import Readout
 from tests.support.command import Command
 from tests.support.later_axes import LATER
+from tests.support.learnable import Trained
 from tests.support.parts import UNKNOWN
 
 if TYPE_CHECKING:
@@ -36,9 +40,11 @@ SMALL = {"vocab_size": 60, "width": 32, "heads": 4, "layers": 1, "ffn_width": 48
 TEXTS = [[5, 9, 11, 3], [7], [8, 8, 20, 31, 40, 59, 1, 2, 3, 12, 13], [4, 6]]
 
 
-def made(a: Architecture, vector: PoolingConfig | None, readout: Readout | None = None) -> Contents:
+def made(
+    a: Architecture, vector: PoolingConfig | None, readout: Readout | None = None, heads: dict[str, int] | None = None
+) -> Contents:
     torch.manual_seed(0)
-    network = build(a, {}, readout, vector).eval()
+    network = build(a, heads, readout, vector).eval()
     with torch.no_grad():
         for name, p in network.named_parameters():
             p.copy_(torch.randn_like(p) * 0.2 + (1.0 if "norm.weight" in name else 0.0))
@@ -86,14 +92,88 @@ def test_vectors_of_what_is_exported(name: str, pooling: str) -> None:
     np.testing.assert_allclose(found, vectors(contents), atol=1e-5)
 
 
+def logits(contents: Contents, head: str) -> list[np.ndarray]:
+    """By the model itself: an array for each text."""
+    batch = Batch.pack(TEXTS)
+    with torch.no_grad():
+        rows = contents.network.class_logits(head, contents.network(batch), batch).numpy()
+    if head not in ("token", "span"):
+        return list(rows)
+    return np.split(rows, np.cumsum([len(text) for text in TEXTS])[:-1])
+
+
+@pytest.mark.parametrize("readout", [None, Readout(layers="sum-all"), Readout(layers="concat-last-four", frozen=True)])
+@pytest.mark.parametrize("head", ["sequence", "token", "span", "choice"])
+@pytest.mark.parametrize("name", ["bert-base", "roberta-base", "albert-base", "distilbert-base"])
+def test_logits_of_what_is_exported(name: str, head: str, readout: Readout | None) -> None:
+    a = preset(name).architecture.with_values(SMALL | {"layers": 4})
+    contents = made(a, None, readout, {head: 3})
+    module, given = onnx.PaddedModel(contents), padded(TEXTS)
+    with torch.no_grad():
+        found = module(*(torch.from_numpy(given[name]) for name in module.names))
+    joined = torch.stack(found, -1) if head == "span" else found
+    for row, wanted in zip(joined.numpy(), logits(contents, head), strict=True):
+        np.testing.assert_allclose(row[: len(wanted)], wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("head", "classes", "outputs"),
+    [
+        ("sequence", 3, ["logits"]),
+        ("token", 4, ["logits"]),
+        ("span", 2, ["start_logits", "end_logits"]),
+    ],
+)
+def test_a_task_head_is_in_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, head: str, classes: int, outputs: list[str]
+) -> None:
+    contents = made(preset("bert-base").architecture.with_values(SMALL), None, None, {head: classes})
+    contents.labels = [f"class {i}" for i in range(classes)] if head in ("sequence", "token") else []
+    quantize = onnx._quantize
+
+    def keep_and_quantize(source: Path, target: Path) -> None:
+        shutil.copytree(source.parent, tmp_path / "float32")
+        quantize(source, target)
+
+    monkeypatch.setattr(onnx, "_quantize", keep_and_quantize)
+    onnx.write(contents, tmp_path / "int8", "int8")
+    config = json.loads((tmp_path / "int8" / "config.json").read_text())
+    assert config["onnx"]["outputs"] == outputs
+    assert list(config.get("id2label", {}).values()) == contents.labels
+    stated = config["onnx"]["largest_error"]
+    assert 0 < stated < 3
+    for name, allowed in (("float32", 1e-5), ("int8", stated)):
+        opened, given = session(tmp_path / name), padded(TEXTS)
+        found = opened.run(outputs, {i.name: given[i.name] for i in opened.get_inputs()})
+        joined = np.stack(found, -1) if head == "span" else found[0]
+        for row, wanted in zip(joined, logits(contents, head), strict=True):
+            np.testing.assert_allclose(row[: len(wanted)], wanted, atol=allowed, rtol=0)
+    monkeypatch.setattr(onnx, "_results", lambda *_: torch.zeros(classes))
+    with pytest.raises(UserError, match="ONNX: the file's results differ from the model's by"):
+        onnx._largest_error(contents, onnx.PaddedModel(contents), tmp_path / "float32" / onnx.FILE, "float32")
+
+
+def test_a_trained_classifier_by_the_command(tmp_path: Path, trained: Trained, command: Command) -> None:
+    said = command.well("convert", trained("classification") / "model", tmp_path / "o", "--to", "onnx")
+    assert "model.onnx: gives logits of " in said.out
+    model = bertree.load(trained("classification") / "model")
+    config = json.loads((tmp_path / "o" / "config.json").read_text())
+    assert config["architectures"] == ["BertForSequenceClassification"]
+    assert config["onnx"]["labels"] == list(model.labels)
+    backend = Tokenizer.from_file(str(tmp_path / "o" / "tokenizer.json"))
+    texts = ["a good day", "a bad one, and a long one"]
+    found = computed(tmp_path / "o", [backend.encode(text).ids for text in texts])
+    assert [config["id2label"][str(row.argmax())] for row in found] == [answer["label"] for answer in model.predict(texts)]
+    with pytest.raises(UserError, match=r"holds model\.onnx, which ONNX Runtime reads"):
+        bertree.load(tmp_path / "o")
+
+
 def test_states_of_a_model_without_vectors(tmp_path: Path) -> None:
     """One that has positions with an offset, a narrow embedding and shared layers."""
     axes = {"embedding_width": 16, "layers": 2, "sharing": "all", "residual": "pre-norm", "activation": "gelu-tanh"}
     contents = made(preset("roberta-base").architecture.with_values(SMALL | axes), None)
-    contents.network.heads["sequence"] = build(contents.architecture, {"sequence": 2}).heads["sequence"]
     folder.write(contents, tmp_path / "model")
-    with pytest.warns(BertreeWarning, match="the head 'sequence' is left out"):
-        convert(tmp_path / "model", tmp_path / "o", "onnx")
+    convert(tmp_path / "model", tmp_path / "o", "onnx")
     found = computed(tmp_path / "o", TEXTS)
     for row, wanted in zip(found, Model(contents).hidden(TEXTS), strict=True):
         np.testing.assert_allclose(row[: len(wanted)], wanted.numpy(), atol=1e-5)
@@ -138,10 +218,17 @@ def test_real_weights_by_the_command(
     assert "--force" in said.err
 
 
-@pytest.mark.parametrize(("changes", "readout"), [({"attention": "causal"}, None), ({}, Readout(layers="sum-all"))])
-def test_others_are_refused(tmp_path: Path, changes: dict[str, object], readout: Readout | None) -> None:
-    contents = made(preset("bert-base").architecture.with_values(SMALL | changes), None, readout)
-    with pytest.raises(UserError, match="ONNX: is for transformers"):
+@pytest.mark.parametrize(
+    ("changes", "readout", "reason"),
+    [
+        ({"attention": "causal"}, Readout(), "is for transformers with full attention"),
+        ({}, Readout(lstm=4), r"an LSTM on the encoder \(lstm\)"),
+        ({}, Readout(crf=True), r"a CRF, which chooses tags together \(crf\)"),
+    ],
+)
+def test_others_are_refused(tmp_path: Path, changes: dict[str, object], readout: Readout, reason: str) -> None:
+    contents = made(preset("bert-base").architecture.with_values(SMALL | changes), None, readout, {"token": 3})
+    with pytest.raises(UserError, match=f"ONNX: .*{reason}"):
         onnx.write(contents, tmp_path / "o")
     assert not (tmp_path / "o").exists()
 

@@ -1,5 +1,6 @@
 """The verbs about one model: `info`, `fill`, `convert`, `verify`."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated
 
@@ -112,19 +113,24 @@ def convert(architecture: "Architecture", options: SimpleNamespace) -> None:
     """Convert a model folder to bertree's or to Hugging Face's form, or to ONNX, with its tokenizer.
 
     A bertree folder is a Hugging Face folder plus bertree.toml wherever Hugging Face knows the architecture. An ONNX
-    file holds encoder, pooling and normalization, for other run times.
+    file is for other run times: it holds the encoder and the head of its task, or the pooling of sentence vectors.
 
     [dim]bertree convert bert-base-uncased my-bert --to bertree
-    bertree convert my-bert for-transformers --to huggingface
+    bertree convert my-bert for-transformers --to hf
     bertree convert my-bert a-quarter-of-it --to bertree --precision int8
-    bertree convert my-sentence-model for-onnx --to onnx[/dim]
+    bertree convert my-classifier for-onnx --to onnx
+    bertree convert my-sentence-model small-onnx --to onnx --precision int8[/dim]
     """
+    from bertree.interop import onnx
     from bertree.model.cost import describe_architecture
 
     if options.as_json:
-        print_json({"folder": options.target, "kind": options.to, "precision": options.precision})
+        details = onnx.read_details(Path(options.target)) if options.to == "onnx" else {}
+        print_json({"folder": options.target, "kind": options.to, "precision": options.precision} | details)
     else:
         print(f"{options.target}: {options.to} folder, {describe_architecture(architecture)}")
+        if options.to == "onnx":
+            print(f"{onnx.FILE}: {onnx.describe(Path(options.target))}")
 
 
 def verify(verification: "Verification", options: SimpleNamespace) -> None:

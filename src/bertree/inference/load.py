@@ -7,7 +7,6 @@ import torch
 
 from bertree.config.model_names import cache_folder, is_hub_name, resolve_model_path
 from bertree.config.precision import parse_precision
-from bertree.console import note
 from bertree.errors import UserError, suggest
 from bertree.inference.loaded import DTYPES, weights_dtype
 from bertree.inference.mask_filling import Candidate
@@ -143,8 +142,6 @@ def convert(
     contents = folder.read(source)
     if to == ONNX:
         onnx.write(contents, target, precision)
-        if heads := [name for name in contents.network.heads if name not in ("mask", "pair")]:
-            note(f"{target}: gives vectors; the head '{heads[0]}' is left out")
     else:
         if to == "huggingface":
             folder.check_huggingface(contents, source)

@@ -1,180 +1,120 @@
-"""Export a model as one ONNX file, for runtimes other than PyTorch: encoder, pooling and normalization in one graph.
+"""Export a model as a folder that other run times can deploy: `model.onnx`, the tokenizer, and `config.json`.
 
-Such runtimes need rectangular tensors, so here, and only here, a batch is padded: `input_ids`, `attention_mask` and,
-for models with segments, `token_type_ids`, each b x l, of any size. The output is `sentence_embedding` (b x w), or
-`last_hidden_state` (b x l x h) of a model that makes no vectors. The graph uses the network's weights but not its code,
-so only components of exactly known types are exported.
-
-Shape letters: b texts, l length of the longest, h width, n heads, d head width, w width of a vector.
+The graph holds the encoder, its readout and the head of its task (padded.py). `config.json` names the labels as
+transformers does, if it has the architecture the rest of it too, and under `onnx` the inputs, the outputs and the
+largest difference between ONNX Runtime's results and the model's own, which is measured whenever a file is written.
 """
 
 import importlib
 import importlib.util
+import json
 import logging
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import cast
 
+import numpy as np
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
+from bertree.batch import Batch
 from bertree.errors import UserError, install_hint
-from bertree.files.atomic import new_folder
+from bertree.files.atomic import new_folder, write_text
+from bertree.files.formats import Json, read_json
+from bertree.interop import weights
 from bertree.interop.contents import Contents
-from bertree.model.layers.attention import Attention
-from bertree.model.layers.embeddings import Embeddings, TokenEmbeddings
-from bertree.model.layers.feed_forward import FeedForward
-from bertree.model.layers.positions import LearnedPositions
-from bertree.model.layers.residual import Block, PreNorm
-from bertree.model.masks import NAMES, Full
-from bertree.model.network import Network
-from bertree.model.pooling import SentencePooling
-from bertree.model.transformer import TransformerEncoder, component_difference, unknown_component
+from bertree.interop.huggingface.folder import CONFIG, label_tables, make_config
+from bertree.interop.padded import PaddedModel
 from bertree.text.tokenizer import FILES as TOKENIZER_FILES
 
-FILE, EXTERNAL_DATA = "model.onnx", "model.onnx.data"
+FILE, EXTERNAL_DATA = weights.ONNX, f"{weights.ONNX}.data"
+DETAILS = "onnx"  # key of config.json
 PRECISIONS = ("float32", "int8")
 MAX_SINGLE_FILE = 2**30  # bytes of weights; larger ones go to a second file (the format's limit is twice this)
-NEEDED = {"float32": ("onnx", "onnxscript"), "int8": ("onnx", "onnxscript", "onnxruntime")}
+NEEDED = ("onnx", "onnxscript", "onnxruntime")
+SAMPLES, LONGEST_SAMPLE = 48, 64  # sequences of random tokens on which the results are compared, and their length
+TOLERANCE = 1e-4  # of float32, relative to the largest result above 1
+MOST_LABELS = 6  # that a description names
+MARGIN = 2.0  # an int8 file's stated error, as a multiple of the largest one in the samples
 
 
 def write(contents: Contents, folder: Path, precision: str = "float32") -> None:
-    """Write the model and its tokenizer, completely or not at all. int8: ONNX Runtime's dynamic quantization."""
+    """Write the folder, completely or not at all. int8: ONNX Runtime's dynamic quantization."""
     if precision not in PRECISIONS:
         raise UserError(f"precision {precision}: an ONNX file is written in {' or '.join(PRECISIONS)}")
-    missing = [name for name in NEEDED[precision] if importlib.util.find_spec(name) is None]
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise UserError(f"ONNX: {', '.join(missing)} not installed; {install_hint('onnx')}")
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # else ONNX Runtime sends telemetry
     module = PaddedModel(contents)
-    with new_folder(folder, (FILE, EXTERNAL_DATA, *TOKENIZER_FILES)) as work, _quiet():
+    with new_folder(folder, (FILE, EXTERNAL_DATA, CONFIG, *TOKENIZER_FILES)) as work, _quiet():
         if precision == "int8":
             with tempfile.TemporaryDirectory(dir=work) as scratch:
                 _export(module, Path(scratch) / FILE)
                 _quantize(Path(scratch) / FILE, work / FILE)
         else:
             _export(module, work / FILE)
+        error = _largest_error(contents, module, work / FILE, precision)
+        config = _config(contents) | {DETAILS: _details(contents, module, precision, error)}
+        write_text(work / CONFIG, json.dumps(config, indent=2) + "\n")
         if contents.tokenizer:
             contents.tokenizer.save(work, contents.max_length, contents.architecture.reads_segments)
 
 
-class PaddedModel(nn.Module):
-    """The encoder and its pooling on padded batches."""
-
-    def __init__(self, contents: Contents) -> None:
-        super().__init__()
-        a, network = contents.architecture, contents.network
-        if not a.has_attention or a.axes()["attention"] != "full" or network.features is not None:
-            raise UserError(
-                "ONNX: is for transformers with full attention whose last layer is read, "
-                "not for a bilstm, other kinds of attention, or a readout of other layers"
-            )
-        if part := _unsupported_part(network):
-            raise UserError(f"ONNX: {part}, which bertree cannot export; it exports the parts it builds itself")
-        self.network: Network = network.eval()
-        self.names = ["input_ids", "attention_mask", *(["token_type_ids"] if a.reads_segments else [])]
-
-    @property
-    def _encoder(self) -> TransformerEncoder:
-        return cast(TransformerEncoder, self.network.encoder)
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
-        """Return vectors (b x w), or states (b x l x h)."""
-        encoder = self._encoder
-        x_blh = self._embed(encoder.embeddings, input_ids, token_type_ids)
-        lowest = torch.finfo(x_blh.dtype).min
-        mask_b11l = torch.where(attention_mask[:, None, None, :] > 0, 0.0, lowest).to(x_blh.dtype)
-        for attention, ffn in encoder.stack.sharing:
-            x_blh = self._block(cast(Block, encoder.stack.attention[attention]), x_blh, mask_b11l)
-            x_blh = self._block(cast(Block, encoder.stack.ffn[ffn]), x_blh, mask_b11l)
-        x_blh = x_blh if encoder.norm is None else encoder.norm(x_blh)
-        vector = self.network.vector
-        return x_blh if vector is None else _pool(vector, x_blh.float(), attention_mask)
-
-    def _embed(self, embeddings: Embeddings, ids_bl: Tensor, segments_bl: Tensor | None) -> Tensor:
-        assert isinstance(embeddings.tokens, TokenEmbeddings)
-        x_ble = F.embedding(ids_bl, embeddings.tokens.weight)
-        if embeddings.segments is not None:
-            rows = torch.zeros_like(ids_bl) if segments_bl is None else segments_bl
-            x_ble = x_ble + F.embedding(rows, embeddings.segments.weight)
-        if isinstance(embeddings.positions, LearnedPositions):
-            positions = torch.arange(ids_bl.shape[1], device=ids_bl.device) + embeddings.positions.offset
-            x_ble = x_ble + F.embedding(positions, embeddings.positions.weight)
-        x_ble = x_ble if embeddings.norm is None else embeddings.norm(x_ble)
-        return x_ble if embeddings.projection is None else embeddings.projection(x_ble)
-
-    def _block(self, block: Block, x_blh: Tensor, mask_b11l: Tensor) -> Tensor:
-        """Return the residual stream after attention or feed-forward."""
-        pre_norm = type(self._encoder.stack.residual) is PreNorm
-        input_blh = block.norm(x_blh) if pre_norm else x_blh
-        if isinstance(block.part, Attention):
-            change_blh = _attend(block.part, input_blh, mask_b11l)
-        else:
-            ffn = cast(FeedForward, block.part)
-            change_blh = ffn.down(ffn.activation(ffn.up(input_blh)))
-        out_blh: Tensor = x_blh + change_blh if pre_norm else block.norm(x_blh + change_blh)
-        return out_blh
+def read_details(folder: Path) -> Json:
+    """Return inputs, outputs, labels and the error of a file that was written."""
+    details: Json = read_json(folder / CONFIG)[DETAILS]
+    return details
 
 
-def _unsupported_part(network: Network) -> str:
-    """Describe the first component that the graph would compute differently; empty if there is none."""
-    if found := unknown_component(network.encoder):
-        return found
-    for module in network.encoder.modules():
-        if isinstance(module, Attention) and not isinstance(module.mask, Full):
-            return f"encoder.stack.attention has a {NAMES[type(module.mask)]} mask"
-    for name, part, known in (("network", network, Network), ("network.vector", network.vector, SentencePooling)):
-        if part is not None and (reason := component_difference(part, (known,))):
-            return f"{name} {reason}"
-    return ""
+def describe(folder: Path) -> str:
+    """Return what a written file computes, and how exactly."""
+    details = read_details(folder)
+    names, labels = " and ".join(details["outputs"]), details["labels"]
+    classes = f" of {', '.join(labels[:MOST_LABELS])}{' ...' if len(labels) > MOST_LABELS else ''}" if labels else ""
+    least = "at most" if details["precision"] == "int8" else "by"
+    return (
+        f"gives {names}{classes}; in ONNX Runtime they differ {least} {details['largest_error']:.2g} from the model's"
+    )
 
 
-def _attend(part: Attention, x_blh: Tensor, mask_b11l: Tensor) -> Tensor:
-    qkv = part.qkv(x_blh).unflatten(-1, (3, part.heads, part.head_width))
-    q_bnld, k_bnld, v_bnld = (x.transpose(1, 2) for x in qkv.unbind(2))
-    scores_bnll = q_bnld @ k_bnld.transpose(2, 3) * part.head_width**-0.5 + mask_b11l
-    out: Tensor = part.out((scores_bnll.softmax(-1) @ v_bnld).transpose(1, 2).flatten(2))
-    return out
+def _config(contents: Contents) -> Json:
+    try:
+        return make_config(contents)
+    except UserError:  # transformers has no such model, but its labels have names
+        return {"model_type": "bertree", **label_tables(contents)}
 
 
-def _pool(pooling: SentencePooling, x_blh: Tensor, mask_bl: Tensor) -> Tensor:
-    real_bl1 = mask_bl[:, :, None].to(x_blh.dtype)
-    count_b1 = real_bl1.sum(1).clamp(min=1.0)
-    last_b1h = (mask_bl.sum(1) - 1).clamp(min=0)[:, None, None].expand(-1, 1, x_blh.shape[2])
-    position_l1 = torch.arange(1, x_blh.shape[1] + 1, device=x_blh.device)[:, None]
-    pools: dict[str, Callable[[], Tensor]] = {
-        "cls": lambda: x_blh[:, 0],
-        "mean": lambda: (x_blh * real_bl1).sum(1) / count_b1,
-        "sqrt": lambda: (x_blh * real_bl1).sum(1) / count_b1.sqrt(),
-        "max": lambda: x_blh.masked_fill(real_bl1 == 0, torch.finfo(x_blh.dtype).min).amax(1),
-        "last": lambda: x_blh.gather(1, last_b1h).squeeze(1),
-        "weighted": lambda: (x_blh * real_bl1 * position_l1).sum(1) / (count_b1 * (count_b1 + 1) / 2),
+def _details(contents: Contents, module: PaddedModel, precision: str, error: float) -> Json:
+    a = contents.architecture
+    return {
+        "inputs": module.names,
+        "outputs": module.outputs,
+        "head": module.task_head,
+        "task": contents.task.get("name", ""),
+        "labels": contents.labels,
+        "max_length": min(contents.max_length or a.longest_input, a.longest_input),
+        "precision": precision,
+        "largest_error": error,
     }
-    x_bw = torch.cat([pools[name]() for name in pooling.config.pooling.split("+")], -1)
-    for layer in pooling.dense:
-        x_bw = layer(x_bw)
-    return F.normalize(x_bw, dim=-1) if pooling.config.normalize else x_bw
 
 
 def _export(module: PaddedModel, path: Path) -> None:
     example = tuple(torch.ones(2, 3, dtype=torch.long) for _ in module.names)  # a separate tensor for each input
     sizes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length")}
-    weights = sum(p.numel() * p.element_size() for p in module.parameters())
-    out = "last_hidden_state" if module.network.vector is None else "sentence_embedding"
+    size = sum(p.numel() * p.element_size() for p in module.parameters())
     torch.onnx.export(
         module,
         example,
         str(path),
         dynamo=True,
         input_names=module.names,
-        output_names=[out],
+        output_names=module.outputs,
         dynamic_shapes=tuple(sizes for _ in module.names),
-        external_data=weights > MAX_SINGLE_FILE,
+        external_data=size > MAX_SINGLE_FILE,
         verbose=False,
     )
 
@@ -184,6 +124,54 @@ def _quantize(source: Path, target: Path) -> None:
     model = importlib.import_module("onnx").load(str(source))
     del model.graph.value_info[:]  # the tool transposes weights, which would contradict the noted shapes
     tools.quantize_dynamic(model, str(target), per_channel=True, weight_type=tools.QuantType.QInt8)
+
+
+def _largest_error(contents: Contents, module: PaddedModel, path: Path, precision: str) -> float:
+    """Compare ONNX Runtime with the packed network on random tokens; UserError if a float32 file computes otherwise.
+
+    int8 rounds each batch by its largest value, so its error on other texts may be larger: it is stated with a margin.
+    """
+    runtime = importlib.import_module("onnxruntime")
+    session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    error, largest = 0.0, 1.0
+    for ids, segments in _samples(contents):
+        length = max(map(len, ids))
+        rows = {
+            "input_ids": [row + [0] * (length - len(row)) for row in ids],
+            "attention_mask": [[1] * len(row) + [0] * (length - len(row)) for row in ids],
+            "token_type_ids": [row + [0] * (length - len(row)) for row in segments],
+        }
+        outputs = session.run(module.outputs, {name: np.array(rows[name]) for name in module.names})
+        found = torch.from_numpy(np.stack(outputs, -1) if len(outputs) > 1 else outputs[0])
+        wanted = _results(contents, module, ids, segments)
+        if found.ndim > 2:  # a row for each token
+            found = torch.cat([row[: len(text)] for row, text in zip(found, ids, strict=True)])
+        error = max(error, float((found - wanted).abs().max()))
+        largest = max(largest, float(wanted.abs().max()))
+    if precision == "float32" and not error <= TOLERANCE * largest:
+        raise UserError(f"ONNX: the file's results differ from the model's by {error:.3g}; please report this model")
+    return error if precision == "float32" else MARGIN * error
+
+
+@torch.no_grad()
+def _results(contents: Contents, module: PaddedModel, ids: list[list[int]], segments: list[list[int]]) -> Tensor:
+    """Return what the network itself computes: a row for each text, or for each token."""
+    network, batch = contents.network, Batch.pack(ids, segments)
+    hidden = network(batch)
+    if module.task_head:
+        return network.class_logits(module.task_head, hidden, batch).float()
+    return hidden.float() if network.vector is None else network.vectors(hidden, batch)
+
+
+def _samples(contents: Contents) -> Iterator[tuple[list[list[int]], list[list[int]]]]:
+    """Yield batches of random tokens, the same every time: texts of all lengths, half of them in two segments."""
+    a, draw = contents.architecture, np.random.default_rng(0)
+    longest = min(contents.max_length or LONGEST_SAMPLE, a.longest_input, LONGEST_SAMPLE)
+    for _ in range(0, SAMPLES, 4):
+        ids = [draw.integers(0, a.vocab_size, draw.integers(1, longest + 1)).tolist() for _ in range(4)]
+        halves = [len(row) // 2 if number % 2 else 0 for number, row in enumerate(ids)]
+        second = 1 if a.reads_segments else 0
+        yield ids, [[0] * (len(row) - half) + [second] * half for row, half in zip(ids, halves, strict=True)]
 
 
 @contextmanager

@@ -26,6 +26,7 @@ from bertree.files.atomic import sync
 from bertree.files.formats import check_regular, file_hash, read_json
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+ONNX = "model.onnx"
 SCALE = ".scale"  # suffix of the name of a matrix's scales
 LARGEST = 127
 TINY = torch.finfo(torch.float32).tiny  # the scale of a row of zeros
@@ -155,6 +156,8 @@ def _missing_weights(folder: Path) -> str:
                 "with transformers: load it with the class that config.json names under 'architectures' (say "
                 "BertForMaskedLM.from_pretrained(DIR)) and call its save_pretrained(NEW_DIR)"
             )
+    if (folder / ONNX).exists():
+        return f"{folder}: holds {ONNX}, which ONNX Runtime reads; for bertree, name the model it was written from"
     return f"{folder}: holds no {SINGLE}; a model folder needs one (or shards with {INDEX})"
 
 

@@ -39,7 +39,9 @@ def _closest(a: Transformer, names: Iterable[str]) -> tuple[str, dict[str, Any]]
 def _advice(a: Transformer, title: str, differing: Mapping[str, Any]) -> str:
     """Return the settings with which the family holds a model like this; empty if they do not go together."""
     family = next(family for family in FAMILIES.values() if family.title == title)
-    settings = {axis: value.split(" or ")[0] if isinstance(value, str) else value for axis, value in differing.items()}
+    settings: dict[str, Any] = {
+        axis: value.split(" or ")[0] if isinstance(value, str) else value for axis, value in differing.items()
+    }
     try:
         fits = not _differences(family.model_type, replace(a, **settings))
     except UserError:

@@ -166,7 +166,7 @@ def make_config(contents: Contents) -> Json:
     config: Json = {
         "architectures": [class_name],
         **config_from_architecture(a, family, pad),
-        **_label_tables(contents),
+        **label_tables(contents),
         **({CONTROLS: list(contents.controls)} if contents.controls else {}),
     }
     if tokenizer:
@@ -242,7 +242,7 @@ def problem_with_transformers(contents: Contents) -> str:
     return f"transformers 5 has no {family.title} any more; {family.library} opens what `bertree convert` writes"
 
 
-def _label_tables(contents: Contents) -> Json:
+def label_tables(contents: Contents) -> Json:
     """Return the tables of class names, from which transformers takes the number of classes."""
     heads = head_classes(contents.network)
     count = max((n for head, n in heads.items() if head in ("sequence", "token")), default=0)
