@@ -21,6 +21,7 @@ from bertree.inference.inputs import pack_inputs
 from bertree.inference.load import Model, convert, random_model
 from bertree.interop import folder, onnx
 from bertree.interop.contents import Contents
+from bertree.interop.padded import PaddedModel
 from bertree.model.architecture import Architecture
 from bertree.model.network import build
 from bertree.model.pooling import Dense, PoolingConfig
@@ -85,7 +86,7 @@ def vectors(contents: Contents) -> np.ndarray:
 def test_vectors_of_what_is_exported(name: str, pooling: str) -> None:
     a = preset(name).architecture.with_values(SMALL | {"layers": 2})
     contents = made(a, PoolingConfig(pooling, True, (Dense(20, "tanh"),)))
-    module = onnx.PaddedModel(contents)
+    module = PaddedModel(contents)
     given = padded(TEXTS)
     with torch.no_grad():
         found = module(*(torch.from_numpy(given[name]) for name in module.names)).numpy()
@@ -108,7 +109,7 @@ def logits(contents: Contents, head: str) -> list[np.ndarray]:
 def test_logits_of_what_is_exported(name: str, head: str, readout: Readout | None) -> None:
     a = preset(name).architecture.with_values(SMALL | {"layers": 4})
     contents = made(a, None, readout, {head: 3})
-    module, given = onnx.PaddedModel(contents), padded(TEXTS)
+    module, given = PaddedModel(contents), padded(TEXTS)
     with torch.no_grad():
         found = module(*(torch.from_numpy(given[name]) for name in module.names))
     joined = torch.stack(found, -1) if head == "span" else found
@@ -150,7 +151,7 @@ def test_a_task_head_is_in_the_file(
             np.testing.assert_allclose(row[: len(wanted)], wanted, atol=allowed, rtol=0)
     monkeypatch.setattr(onnx, "_results", lambda *_: torch.zeros(classes))
     with pytest.raises(UserError, match="ONNX: the file's results differ from the model's by"):
-        onnx._largest_error(contents, onnx.PaddedModel(contents), tmp_path / "float32" / onnx.FILE, "float32")
+        onnx._largest_error(contents, PaddedModel(contents), tmp_path / "float32" / onnx.FILE, "float32")
 
 
 def test_a_trained_classifier_by_the_command(tmp_path: Path, trained: Trained, command: Command) -> None:
@@ -163,7 +164,8 @@ def test_a_trained_classifier_by_the_command(tmp_path: Path, trained: Trained, c
     backend = Tokenizer.from_file(str(tmp_path / "o" / "tokenizer.json"))
     texts = ["a good day", "a bad one, and a long one"]
     found = computed(tmp_path / "o", [backend.encode(text).ids for text in texts])
-    assert [config["id2label"][str(row.argmax())] for row in found] == [answer["label"] for answer in model.predict(texts)]
+    predicted = [answer["predicted"] for answer in model.predict(texts)]
+    assert [config["id2label"][str(row.argmax())] for row in found] == predicted
     with pytest.raises(UserError, match=r"holds model\.onnx, which ONNX Runtime reads"):
         bertree.load(tmp_path / "o")
 

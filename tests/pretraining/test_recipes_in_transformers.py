@@ -2,6 +2,7 @@
 same states, or the run says before its first step why it will not, and with which setting it would."""
 
 import json
+import re
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,48 +16,13 @@ from bertree.batch import Batch
 from bertree.data.store_builder import build_store
 from bertree.errors import UserError
 from bertree.interop import folder
+from bertree.interop.contents import Contents
 from bertree.pretraining import recipe as recipes
 from bertree.text.corpus import Corpus
 from bertree.text.tokenizer import Tokenizer
 from tests.support.shared import common_folder, make_once
 
-CLASSES = {
-    "bert-base": "BertForPreTraining",
-    "bert-base-h200-20min": "RobertaPreLayerNormForMaskedLM",
-    "bert-base-ltr": "BertLMHeadModel",
-    "bert-base-ltr-tiny": "MegatronBertForCausalLM",
-    "bert-base-tiny": "MegatronBertForPreTraining",
-    "roberta-base": "RobertaForMaskedLM",
-    "roberta-base-h200-20min": "RobertaPreLayerNormForMaskedLM",
-    "roberta-base-tiny": "RobertaPreLayerNormForMaskedLM",
-    "albert-base": "AlbertForPreTraining",
-    "best-30min": "ModernBertForMaskedLM",
-    "modernbert-tiny": "ModernBertForMaskedLM",
-    "ctrl": "CTRLLMHeadModel",
-    "ctrl-h200-10min": "CTRLLMHeadModel",
-    "ctrl-tiny": "CTRLLMHeadModel",
-    "gpt1": "OpenAIGPTLMHeadModel",
-    "gpt1-h200-10min": "GPT2LMHeadModel",
-    "gpt1-tiny": "OpenAIGPTLMHeadModel",
-    "gpt2-tiny": "GPT2LMHeadModel",
-    "reformer-base-h200-20min": "ReformerForMaskedLM",
-    "reformer-tiny": "ReformerModelWithLMHead",
-    "xlnet-base": "XLNetLMHeadModel",
-    "xlnet-tiny": "XLNetLMHeadModel",
-    "distilbert": "DistilBertForMaskedLM",
-    "distilbert-h200-5min": "DistilBertForMaskedLM",
-    "distilbert-tiny": "DistilBertForMaskedLM",
-    "small-sentence-encoder": "AlbertForMaskedLM",
-}
-REFUSED = {  # the setting that the note names
-    "albert-base-h200-20min": "model.residual=post-norm",
-    "albert-base-tiny": "model.residual=post-norm",
-    "distil-narrow-h200-10min": "model.residual=post-norm",
-    "transformer-xl-base": "transformers 4.37",
-    "transformer-xl-h200-10min": "model.final_norm=false",
-    "transformer-xl-tiny": "transformers 4.37",
-    "xlnet-base-h200-20min": "model.residual=post-norm",
-}
+FORMATS = Path(__file__).parents[2] / "docs" / "formats.md"
 SMALL = ["model.layers=2", "model.width=32", "model.heads=2", "run.device=cpu", "run.minutes=0", "run.eval_tokens=64"]
 SMALL += ["data.held_out_share=0.1", "schedule.warmup=1"]
 LENGTHS = ["max_length=32", "batch_tokens=64", "steps=2"]
@@ -77,6 +43,20 @@ def stores(tmp_path_factory: pytest.TempPathFactory, tokenizers: Mapping[str, To
     return {kind: root / kind for kind in ("wordpiece", "bpe")}
 
 
+def documented() -> dict[str, tuple[bool, str]]:
+    """Each recipe of the table in docs/formats.md: whether transformers opens it, and the class or setting named."""
+    table = FORMATS.read_text().split("## What transformers opens")[1].split("\n## ")[0]
+    rows: dict[str, tuple[bool, str]] = {}
+    for recipe, outcome in re.findall(r"^\| (`.*?) \| (.*?) \|$", table, re.MULTILINE):
+        named = re.search("`(.*?)`", outcome)
+        assert named, outcome
+        rows |= dict.fromkeys(re.findall("`(.*?)`", recipe), (not outcome.startswith("no"), named[1]))
+    return rows
+
+
+RECIPES = documented()
+
+
 def overrides(name: str) -> list[str]:
     settings = recipes.load(name)
     values = [*SMALL, *(f"phases.{i}.{v}" for i in range(len(settings.phases)) for v in LENGTHS)]
@@ -94,7 +74,7 @@ def overrides(name: str) -> list[str]:
     return values
 
 
-@pytest.mark.parametrize("name", recipes.bundled_recipes())
+@pytest.mark.parametrize("name", RECIPES)
 def test_transformers_opens_what_a_recipe_trains(name: str, stores: dict[str, Path], tmp_path: Path) -> None:
     store, out = stores["bpe" if name.startswith("roberta") else "wordpiece"], tmp_path / "run"
     small = overrides(name)
@@ -106,16 +86,17 @@ def test_transformers_opens_what_a_recipe_trains(name: str, stores: dict[str, Pa
         else:
             bertree.pretrain(name, store=store, out=out, overrides=small)
         contents = folder.read(out / "model")
-        if name not in REFUSED:
+        opens, named = RECIPES[name]
+        if opens:
             bertree.convert(out / "model", tmp_path / "hf", "hf")
     notes = [str(warning.message) for warning in caught if "will not open" in str(warning.message)]
-    if name in REFUSED:
+    if not opens:
         assert len(notes) == 1
-        assert REFUSED[name] in notes[0]
+        assert named in notes[0]
         return
     assert not notes
     (kind,) = json.loads((tmp_path / "hf" / "config.json").read_text())["architectures"]
-    assert kind == CLASSES[name]
+    assert kind == named
     theirs, loading = getattr(transformers, kind).from_pretrained(tmp_path / "hf", output_loading_info=True)
     assert not loading["missing_keys"]
     ids = torch.arange(8, 28)
@@ -129,13 +110,13 @@ def test_transformers_opens_what_a_recipe_trains(name: str, stores: dict[str, Pa
     assert tokenizer(text)["input_ids"] == contents.tokenizer.encode([text])[0].ids
 
 
-def test_every_recipe_is_opened_or_refused() -> None:
-    assert {*CLASSES, *REFUSED} == set(recipes.bundled_recipes())
+def test_the_table_has_every_recipe() -> None:
+    assert set(RECIPES) == set(recipes.bundled_recipes())
 
 
 def test_the_refusal_names_the_setting_too(tmp_path: Path) -> None:
     model = bertree.load("bert-tiny")
     a = model.architecture.with_values({"residual": "pre-norm", "embedding_norm": True, "vocab_size": 99})
-    contents = folder.Contents(a, bertree.load("bert-tiny").network)
+    contents = Contents(a, bertree.load("bert-tiny").network)
     with pytest.raises(UserError, match=r"transformers opens one trained with model\.embedding_norm=false"):
         folder.check_huggingface(contents, tmp_path)
