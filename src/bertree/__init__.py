@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from bertree.search.index import Index
     from bertree.search.postgres.index import PostgresIndex
     from bertree.serve.background import start_server
+    from bertree.study.definition import studies
+    from bertree.study.execute import run_study
+    from bertree.study.report import study_report
     from bertree.tasks.registry import register_task
     from bertree.tasks.text import TextTask
     from bertree.text.tokenizer import Tokenizer
@@ -76,9 +79,12 @@ _HOMES = {
     "register_loss": "objectives.embedding_losses",
     "register_preset": "model.presets",
     "register_task": "tasks.registry",
+    "run_study": "study.execute",
     "show_batch": "data.preview",
     "similar": "embeddings.mine_files",
     "start_server": "serve.background",
+    "studies": "study.definition",
+    "study_report": "study.report",
     "train_embeddings": "embeddings.train",
     "train_tokenizer": "data.prepare",
     "verify": "verification.verify",
@@ -118,9 +124,12 @@ __all__ = [
     "register_loss",
     "register_preset",
     "register_task",
+    "run_study",
     "show_batch",
     "similar",
     "start_server",
+    "studies",
+    "study_report",
     "train_embeddings",
     "train_tokenizer",
     "verify",

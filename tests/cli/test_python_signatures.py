@@ -36,6 +36,8 @@ VERBS: dict[str, Any] = {
     "compare": bertree.compare,
     "evaluate": bertree.evaluate,
     "glue": bertree.glue,
+    "study run": bertree.run_study,
+    "study report": bertree.study_report,
     "info": bertree.info,
     "serve": bertree.start_server,
     "fill": Model.fill_mask,
@@ -86,6 +88,8 @@ COMMAND_LINE_ONLY = {
     "predict",  # Model.predict; the verb reads files and standard input
     "store info",  # bertree.show_batch and PreparedStore.store
     "store verify",  # bertree.verify
+    "study list",  # bertree.studies
+    "study show",  # bertree.studies()[name]
     "index info",  # Index.info
     "mcp",  # a server on standard input and output
     "deploy ray",  # a server on a cluster

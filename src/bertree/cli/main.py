@@ -21,6 +21,7 @@ from bertree.cli import (
     pretrain,
     serve,
     similar,
+    study,
 )
 from bertree.cli.command import PanelGroup
 from bertree.console import showing, spell_settings
@@ -51,7 +52,7 @@ def _root(
         raise typer.Exit
 
 
-for module in (model, pretrain, data, distill, finetune, embeddings, left_to_right, similar, index, serve):
+for module in (model, pretrain, data, distill, finetune, embeddings, left_to_right, similar, index, serve, study):
     module.register(app)
 
 

@@ -1,0 +1,129 @@
+"""The verbs of studies: `study list`, `study show`, `study run`, `study report`."""
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bertree.cli.command import TRAIN, print_json, python_verb, verb
+from bertree.cli.options import JsonOption, Option
+from bertree.errors import UserError
+
+if TYPE_CHECKING:
+    from bertree.study.definition import Study
+    from bertree.study.results import StudyResults
+
+RUN_OPTIONS = {
+    "study": Option(metavar="STUDY", help="Name of a study (bertree study list), or a .toml file of your own."),
+    "size": Option(metavar="tiny|small|paper", help="How large the models and runs of the cells are."),
+    "store": Option(metavar="DIR", help="Token store that models are pretrained on (bertree prepare)."),
+    "tasks": Option(
+        metavar="DIR",
+        help="Folder with the data of the tasks (MNLI, SST-2, squad ...). None: only pretraining figures.",
+    ),
+    "out": Option(help="Folder of the study."),
+    "seeds": Option(help="Seeds of every cell. 0: those of the size."),
+    "jobs": Option(help="Steps that are computed at a time."),
+    "only": Option(metavar="CELL", help="Compute this cell alone; may be repeated."),
+    "dry_run": Option(help="Check everything and print what would be computed."),
+}
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verbs to the application."""
+    verbs = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
+    verb(verbs, name="list")(list_studies)
+    verb(verbs)(show)
+    python_verb(verbs, "study.execute.run_study", ("study",), name="run", own=RUN_OPTIONS)(run)
+    folder = {"folder": Option(metavar="DIR", help="Folder of a study.")}
+    python_verb(verbs, "study.report.study_report", ("folder",), name="report", own=folder)(report)
+    app.add_typer(
+        verbs, name="study", help="Compute a paper's table again at a size you can afford.", rich_help_panel=TRAIN
+    )
+
+
+def list_studies(as_json: JsonOption = False) -> None:
+    """List the studies: the paper and table, what is varied, and what a study costs at each size.
+
+    [dim]bertree study list[/dim]
+    """
+    from bertree.study.definition import studies
+
+    known = studies()
+    if as_json:
+        print_json(
+            {
+                name: {"paper": study.paper, "varied": study.varied, "cost": _costs(study)}
+                for name, study in known.items()
+            }
+        )
+        return
+    for name, study in known.items():
+        print(f"{name}: {study.title} ({study.paper})")
+        print(f"    varied: {study.varied}")
+        print(f"    {'; '.join(_costs(study).values())}")
+
+
+def _costs(study: "Study") -> dict[str, str]:
+    costs = {}
+    for name, size in study.sizes.items():
+        minutes = size.minutes * len(study.running()) * size.seeds
+        amount = f"{minutes / 1440:,.0f} days" if minutes > 2880 else f"{minutes:,.0f} minutes"
+        costs[name] = f"{name}: {len(study.running())} cells x {size.seeds} seeds, about {amount} on {size.machine}"
+    return costs
+
+
+def show(
+    study: Annotated[str, typer.Argument(metavar="STUDY", help="Name of a study, or a .toml file.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Show a study: its cells with their settings, the published figures, and the pattern that is checked.
+
+    [dim]bertree study show bert-size[/dim]
+    """
+    from bertree.config.settings import as_tree
+    from bertree.study.definition import load_study
+    from bertree.study.report import markdown_table
+    from bertree.study.results import StudyResults
+
+    loaded = load_study(study)
+    if as_json:
+        print_json(as_tree(loaded))
+        return
+    print(markdown_table(StudyResults(study=loaded, size="none yet", rows=())))
+    print("")
+    for cell in loaded.cells:
+        changes = [f"{step}: {' '.join(values)}" for step, values in cell.set.items()]
+        parts = [*([f"recipe {cell.recipe}"] if cell.recipe else []), *changes]
+        print(f"{cell.name}: {'; '.join(parts) or ('as the study' if cell.run else 'published figures only')}")
+    for cost in _costs(loaded).values():
+        print(cost)
+
+
+def run(results: "StudyResults", options: SimpleNamespace) -> None:
+    """Compute a paper's table again: every cell with several seeds, resumable, with the published figures beside ours.
+
+    OUT receives rows.jsonl, table.md, report.html and the folder of every step. What cells have in common, for example
+    a pretrained model, is computed once. Run the command again to go on after an interruption, or with more --seeds or
+    another --only to add to the table.
+
+    [dim]bertree study run bert-size --store my-store --tasks glue --out bert-size
+    bertree study run my-study.toml --store my-store --out mine --seeds 3 --jobs 2
+    bertree study run albert-sop --store my-store --out sop --dry-run[/dim]
+    """
+    report(results, options)
+
+
+def report(results: "StudyResults", options: SimpleNamespace) -> None:
+    """Print the table of a study's folder as far as it goes, and write table.md and report.html again.
+
+    [dim]bertree study report bert-size[/dim]
+    """
+    if options.as_json:
+        print_json(
+            {"study": results.study.name, "size": results.size, "verdict": results.verdict, "rows": list(results.rows)}
+        )
+    elif results.rows:
+        print(markdown_table(results))
+    elif not getattr(options, "dry_run", False):
+        raise UserError("no step of the study is finished yet")

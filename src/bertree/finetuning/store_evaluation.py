@@ -1,0 +1,88 @@
+"""Evaluate a model's pretraining objectives on a token store: masked tokens (`mlm`), next (`nsp`) or swapped (`sop`)
+sentences.
+
+Format, masking, length and seed belong to the evaluation, not to the recipe of the model, so that figures of different
+models of one tokenizer can be compared; with bits per byte also those of different tokenizers.
+"""
+
+import math
+from pathlib import Path
+from typing import Any
+
+from bertree.console import bar, note
+from bertree.data.masked_text import MaskedText
+from bertree.data.split import split_held_out
+from bertree.data.store import Store
+from bertree.data.stream import Stream
+from bertree.errors import UserError
+from bertree.files.formats import Json
+from bertree.inference.model import Model
+from bertree.objectives.pretraining import TERMS, pretraining_objective
+from bertree.tasks.logits import inference_autocast
+from bertree.text.identity import tokenizer_hash
+from bertree.train.held_out import evaluate_held_out
+
+OBJECTIVES = tuple(TERMS)
+SPLITS = ("held-out", "all")
+LENGTH, TOKENS = 128, 262_144  # of a sequence, and of the text that is read
+HELD_OUT_SHARE, BATCH_TOKENS, SEED = 0.01, 16_384, 0
+
+
+def evaluate_on_store(
+    model: Model, name: str, objective: str, store: str | Path, *, split: str | None = None, max_length: int = 0
+) -> Json:
+    """Return the figures of a model on the held-out documents of a store (those that `pretrain` holds out), or on all.
+
+    `max_length=0` is 128 tokens, or fewer if the model reads fewer.
+    """
+    split = split or SPLITS[0]
+    if split not in SPLITS:
+        raise UserError(f"`split={split}`: of a token store there are: {', '.join(SPLITS)}")
+    _check_model(model, name, objective)
+    opened = Store.open(store)
+    if model.tokenizer is not None:
+        opened.require_tokenizer(tokenizer_hash(model.tokenizer), name)
+    if split == SPLITS[0]:
+        _, opened = split_held_out(opened, HELD_OUT_SHARE, min_documents=2 if objective == "nsp" else 1)
+    longest = model.architecture.longest_input
+    length = max_length or min(LENGTH, longest or LENGTH)
+    if longest and length > longest:
+        raise UserError(f"`max_length={length}`: {name} reads up to {longest} tokens")
+    text: Any
+    if objective == "mlm":
+        text, tokens = MaskedText(opened, max_length=length, tokens=TOKENS, batch_tokens=BATCH_TOKENS), None
+    else:
+        text, tokens = _pairs(opened, objective, length), TOKENS
+    terms = pretraining_objective(**{objective: 1.0})
+    with bar("evaluating"):
+        figures = evaluate_held_out(model.network, terms, text, tokens, lambda: inference_autocast(model.device))
+    shown: Json = {"accuracy": figures[TERMS[objective].accuracy], "loss": figures[objective]}
+    if objective == "mlm":
+        masked = sum(terms.counts(batch)["mlm"] for batch in text.one_epoch())
+        bits = figures["mlm"] * masked / math.log(2)
+        shown |= {"perplexity": figures["perplexity"], "bits_per_byte": bits / text.target_bytes}
+        shown |= {"masked_tokens": int(masked), "tokens": text.tokens}
+    if opened.tokens < TOKENS // 10:
+        note(f"{store}: {opened.tokens:,} tokens are few for an evaluation; figures of small differences say little")
+    return shown | {"objective": objective, "split": split, "length": length, "model": name, "store": str(store)}
+
+
+def _check_model(model: Model, name: str, objective: str) -> None:
+    """Check that the model has what the objective asks."""
+    head = TERMS[objective].head
+    if objective == "mlm" and model.architecture.causal:
+        raise UserError(f"{name}: reads left to right, so it fills no masks; measure it with `bertree perplexity`")
+    if head not in model.network.heads:
+        what = "masked tokens" if head == "mask" else "sentence pairs"
+        raise UserError(f"{name}: has no head for {what}, so {objective} cannot be evaluated")
+
+
+def _pairs(store: Store, objective: str, length: int) -> Stream:
+    """Return pairs of segments with BERT's masks."""
+    return Stream(
+        store,
+        format=f"segment-pair+{objective}",
+        batch_tokens=max(BATCH_TOKENS, 6 * length),
+        max_length=length,
+        seed=SEED,
+    )

@@ -1,0 +1,191 @@
+"""Studies: every file is valid down to its models, a study is computed and resumed, and one rule gives the verdict."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from bertree.batch import PretrainingLabels
+from bertree.data.store import Store
+from bertree.data.stream import Stream
+from bertree.errors import UserError
+from bertree.pretraining import build
+from bertree.pretraining.recipe import DataSettings
+from bertree.study.definition import SIZES, bundled_studies, load_study, studies
+from bertree.study.execute import run_study
+from bertree.study.plan import plan_study
+from bertree.study.report import study_report
+from bertree.study.results import HOLDS, REVERSED, UNRESOLVED, StudyResults
+
+SMALL = """
+title = "Masks"
+question = "Do masks matter?"
+paper = "Nobody (2026), Table 1"
+varied = "masks"
+columns = [
+    {name = "mlm", figure = "held-out.mlm_accuracy", factor = 100, label = "MLM"},
+    {name = "sst2", figure = "sst2.accuracy", factor = 100},
+]
+steps = [
+    {do = "pretrain", recipe = "bert-base"},
+    {do = "evaluate", name = "held-out", objectives = ["mlm", "nsp"]},
+    {do = "finetune", name = "sst2", task = "sst-2", data = "SST-2"},
+]
+patterns = [{claim = "80 is better", column = "mlm", better = "80", worse = "none"}]
+
+[[cells]]
+name = "80"
+published = {mlm = 60.0}
+
+[[cells]]
+name = "80 again"
+set = {finetune = ["epochs=2"]}
+
+[[cells]]
+name = "none"
+set = {pretrain = ["data.mask=0.0"]}
+published = {mlm = 50.0}
+
+[sizes.tiny]
+suffix = "-tiny"
+seeds = 2
+set = {pretrain = ["phases.0.steps=3", "schedule.warmup=1", "phases.0.batch_tokens=256"], finetune = ["epochs=1"]}
+"""
+
+
+@pytest.fixture
+def study_file(tmp_path: Path) -> Path:
+    path = tmp_path / "masks.toml"
+    path.write_text(SMALL)
+    return path
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tasks")
+    (folder / "SST-2").mkdir()
+    rows = [f"{word} film\t{label}" for word, label in (("good", 1), ("bad", 0))] * 8
+    for split in ("train", "dev"):
+        (folder / "SST-2" / f"{split}.tsv").write_text("\n".join(["sentence\tlabel", *rows]) + "\n")
+    return folder
+
+
+@pytest.mark.parametrize("name", bundled_studies())
+def test_every_cell_of_a_bundled_study_is_valid(name: str, token_store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With three million tokens of text: recipes, settings, models and masks of all cells."""
+
+    def large_stores(data: DataSettings) -> tuple[SimpleNamespace, SimpleNamespace]:
+        return SimpleNamespace(tokens=int(3e6 * data.share), documents=99), SimpleNamespace(documents=9)
+
+    monkeypatch.setattr(build, "open_stores", large_stores)
+    study = load_study(name)
+    assert set(study.sizes) <= set(SIZES)
+    for size in set(study.sizes) - {"paper"}:
+        plan = plan_study(study, size, store=token_store, tasks=None, seeds=1)
+        assert {step.cell for step in plan.steps} == {cell.name for cell in study.running()}
+
+
+def test_a_study_runs_shares_models_and_goes_on(study_file: Path, token_store: Path, tasks: Path) -> None:
+    out = study_file.parent / "out"
+    first = run_study(study_file, store=token_store, tasks=tasks, out=out, seeds=1, only=["80"])
+    assert {row["cell"] for row in first.rows} == {"80"}
+    results = run_study(study_file, store=token_store, tasks=tasks, out=out)
+    assert [row.get("message") for row in results.rows] == [None] * len(results.rows)
+    assert len(results.rows) == 3 * 2 * 3, "cells, seeds, steps"
+    folders = {(row["cell"], row["step"]): row["folder"] for row in results.rows if row["seed"] == 0}
+    assert folders["80", "pretrain"] == folders["80 again", "pretrain"] != folders["none", "pretrain"]
+    assert folders["80", "sst2"] != folders["80 again", "sst2"]
+    assert results.shared == ["held-out: 80, 80 again", "pretrain: 80, 80 again"]
+    estimate = results.estimate("80", "mlm")
+    assert estimate is not None
+    assert estimate.seeds == 2
+    assert "| 80 |" in (out / "table.md").read_text()
+    page = (out / "report.html").read_text()
+    assert "Nobody (2026), Table 1" in page
+    assert "src=" not in page
+    # A step whose result is lost, as after a kill, is computed again with the same figures.
+    rows = (out / "rows.jsonl").read_text()
+    lost = out / folders["none", "held-out"] / "result.json"
+    lost.unlink()
+    assert len(study_report(out).rows) == len(results.rows) - 1
+    run_study(study_file, store=token_store, tasks=tasks, out=out)
+    assert without_times((out / "rows.jsonl").read_text()) == without_times(rows)
+
+
+def without_times(rows: str) -> list[dict[str, object]]:
+    kept = []
+    for row in map(json.loads, rows.splitlines()):
+        row["figures"] = {name: value for name, value in row["figures"].items() if "per_s" not in name}
+        kept.append({key: value for key, value in row.items() if key != "seconds"})
+    return kept
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('name = "none"', 'name = "80"', "cells: '80' is there twice"),
+        ('recipe = "bert-base"', 'recipee = "bert-base"', "steps.0.recipee: unknown key, did you mean 'recipe'"),
+        ('figure = "sst2.accuracy"', 'figure = "sst3.accuracy"', "'sst3' is unknown"),
+        ("{mlm = 60.0}", "{mln = 60.0}", "published: 'mln' is unknown"),
+        ("data.mask=0.0", "data.maks=0.0", "cell 'none': pretrain: .*data.maks"),
+        ("data.mask=0.0", "data.masking=token+static9", "never repeat"),
+        ('task = "sst-2"', 'task = "sst-9"', "sst-9"),
+        ('data = "SST-2"', 'data = "SST-3"', "has no SST-3, which the step sst2 needs"),
+        ("phases.0.batch_tokens=256", "phases.0.batch_tokens=2560000", "fewer than one batch"),
+    ],
+)
+def test_mistakes_are_named_before_anything_is_trained(
+    study_file: Path, token_store: Path, tasks: Path, old: str, new: str, message: str
+) -> None:
+    study_file.write_text(SMALL.replace(old, new))
+    with pytest.raises(UserError, match=message):
+        run_study(study_file, store=token_store, tasks=tasks, out=study_file.parent / "out")
+    assert not (study_file.parent / "out").exists()
+
+
+def test_unknown_names_are_refused(study_file: Path, token_store: Path) -> None:
+    with pytest.raises(UserError, match="'bert-sise': no such study, did you mean 'bert-size'"):
+        load_study("bert-sise")
+    with pytest.raises(UserError, match="has no cell '8', did you mean '80'"):
+        run_study(study_file, store=token_store, only=["8"])
+    with pytest.raises(UserError, match="has no size 'paper'; there are: tiny"):
+        run_study(study_file, store=token_store, size="paper")
+    with pytest.raises(UserError, match="needs a token store"):
+        run_study(study_file)
+    with pytest.raises(UserError, match="is not the folder of a study"):
+        study_report(token_store)
+
+
+@pytest.mark.parametrize(
+    ("better", "worse", "state"),
+    [
+        ([60.0, 60.2, 60.4], [50.0, 50.4, 50.2], HOLDS),
+        ([50.0, 50.2], [60.0, 60.4], REVERSED),
+        ([50.0, 60.0], [52.0, 57.0], UNRESOLVED),
+        ([60.0], [50.0], UNRESOLVED),  # one seed says nothing about the spread
+    ],
+)
+def test_the_rule_for_patterns(study_file: Path, better: list[float], worse: list[float], state: str) -> None:
+    rows = [
+        {"cell": cell, "seed": seed, "step": "held-out", "state": "done", "figures": {"mlm_accuracy": value / 100}}
+        for cell, values in (("80", better), ("none", worse))
+        for seed, value in enumerate(values)
+    ]
+    results = StudyResults(study=load_study(study_file), size="tiny", rows=rows)
+    (verdict,) = results.verdicts()
+    assert verdict.state == results.verdict == state
+    assert verdict.published == pytest.approx(10.0)
+    assert state in results.sentence
+
+
+def test_studies_are_listed_by_name() -> None:
+    assert studies()["bert-size"].cell("L12 H768 A12").published["perplexity"] == 3.99
+
+
+def test_static_masks_repeat_and_dynamic_ones_do_not(token_store: Path) -> None:
+    """After E epochs a sequence has been seen with min(N, E) different masks, or with E if masks are dynamic."""
+    for masking, expected in (("token+static2", 2), ("token+static9", 4), ("token", 4)):
+        stream = Stream(Store.open(token_store), masking=masking, batch_tokens=256, max_length=32)
+        masks = {tuple(PretrainingLabels.of(stream.example(5, epoch)).predicted[0].tolist()) for epoch in range(4)}
+        assert len(masks) == expected, masking
