@@ -119,6 +119,8 @@ def report(results: "StudyResults", options: SimpleNamespace) -> None:
 
     [dim]bertree study report bert-size[/dim]
     """
+    from bertree.study.report import markdown_table
+
     if options.as_json:
         print_json(
             {"study": results.study.name, "size": results.size, "verdict": results.verdict, "rows": list(results.rows)}

@@ -59,8 +59,7 @@ def run_study(
     `jobs` steps are computed at a time. `only` names cells. Call it again to go on after an interruption, or with more
     seeds or cells to add them. With `dry_run=True` everything is checked and nothing is computed.
 
-    >>> results = bertree.run_study("bert-size", store="my-store", tasks="glue", out="bert-size")
-    >>> results.sentence
+    >>> bertree.run_study("albert-dropout", store="my-store", out="dropout", dry_run=True).verdict
     """
     loaded, folder = load_study(study), Path(out)
     with showing(progress):

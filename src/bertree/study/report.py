@@ -20,10 +20,7 @@ KINDS = {HOLDS: "good", REVERSED: "bad"}
 
 
 def study_report(folder: str | Path, *, progress: bool | None = None) -> StudyResults:
-    """Read the results of a study's folder as far as they go, and write table.md and report.html again.
-
-    >>> bertree.study_report("bert-size").sentence
-    """
+    """Read the results of a study's folder as far as they go, and write table.md and report.html again."""
     with showing(progress):
         results = read_results(folder)
         write_tables(Path(folder), results)
