@@ -1,7 +1,7 @@
 """Models beside one another: exact counts and bytes, turns that are taken, ratios by hand, and what people see."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,26 +31,14 @@ from bertree.tasks.task import Task
 from bertree.text.tokenizer import Tokenizer
 from tests.support import learnable
 from tests.support.command import Command
-from tests.support.learnable import one_thread
 from tests.support.pages import Page
 
 TEXTS = ["the boat", "a happy tree on the road", "lamp", "the river and the garden by the window of stone"]
 
 
-@pytest.fixture(autouse=True)
-def alone() -> Iterator[None]:
-    with one_thread():
-        yield
-
-
 @pytest.fixture(scope="module")
 def words() -> Tokenizer:
     return learnable.tokenizer()
-
-
-@pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    return Command(monkeypatch, capsys)
 
 
 def compare(

@@ -13,8 +13,6 @@ from tests.support.command import Command
 from tests.support.learnable import WORDS, Trained, model
 from tests.support.lessons import command_of
 
-pytestmark = pytest.mark.usefixtures("alone")
-
 
 @pytest.mark.parametrize("name", ["classification", "pair", "regression"])
 def test_copies_are_labelled_by_the_teacher(name: str, command: Command, trained: Trained, tmp_path: Path) -> None:

@@ -19,8 +19,6 @@ from tests.support.command import Command
 from tests.support.learnable import BAD, GOOD, WORDS, Row, Trained, feelings, model, write
 from tests.support.lessons import FAST, command_of, taught
 
-pytestmark = pytest.mark.usefixtures("alone")
-
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:

@@ -66,9 +66,6 @@ QUICK = (
 SHORT = (*QUICK, "phases.0.steps=20", "schedule.warmup=5")
 
 
-pytestmark = pytest.mark.usefixtures("alone")
-
-
 @pytest.fixture(scope="session")
 def stories(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Documents of three words each, of 30, in any order: what stands at a mask is told by the context alone."""

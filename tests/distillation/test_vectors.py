@@ -30,8 +30,6 @@ QUICK = (
 )
 VECTORS = ("distill.ce=0", "distill.cos=0", "distill.vector=1")
 
-pytestmark = pytest.mark.usefixtures("alone")
-
 
 @pytest.fixture(scope="module")
 def texts() -> list[str]:

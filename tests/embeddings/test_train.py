@@ -2,7 +2,6 @@
 
 import json
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -23,7 +22,7 @@ from bertree.objectives.objective import Loss
 from bertree.tasks.metrics import spearman
 from bertree.tasks.similarity import SimilarityTask
 from tests.support.command import Command
-from tests.support.learnable import model, one_thread, tokenizer
+from tests.support.learnable import model, tokenizer
 from tests.support.topics import files
 
 SETTINGS = ("device=cpu", "lr=3e-3", "dropout=0", "max_length=32")
@@ -37,12 +36,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model(folder / "start", words)
     model(folder / "thin", words, layers=1)
     return folder
-
-
-@pytest.fixture(autouse=True)
-def alone() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 def arguments(place: Path, out: Path, data: str, *more: object, start: str = "start") -> list[object]:

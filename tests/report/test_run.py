@@ -160,7 +160,7 @@ def test_thinning_is_honest() -> None:
 
 
 def test_many_lines_make_a_small_page(tmp_path: Path) -> None:
-    page = Page(run_page(write(tmp_path / "run", (train(step) for step in range(1, 20_001)))))
+    page = Page(run_page(write(tmp_path / "run", (train(step) for step in range(1, 5_001)))))
     assert len(page.source) < 600_000
     for path in (path for svg in page.svgs for path in svg.iterfind(".//{*}path[@class='line']")):
         assert len(str(path.get("d")).split()) <= 1000

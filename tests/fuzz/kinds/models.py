@@ -15,7 +15,6 @@ SENTENCE_FILES = (
     *("modules.json", "1_Pooling/config.json", "2_Dense/config.json", "sentence_bert_config.json"),
     "config_sentence_transformers.json",
 )
-ENCODERS = ("hf", "bertree", "own", "int8")
 VERBS: dict[str, tuple[str, ...]] = {
     "hf": ("verify", "info", "fill", "convert", "embed", "similar"),
     "bertree": ("verify", "info", "fill", "convert", "embed", "features"),

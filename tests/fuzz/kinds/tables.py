@@ -69,10 +69,6 @@ CONTENTS: dict[str, bytes] = {
 }
 
 
-def _place(name: str, content: bytes) -> Change:
-    return trees.document(name, content)
-
-
 def _compressed(file: str, random: Random) -> Change:
     """Compress a file, rightly or not."""
     ending = Path(file).suffix
