@@ -267,7 +267,8 @@ class Transformer(TransformerAxes):
 
     def describe(self) -> str:
         """Return kind and size in words."""
-        return f"{super().describe()}, {self.heads} heads"
+        read = {"forward": "", "backward": ", read backward", "both": ", read in both directions"}[self.direction]
+        return f"{super().describe()}, {self.heads} heads{read}"
 
     @property
     def _mark(self) -> str:
