@@ -124,11 +124,12 @@ def convert(architecture: "Architecture", options: SimpleNamespace) -> None:
     from bertree.interop import onnx
     from bertree.model.cost import describe_architecture
 
+    kind = "huggingface" if options.to == "hf" else options.to
     if options.as_json:
         details = onnx.read_details(Path(options.target)) if options.to == "onnx" else {}
-        print_json({"folder": options.target, "kind": options.to, "precision": options.precision} | details)
+        print_json({"folder": options.target, "kind": kind, "precision": options.precision} | details)
     else:
-        print(f"{options.target}: {options.to} folder, {describe_architecture(architecture)}")
+        print(f"{options.target}: {kind} folder, {describe_architecture(architecture)}")
         if options.to == "onnx":
             print(f"{onnx.FILE}: {onnx.describe(Path(options.target))}")
 

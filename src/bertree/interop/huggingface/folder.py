@@ -157,11 +157,15 @@ def make_config(contents: Contents) -> Json:
         raise UserError(f"Hugging Face's {problem}")
     class_name = family.class_name(network.heads, a.causal)
     if class_name is None:
-        raise UserError(f"Hugging Face's {family.title} has no class with the heads {', '.join(network.heads)}")
+        advice = (
+            "; it has one without `pair`: train with objective.nsp=0 objective.sop=0" if "pair" in network.heads else ""
+        )
+        raise UserError(f"Hugging Face's {family.title} has no class with the heads {', '.join(network.heads)}{advice}")
     if family.model_type in ROBERTAS and pad is not None and pad != a.position_offset - 1:
         raise UserError(
-            f"Hugging Face's Roberta counts positions from its padding id {a.position_offset - 1}, "
-            f"but the tokenizer pads with {pad}; use a tokenizer with RoBERTa's special tokens"
+            f"Hugging Face's {family.title} counts positions from its padding id {a.position_offset - 1}, "
+            f"but the tokenizer pads with {pad}; use a tokenizer with RoBERTa's special tokens, or train with "
+            f"model.position_offset={pad + 1}"
         )
     config: Json = {
         "architectures": [class_name],
