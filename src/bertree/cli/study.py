@@ -25,6 +25,7 @@ RUN_OPTIONS = {
     "seeds": Option(help="Seeds of every cell. 0: those of the size."),
     "jobs": Option(help="Steps that are computed at a time."),
     "only": Option(metavar="CELL", help="Compute this cell alone; may be repeated."),
+    "skip": Option(metavar="STEP", help="Leave out this step, for example a task without data; may be repeated."),
     "dry_run": Option(help="Check everything and print what would be computed."),
 }
 

@@ -186,24 +186,24 @@ def _check(study: Study, where: str) -> None:
             raise UserError(f"{where}: {kind}: '{twice}' is there twice; give each another name")
     if not study.sizes:
         raise UserError(f"{where}: sizes: there is none; add [sizes.tiny]")
-    _known(study.sizes, SIZES, f"{where}: sizes")
+    check_names(study.sizes, SIZES, f"{where}: sizes")
     keys = {*steps, *(step.do for step in study.steps)}
     for place, settings_by_step in [
         *((f"cells: '{cell.name}': set", cell.set) for cell in study.cells),
         *((f"cells: '{cell.name}': at.{size}", at) for cell in study.cells for size, at in cell.at.items()),
         *((f"sizes.{name}.set", size.set) for name, size in study.sizes.items()),
     ]:
-        _known(settings_by_step, keys, f"{where}: {place}")
+        check_names(settings_by_step, keys, f"{where}: {place}")
     for column in study.columns:
-        _known([column.figure.partition(".")[0]], steps, f"{where}: columns: '{column.name}': figure")
+        check_names([column.figure.partition(".")[0]], steps, f"{where}: columns: '{column.name}': figure")
     for cell in study.cells:
-        _known(cell.steps, steps, f"{where}: cells: '{cell.name}': steps")
-        _known(cell.at, study.sizes, f"{where}: cells: '{cell.name}': at")
+        check_names(cell.steps, steps, f"{where}: cells: '{cell.name}': steps")
+        check_names(cell.at, study.sizes, f"{where}: cells: '{cell.name}': at")
         for published in (cell.published, cell.also_published):
-            _known(published, columns, f"{where}: cells: '{cell.name}': published")
+            check_names(published, columns, f"{where}: cells: '{cell.name}': published")
     for pattern in study.patterns:
-        _known([pattern.column], columns, f"{where}: patterns: column")
-        _known([pattern.better, pattern.worse], cells, f"{where}: patterns")
+        check_names([pattern.column], columns, f"{where}: patterns: column")
+        check_names([pattern.better, pattern.worse], cells, f"{where}: patterns")
     for index, step in enumerate(study.steps):
         _check_step(step, [before for before in study.steps[:index] if before.do in TRAINING], where)
 
@@ -222,7 +222,8 @@ def _check_step(step: StudyStep, before: Sequence[StudyStep], where: str) -> Non
         raise UserError(f"{place}: model: no step before it trains a model; name a preset or a model folder")
 
 
-def _known(names: Iterable[str], options: Iterable[str], where: str) -> None:
+def check_names(names: Iterable[str], options: Iterable[str], where: str) -> None:
+    """Raise an error if a name is not among the options."""
     options = list(options)
     for name in names:
         if name not in options:

@@ -49,6 +49,7 @@ def run_study(
     seeds: int = 0,
     jobs: int = 1,
     only: Sequence[str] = (),
+    skip: Sequence[str] = (),
     dry_run: bool = False,
     progress: bool | None = None,
 ) -> StudyResults:
@@ -56,7 +57,8 @@ def run_study(
 
     `study` is the name of a built-in one (`bertree.studies()`) or a TOML file of your own. `store` is the token store
     that models are pretrained on, `tasks` the folder with the data of the tasks. `seeds=0` is the number of the size.
-    `jobs` steps are computed at a time. `only` names cells. Call it again to go on after an interruption, or with more
+    `jobs` steps are computed at a time. `only` names cells; `skip` names steps to leave out, for example a task whose
+    data you do not have. Call it again to go on after an interruption, or with more
     seeds or cells to add them. With `dry_run=True` everything is checked and nothing is computed.
 
     >>> bertree.run_study("albert-dropout", store="my-store", out="dropout", dry_run=True).verdict
@@ -70,6 +72,7 @@ def run_study(
             tasks=None if tasks is None else Path(tasks).resolve(),
             seeds=seeds,
             only=only,
+            skip=skip,
         )
         waiting = [step for step in plan.distinct if not _is_done(folder / step.folder / RESULT)]
         note(_estimate(plan, waiting))

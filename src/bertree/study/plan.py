@@ -22,7 +22,7 @@ from bertree.inference.load import identify
 from bertree.model.presets import PRESETS, preset
 from bertree.pretraining import build
 from bertree.pretraining import recipe as recipes
-from bertree.study.definition import TRAINING, Study, StudyCell, StudySize, StudyStep
+from bertree.study.definition import TRAINING, Study, StudyCell, StudySize, StudyStep, check_names
 from bertree.tasks.files import TaskFiles
 from bertree.tasks.registry import make_task
 
@@ -102,9 +102,18 @@ class StudyPlan:
 
 
 def plan_study(
-    study: Study, size: str, *, store: Path | None, tasks: Path | None, seeds: int, only: Sequence[str] = ()
+    study: Study,
+    size: str,
+    *,
+    store: Path | None,
+    tasks: Path | None,
+    seeds: int,
+    only: Sequence[str] = (),
+    skip: Sequence[str] = (),
 ) -> StudyPlan:
     """Return the work of a study; every setting, file and model is checked."""
+    check_names(skip, [step.key for step in study.steps], f"{study.name}: steps")
+    study = replace(study, steps=tuple(step for step in study.steps if step.key not in skip))
     chosen = study.size(size)
     needs_store = any(step.do in ("pretrain", "distill", "evaluate") for step in study.steps)
     if needs_store and store is None:
