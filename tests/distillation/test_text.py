@@ -180,7 +180,7 @@ def test_half_needs_no_recipe_and_hugging_face_reads_it(stories: Path, tmp_path:
 def test_the_run_is_sized_by_the_text_and_by_what_is_told(teacher: Path, stories: Path) -> None:
     def phase(*overrides: str, epochs: float = 0.0, student: str = "half") -> tuple[int, int, int, int]:
         recipe = text_recipe.find_recipe(student, {"data.store": str(stories)}, overrides)
-        made = text_recipe.set_steps(recipe, student, epochs, Store.open(stories), 32)
+        made = text_recipe.set_sizes(recipe, student, epochs, Store.open(stories), 32)
         only = made.phases[0]
         return only.steps, only.batch_tokens, only.max_length, made.schedule.warmup
 
@@ -188,12 +188,15 @@ def test_the_run_is_sized_by_the_text_and_by_what_is_told(teacher: Path, stories
     usual = math.ceil(3 * tokens / 4096)
     assert phase() == (usual, 4096, 32, math.ceil(usual / 20))
     assert phase("phases.0.mask_rate=0.3") == phase(), "only steps say how long it takes"
-    assert phase("phases.0.steps=7", "schedule.warmup=2", "phases.0.max_length=16") == (7, 524288, 16, 2)
+    assert phase("phases.0.steps=7", "schedule.warmup=2", "phases.0.max_length=16") == (7, 4096, 16, 2)
+    assert phase("phases.0.steps=7", "schedule.warmup=2") == (7, 4096, 32, 2), "one setting leaves the others sized"
+    assert phase("phases.0.steps=10") == (10, 4096, 32, 1)
+    assert phase("phases.0.steps=7", student="distilbert-h200-5min")[2] == 32, "a built-in recipe fits itself too"
     assert phase("phases=[{steps=7, batch_tokens=1024, max_length=16}]", "schedule.warmup=2") == (7, 1024, 16, 2)
     assert phase("phases.0={steps=7, batch_tokens=1024, max_length=16}", "schedule.warmup=2") == (7, 1024, 16, 2)
     two = ["phases=[{steps=7, max_length=16}, {steps=3, max_length=32}]", "schedule.warmup=2"]
     recipe = text_recipe.find_recipe("half", {"data.store": str(stories)}, two)
-    assert [one.steps for one in text_recipe.set_steps(recipe, "half", 0.0, Store.open(stories), 32).phases] == [7, 3]
+    assert [one.steps for one in text_recipe.set_sizes(recipe, "half", 0.0, Store.open(stories), 32).phases] == [7, 3]
     with pytest.raises(UserError, match=r"phases.0.steps says the same"):
         phase("phases=[{steps=7}]", "schedule.warmup=2", epochs=1.0)
     assert phase("phases.0.batch_tokens=512", "schedule.warmup=9", epochs=1.0) == (math.ceil(tokens / 512), 512, 32, 9)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from bertree.config import settings
-from bertree.errors import UserError
+from bertree.errors import BertreeWarning, UserError
 from bertree.pretraining import recipe
 from tests.support.command import Command
 
@@ -114,6 +114,21 @@ def test_a_recipe_holds_its_differences(base: str, tmp_path: Path) -> None:
         recipe.load(str(child))
     child.write_text('extends = "bert-base"\n[[phases]]\nsteps = 1\n[schedule]\nwarmup = 1\n')
     assert len(recipe.load(str(child)).phases) == 1, "phases are replaced as a whole"
+
+
+def test_a_short_run_has_a_short_warmup(tmp_path: Path) -> None:
+    with pytest.warns(BertreeWarning, match=r"schedule.warmup: 2 of 40 steps, scaled from the recipe's 100 of 2,000"):
+        assert recipe.load("bert-base-tiny", ["steps=40"]).schedule.warmup == 2
+    assert recipe.load("bert-base-tiny", ["steps=200"]).schedule.warmup == 100, "it fits"
+    with pytest.raises(UserError, match=r"schedule.warmup: 41 is more than the run's 40 steps"):
+        recipe.load("bert-base-tiny", ["steps=40", "warmup=41"])
+    child = tmp_path / "child.toml"
+    child.write_text('extends = "bert-base-tiny"\n[[phases]]\nsteps = 40\nmax_length = 32\nbatch_tokens = 1024\n')
+    with pytest.warns(BertreeWarning, match="scaled from the recipe's 100"):
+        assert recipe.load(str(child)).schedule.warmup == 2
+    child.write_text(child.read_text() + "[schedule]\nwarmup = 100\n")
+    with pytest.raises(UserError, match=r"schedule.warmup: 100 is more than the run's 40 steps"):
+        recipe.load(str(child))
 
 
 def test_a_circle(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def distill_on_text(
         teacher = _load_teacher(teacher_path, device_setup, text_recipe.term_weights(recipe))
         train, held_out = build.open_stores(recipe.data)
         text_recipe.check(recipe, teacher, train, teacher_path)
-        sized = text_recipe.set_steps(recipe, student, epochs, train, teacher.max_length)
+        sized = text_recipe.set_sizes(recipe, student, epochs, train, teacher.max_length)
         return StoreJob(
             recipe=sized,
             train=train,

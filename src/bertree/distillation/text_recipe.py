@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from bertree.config.overrides import Override
-from bertree.config.sections import ScaleSettings
+from bertree.config.sections import Phase, ScaleSettings
 from bertree.data.store import Store
 from bertree.distillation.student import HALF
 from bertree.errors import UserError, suggest
@@ -54,42 +54,43 @@ def _is_shape(student: str) -> bool:
     return student == HALF or student in PRESETS
 
 
-def set_steps(recipe: DistillRecipe, student: str, epochs: float, store: Store, longest: int) -> DistillRecipe:
-    """Return the recipe with as many steps as its epochs need. What the user has set stays.
+def set_sizes(recipe: DistillRecipe, student: str, epochs: float, store: Store, longest: int) -> DistillRecipe:
+    """Return the recipe fitted to text and teacher. What the user has set stays, and switches nothing else off.
 
-    For a student that is named by its shape alone, the batch size is the paper's only if there is enough text: many
-    small steps learn more from little text. `longest` is the teacher's maximum length.
+    Sequences are at most `longest`, the teacher's maximum length. For a student that is named by its shape alone, the
+    batch size is the paper's only if there is enough text: many small steps learn more from little text.
     """
-    overridden = recipe.overridden
+    overridden, phases = recipe.overridden, recipe.phases
     named, has_steps = _is_shape(student), "phases.0.steps" in overridden
-    if epochs and (has_steps or len(recipe.phases) > 1):
-        why = "phases.0.steps says the same" if has_steps else f"the recipe has {len(recipe.phases)} phases"
+    if epochs and (has_steps or len(phases) > 1):
+        why = "phases.0.steps says the same" if has_steps else f"the recipe has {len(phases)} phases"
         raise UserError(f"epochs: {why}; set the steps of each phase, or leave them out")
     if epochs and recipe.run.minutes:
         raise UserError("epochs: run.minutes says how long the run takes; leave one of them out")
-    if epochs or (named and not has_steps):
-        epochs, phase = epochs or EPOCHS, recipe.phases[0]
-        size = phase.batch_tokens
-        while (
-            named
-            and "phases.0.batch_tokens" not in overridden
-            and size > MIN_BATCH
-            and epochs * store.tokens / size < MIN_STEPS
-        ):
-            size //= 2
-        length = phase.max_length if "phases.0.max_length" in overridden else min(phase.max_length, longest)
-        steps = max(1, math.ceil(epochs * store.tokens / size))
-        warmup = recipe.schedule.warmup if "schedule.warmup" in overridden else math.ceil(WARMUP * steps)
-        phase = replace(phase, steps=steps, batch_tokens=size, max_length=length)
-        recipe = replace(recipe, phases=(phase,), schedule=replace(recipe.schedule, warmup=warmup))
-        recipes.check(recipe, recipe.source)
-    for number, phase in enumerate(recipe.phases):
-        if phase.max_length > longest:
+    count = (epochs or EPOCHS) * store.tokens
+    own_file = not named and student not in recipes.bundled_recipes()
+
+    def fit(phase: Phase, key: str) -> Phase:
+        size, length = phase.batch_tokens, phase.max_length
+        if named and f"{key}.batch_tokens" not in overridden:
+            while size > MIN_BATCH and count / size < MIN_STEPS:
+                size //= 2
+        if length > longest and (own_file or f"{key}.max_length" in overridden):
             raise UserError(
-                f"{recipe.source}: phases.{number}.max_length: {phase.max_length} is more than the {longest} tokens "
-                f"the teacher reads; set phases.{number}.max_length={longest}"
+                f"{recipe.source}: {key}.max_length: {length} is more than the {longest} tokens the teacher reads; "
+                f"set {key}.max_length={longest}"
             )
-    return recipe
+        return replace(phase, batch_tokens=size, max_length=min(length, longest))
+
+    phases = tuple(fit(phase, f"phases.{number}") for number, phase in enumerate(phases))
+    schedule = recipe.schedule
+    if epochs or (named and not has_steps):
+        phases = (replace(phases[0], steps=max(1, math.ceil(count / phases[0].batch_tokens))),)
+        if "schedule.warmup" not in overridden:
+            schedule = replace(schedule, warmup=math.ceil(WARMUP * phases[0].steps))
+    sized = replace(recipe, phases=phases, schedule=schedule)
+    recipes.check(sized, recipe.source)
+    return sized
 
 
 def check(recipe: DistillRecipe, teacher: Model, store: Store, name: str) -> None:
