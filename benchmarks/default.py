@@ -39,7 +39,6 @@ from bertree.inference.load import Model, load, random_model
 from bertree.interop.folder import read_architecture
 from bertree.tasks.columns import TextExample
 from bertree.tasks.glue import glue_task
-from bertree.tasks.logits import effective_max_length
 from bertree.tasks.task import Unit
 from bertree.tasks.text import TextTask
 from bertree.text.identity import tokenizer_hash
@@ -147,7 +146,7 @@ class Bench:
         start = self.models[folder]
         network = random_model(start.architecture, {}, seed).network if name == "fresh" else start.network
         config = configs.load([f"device={self.options.device}", *self.settings(name)], data.task)
-        longest = effective_max_length(config.train.max_length, data.task.max_length, start.architecture.max_positions)
+        longest = start.sequence_length(config.train.max_length, data.task.max_length)
         config = replace(
             config,
             name=data.task.name,

@@ -21,7 +21,7 @@ from bertree.inference.load import Model, make_model
 from bertree.interop.contents import Contents
 from bertree.model.network import Network
 from bertree.report.comparison import Speed
-from bertree.tasks.logits import effective_max_length, logits
+from bertree.tasks.logits import logits
 from bertree.tasks.task import Task
 
 Clock = Callable[[], float]
@@ -96,9 +96,7 @@ class Runner:
         network = _on_device(model.network, device, self.precision)
         self._model = make_model(Contents(model.architecture, network, model.tokenizer, max_length=model.limit))
         self._tokenizer = model.required_tokenizer
-        most = model.architecture.longest_input
-        usual = (model.task.get("max_length") or task.max_length) if task else model.max_length
-        self._longest = effective_max_length(0, usual, most)
+        self._longest = model.sequence_length(usual=(model.task_length or task.max_length) if task else 0)
         self._units = self._group_by_text(self._encode(texts), len(texts))
         self.lengths = [sum(map(_tokens, units)) for units in self._units]
 

@@ -44,7 +44,7 @@ from bertree.objectives.distill_task import task_distillation_objective
 from bertree.objectives.supervised import HEAD_KINDS
 from bertree.tasks.collate import logit_rows
 from bertree.tasks.files import TaskFiles
-from bertree.tasks.logits import effective_max_length, inference_autocast
+from bertree.tasks.logits import inference_autocast
 from bertree.tasks.registry import with_model_layout
 from bertree.tasks.task import Logits, Task, Unit
 from bertree.tasks.text import TextTask
@@ -133,10 +133,9 @@ def _layout(task: Task[Any], student: Model, teacher: Teacher, config: TaskDisti
 
 def _max_length(config: TaskDistillConfig, task: Task[Any], student: Model, teacher: Teacher) -> int:
     """Return the maximum length: one that both models can read, if both must read the same windows."""
-    most = student.architecture.longest_input
-    if HEAD_KINDS[task.head].reads_tokens and not config.train.max_length:
-        most = min(most, teacher.model.architecture.longest_input)
-    return effective_max_length(config.train.max_length, task.max_length, most)
+    shared = HEAD_KINDS[task.head].reads_tokens
+    usual = min(task.max_length, teacher.model.max_length) if shared else task.max_length
+    return student.sequence_length(config.train.max_length, usual)
 
 
 def _add_copies(data: TaskExamples, settings: TaskDistillSettings, tokenizer: Tokenizer) -> tuple[TaskExamples, str]:

@@ -30,7 +30,7 @@ from bertree.inference.load import load
 from bertree.inference.model import Model
 from bertree.interop.weights import weights_hash
 from bertree.objectives.supervised import HEAD_KINDS
-from bertree.tasks.logits import Autocast, effective_max_length, logits
+from bertree.tasks.logits import Autocast, logits
 from bertree.tasks.registry import NAMELESS, with_model_layout
 from bertree.tasks.task import Logits, Task, Unit
 from bertree.tasks.text import TextTask
@@ -115,8 +115,7 @@ class Teacher:
 
     def longest(self, task: Task[Any]) -> int:
         """Return the maximum length it was fine-tuned with."""
-        default = self.model.task.get("max_length") or task.max_length
-        return effective_max_length(0, default, self.model.architecture.longest_input)
+        return self.model.sequence_length(usual=self.model.task_length or task.max_length)
 
     def check(self, task: Task[Any], student: str, tokenizer: Tokenizer, max_length: int) -> bool:
         """Return whether it can read the student's units; refuse two models that must share units and cannot."""

@@ -27,7 +27,7 @@ from bertree.model.network import Network
 from bertree.run_folder import SCORES, predictions_file
 from bertree.tasks.files import TaskFiles, note_all_rows_scored
 from bertree.tasks.glue import GLUE_AVERAGES
-from bertree.tasks.logits import effective_max_length, inference_autocast, logits
+from bertree.tasks.logits import inference_autocast, logits
 from bertree.tasks.registry import with_model_labels, with_model_layout
 from bertree.tasks.task import Example, Task, Truncation, Unit
 from bertree.text.memory import Rows, takes_rows, task_fields
@@ -164,8 +164,7 @@ def score_splits(task: Task[Any], model: Model, data: Path, split: str, max_leng
     chosen = [name for name in splits if name == split or name.startswith(f"{split}-")]
     if not chosen:
         raise UserError(f"{data}: has no split '{split}'; there are: {', '.join(splits)}")
-    default_length = model.task.get("max_length") or task.max_length
-    longest = effective_max_length(max_length, default_length, model.architecture.longest_input)
+    longest = model.sequence_length(max_length, model.task_length or task.max_length)
     for name in chosen:
         examples = task.read(splits[name])
         encoded, cut = encode_split(task, examples, model, longest)

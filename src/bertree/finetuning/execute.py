@@ -207,7 +207,19 @@ def _saved_contents(job: EncodedJob, task: Task[Any], network: Network) -> Conte
             width=network.width,
         )
     initial = job.job.initial
-    return Contents(job.tuner.architecture, network, initial.tokenizer, list(task.labels), initial.limit, task=about)
+    return Contents(
+        job.tuner.architecture, network, initial.tokenizer, list(task.labels), _trained_length(job), task=about
+    )
+
+
+def _trained_length(job: EncodedJob) -> int | None:
+    """Return the maximum length after this run, below the number of positions: an untrained model has learned those of
+    its sequences, a trained one also has what it had before."""
+    initial, length = job.job.initial, job.tuner.config.train.max_length
+    if initial.trained and initial.limit is None:
+        return None
+    longest = max(length, initial.limit or 0)
+    return longest if longest < initial.architecture.max_positions else None
 
 
 def _write_all(job: EncodedJob, results: Sequence[Json]) -> bool:

@@ -18,7 +18,7 @@ from bertree.inference.model import Model
 from bertree.model.network import build
 from bertree.model.readout import Readout
 from bertree.tasks.files import read_inputs
-from bertree.tasks.logits import effective_max_length, inference_autocast, token_states
+from bertree.tasks.logits import inference_autocast, token_states
 from bertree.tasks.tagging.task import TaggingTask
 from bertree.text.memory import Rows, takes_rows, task_fields
 
@@ -62,7 +62,7 @@ def write_features(
         network.load_state_dict(weights, strict=False)
         network.to(loaded.device)
     task = with_layout(TaggingTask("tagging"), loaded, {})
-    longest = effective_max_length(max_length, loaded.max_length, loaded.architecture.longest_input)
+    longest = loaded.sequence_length(max_length)
     rest = read_inputs(task, file, keep_blank=True)  # a line of the index for every line of the file
     count = words = 0
     with (

@@ -28,7 +28,6 @@ from bertree.objectives.objective import Objective
 from bertree.objectives.supervised import HEAD_KINDS
 from bertree.scale.world import World
 from bertree.tasks.files import TaskFiles
-from bertree.tasks.logits import effective_max_length
 from bertree.tasks.task import Task, Truncation, configure_task
 from bertree.text.framing import add_task_tokens, frames_texts, special_ids
 from bertree.train.device_setup import DeviceSetup, set_deterministic
@@ -169,7 +168,7 @@ def encode_job(job: TaskJob, out: Path, world: World) -> EncodedJob:
     set_deterministic(job.config.run.deterministic)
     device_setup = DeviceSetup.from_settings(job.config.run)
     initial, task, data = job.initial, job.data.task, job.data
-    longest = effective_max_length(job.config.train.max_length, task.max_length, initial.architecture.longest_input)
+    longest = initial.sequence_length(job.config.train.max_length, task.max_length)
     train = replace(job.config.train, max_length=longest, lm=language_model_weight(job))
     optim = replace(job.config.optim, lr=configs.learning_rate(job.config, initial.architecture))
     name = job.config.note or job.initial_name
@@ -202,6 +201,11 @@ def encode_job(job: TaskJob, out: Path, world: World) -> EncodedJob:
     )
     tuner.check()
     intro = [*_intro(tuner, data.held_out)]
+    if longest == initial.max_length < task.max_length and longest < initial.architecture.max_positions:
+        intro.append(
+            f"{longest} tokens are the model's maximum length, of {initial.architecture.max_positions} positions; a "
+            "larger max_length trains more of them"
+        )
     intro += [
         cut.message(split, len(data.examples[split]), longest) for split, cut in truncations.items() if cut.examples
     ]

@@ -23,7 +23,7 @@ from bertree.inference.cpu_encoder import CpuRuntime, weight_versions
 from bertree.inference.cpu_linear import linear_class
 from bertree.inference.inputs import Input, list_inputs, pack_inputs, tokenize_inputs
 from bertree.interop import folder
-from bertree.interop.contents import Contents, head_classes
+from bertree.interop.contents import Contents, head_classes, maximum_length, task_length
 from bertree.interop.weights import network_hash
 from bertree.model.architecture import Architecture
 from bertree.model.network import Network
@@ -136,9 +136,26 @@ class LoadedModel:
 
     @property
     def max_length(self) -> int:
-        """Longest input in tokens; longer texts are cut."""
-        limit = self.architecture.max_positions
-        return min(limit, self._contents.max_length or limit)
+        """Its maximum length in tokens: as set in its folder (if bertree has trained it, the longest sequences
+        it was trained on), else the number of its positions. Longer texts are cut."""
+        return maximum_length(self.architecture, self.limit, self.task)
+
+    @property
+    def task_length(self) -> int:
+        """Tokens of a sequence in its fine-tuning; 0 if it has not been fine-tuned."""
+        return task_length(self.task)
+
+    def sequence_length(self, requested: int = 0, usual: int = 0) -> int:
+        """Return the tokens of a sequence: as requested (at most all positions), or the usual ones up to `max_length`."""
+        most = self.architecture.longest_input
+        if requested > most:
+            raise UserError(f"max_length {requested}: the model has only {most} positions")
+        if self.limit is not None and requested > self.max_length:
+            note(
+                f"max_length {requested}: the maximum length of {self.name} is {self.max_length} tokens; positions "
+                "beyond it may be untrained"
+            )
+        return requested or min(usual or self.max_length, self.max_length)
 
     @property
     def vector(self) -> PoolingConfig:

@@ -13,7 +13,7 @@ from bertree.files.formats import Json
 from bertree.inference.inputs import check_finite, check_inputs
 from bertree.inference.loaded import LoadedModel
 from bertree.objectives.supervised import HEAD_KINDS
-from bertree.tasks.logits import effective_max_length, inference_autocast, logits
+from bertree.tasks.logits import inference_autocast, logits
 from bertree.tasks.squad.task import Answers, SquadTask, choose_answer
 from bertree.tasks.task import Logits, Task, Unit
 from bertree.tasks.text import TextTask
@@ -73,8 +73,7 @@ def _compute(
     model: LoadedModel, task: Task[Any], examples: Sequence[Any], max_length: int = 0
 ) -> tuple[list[Unit], list[Logits]]:
     """Return what the network reads of examples, and the outputs of the task's head for it."""
-    usual = model.task.get("max_length") or model.max_length
-    limit = effective_max_length(max_length, usual, model.architecture.longest_input)
+    limit = model.sequence_length(max_length, model.task_length)
     units, truncation = task.units(examples, model.required_tokenizer, limit)
     if truncation.examples:
         warnings.warn(truncation.message("input", len(examples), limit), BertreeWarning, stacklevel=4)

@@ -31,6 +31,18 @@ class Contents:
     takes_given: bool = False  # other texts, such as URLs, may follow the codes
 
 
+def maximum_length(a: Architecture, limit: int | None, task: Json) -> int:
+    """Return the maximum length of a model whose folder sets this limit and this task. It is fine-tuned on sequences of
+    the task's length, so those positions are trained too."""
+    return a.max_positions if limit is None else min(a.max_positions, max(limit, task_length(task)))
+
+
+def task_length(task: Json) -> int:
+    """Return the tokens of a sequence in the fine-tuning on a task; 0 if there was none."""
+    length = task.get("max_length")
+    return length if type(length) is int and length > 0 else 0
+
+
 def head_classes(network: Network) -> dict[str, int]:
     """Return the heads of a network and their numbers of classes."""
     return {n: h.out.out_features if isinstance(h, ClassHead) else 0 for n, h in network.heads.items()}

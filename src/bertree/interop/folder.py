@@ -17,7 +17,7 @@ from bertree.errors import UserError
 from bertree.files.atomic import new_folder, write_text
 from bertree.files.formats import Json
 from bertree.interop import sentence_transformers, weights
-from bertree.interop.contents import Contents, add_pooling, build_empty, head_classes
+from bertree.interop.contents import Contents, add_pooling, build_empty, head_classes, maximum_length
 from bertree.interop.description import INT8, Description, checksums, compare_weights, read_description
 from bertree.interop.huggingface import folder as hf_folder
 from bertree.interop.huggingface.config import require_transformer
@@ -69,6 +69,14 @@ def read_architecture(folder: Path) -> Architecture:
     if not (folder / CONFIG).is_file():
         raise _not_a_model(folder)
     return read_huggingface_architecture(folder)
+
+
+def read_max_length(folder: Path) -> int:
+    """Read the maximum length of a folder's model without its weights."""
+    if (folder / DESCRIPTION).is_file():
+        ours = read_description(folder / DESCRIPTION)
+        return maximum_length(ours.architecture, ours.max_length, ours.task)
+    return maximum_length(read_architecture(folder), hf_folder.read_limit(folder), {})
 
 
 def _not_a_model(folder: Path) -> UserError:
@@ -160,7 +168,7 @@ def write(contents: Contents, folder: Path, to: str = "bertree", dtype: torch.dt
         write_text(work / CONFIG, json.dumps(config, indent=2) + "\n")
         weights.save(network, _table(layout, a, network), work / weights.SINGLE, dtype)
         if network.vector is not None and layout == "huggingface":
-            limit = min(contents.max_length or a.max_positions, a.max_positions)
+            limit = maximum_length(a, contents.max_length, contents.task)
             sentence_transformers.write_pooling(network.vector, a.output_width, work, limit, dtype)
         if contents.tokenizer:
             contents.tokenizer.save(work, contents.max_length if to == "huggingface" else None, a.reads_segments)

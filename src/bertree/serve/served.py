@@ -16,7 +16,7 @@ from bertree.model.architecture import Transformer
 from bertree.objectives.supervised import HEAD_KINDS
 from bertree.search.index import AnyIndex
 from bertree.serve.token_queue import JobKind
-from bertree.tasks.logits import effective_max_length, inference_autocast, logits
+from bertree.tasks.logits import inference_autocast, logits
 from bertree.tasks.squad.task import SquadTask
 from bertree.tasks.tagging.task import TaggingTask
 from bertree.tasks.task import Task, Unit
@@ -172,8 +172,7 @@ class ServedModel:
     @property
     def task_max_length(self) -> int:
         """Tokens of a sequence that the task's head reads."""
-        usual = self.model.task.get("max_length") or self.model.max_length
-        return effective_max_length(0, usual, self.model.architecture.longest_input)
+        return self.model.sequence_length(usual=self.model.task_length)
 
     @cached_property
     def parameters(self) -> int:

@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bertree.batch import Batch
-from bertree.errors import UserError
 from bertree.model.network import Network
 from bertree.objectives.embedding import pair_logits, vector_table
 from bertree.objectives.supervised import TaskLabels
@@ -24,13 +23,6 @@ Advance = Callable[[int], None]  # called with the number of units done
 def inference_autocast(device: torch.device) -> AbstractContextManager[object]:
     """Return the autocast context for inference: bfloat16 on a GPU, where it is much faster."""
     return torch.autocast("cuda", torch.bfloat16) if device.type == "cuda" else nullcontext()
-
-
-def effective_max_length(requested: int, usual: object, most: int) -> int:
-    """Return the maximum length: as requested, which must not exceed the model's positions, or else the usual one."""
-    if requested > most:
-        raise UserError(f"max_length {requested}: the model has only {most} positions")
-    return requested or (min(usual, most) if type(usual) is int and usual > 0 else most)
 
 
 def logits(

@@ -53,7 +53,7 @@ def read_huggingface(folder: Path, dtype: torch.dtype) -> Contents:
     if bias := unapplied_bias(family, network):
         _warn(f"{folder}: its {bias} is not zero; bertree adds it to the logits, transformers 5 does not")
     add_pooling(network, a, sentence_transformers.read_pooling(folder, a.ends_in_summary), folder, dtype)
-    return Contents(a, network, labels=_labels(config), max_length=_max_length(folder))
+    return Contents(a, network, labels=_labels(config), max_length=read_limit(folder))
 
 
 def read_huggingface_architecture(folder: Path) -> Architecture:
@@ -133,7 +133,7 @@ def _labels(config: Json) -> list[str]:
         return []
 
 
-def _max_length(folder: Path) -> int | None:
+def read_limit(folder: Path) -> int | None:
     """Return the maximum length in the settings of sentence-transformers or of the tokenizer."""
     limits = []
     for name, key in (
