@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from bertree.inference.trained_run import Run
     from bertree.model.presets import register_preset
     from bertree.objectives.embedding_losses import EmbeddingLoss, register_loss
+    from bertree.pretraining.adaptation.adapt import adapt
     from bertree.pretraining.plan import plan
     from bertree.pretraining.pretrain import pretrain
     from bertree.pretraining.recipe import recipe, recipes
@@ -57,6 +58,7 @@ _HOMES = {
     "TextTask": "tasks.text",
     "Tokenizer": "text.tokenizer",
     "UserError": "errors",
+    "adapt": "pretraining.adaptation.adapt",
     "cluster_texts": "embeddings.mine_files",
     "compare": "comparison.compare",
     "convert": "inference.load",
@@ -102,6 +104,7 @@ __all__ = [
     "Tokenizer",
     "UserError",
     "__version__",
+    "adapt",
     "cluster_texts",
     "compare",
     "convert",

@@ -21,6 +21,7 @@ VERBS: dict[str, Any] = {
     "tokenizer train": bertree.train_tokenizer,
     "prepare": bertree.prepare,
     "store show": bertree.show_batch,
+    "adapt": bertree.adapt,
     "pretrain": bertree.pretrain,
     "distill": bertree.distill,
     "finetune": bertree.finetune,

@@ -34,10 +34,12 @@ from tests.support.documentation import PAGES, ROOT, CodeBlock, Library
 # What is put at the end of a command or a call, to make it short: settings and options.
 PHASE = {"steps": 2, "max_length": 32, "batch_tokens": 256}
 RUN = {"schedule.warmup": 1, "run.device": "cpu", "run.eval_tokens": 512}
+ADAPT = {"phases.0.max_length": 32, "phases.0.batch_tokens": 256, "run.device": "cpu", "run.eval_tokens": 512}
 PRETRAIN = {"phases": [PHASE]} | RUN
 DISTILL = {f"phases.0.{key}": value for key, value in PHASE.items()} | RUN
 FINETUNE = {"epochs": 1, "device": "cpu"}
 SETTINGS: dict[str, dict[str, Any]] = {
+    "adapt": ADAPT,
     "pretrain": PRETRAIN,
     "finetune": FINETUNE,
     "embeddings train": FINETUNE,
@@ -45,6 +47,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "distill --task": FINETUNE,
 }
 OPTIONS: dict[str, dict[str, Any]] = {
+    "adapt": {"minutes": 0.02, "seeds": 2},
     "prepare": {"workers": 1},
     "distill --store": {"seconds": 0},
     "distill --task": {"seconds": 0},
@@ -105,7 +108,7 @@ def shortened_call(name: str, function: Callable[..., Any]) -> Callable[..., Any
 
 
 def shorten_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("pretrain", "finetune", "distill", "train_embeddings", "compare", "prepare"):
+    for name in ("adapt", "pretrain", "finetune", "distill", "train_embeddings", "compare", "prepare"):
         monkeypatch.setattr(bertree, name, shortened_call(name, getattr(bertree, name)), raising=False)
     # What is in such a file is tested where it is read (tests/interop/test_onnx.py).
     monkeypatch.setattr(onnx, "_export", lambda module, path: path.write_bytes(b"made by PyTorch's exporter"))

@@ -9,6 +9,7 @@ CPU = "device=cpu"
 SHORT = f"{CPU} lr=3e-3 dropout=0.1 max_length=32 batch=16 epochs=2 evaluations=2 log_every=1"
 INDEX = "--chunk 12 --overlap 3 --device cpu"
 DISTIL = "schedule.warmup=2 phases.0.steps=6 phases.0.max_length=32 phases.0.batch_tokens=512 run.micro_tokens=256"
+ADAPT = "phases.0.steps=6 phases.0.max_length=32 phases.0.batch_tokens=512 run.micro_tokens=256"
 WATCH = "run.log_every=1 run.eval_every=3 run.save_every=1 run.eval_tokens=512"
 # Verbs that write nothing.
 READING = {
@@ -64,6 +65,7 @@ CASES = (
     ),
     Case("store show", "store show", "store --format segment-pair --max-length 64", atomic=("store/store.json",)),
     _training("pretrain", "pretrain", "bert.toml --store store"),
+    _training("adapt", "adapt", f"base text.txt {ADAPT} {WATCH} run.device=cpu"),
     _training("finetune", "finetune", f"start --task sst-2 --data glue --seeds 2 {SHORT}"),
     _training(
         "distill, text", "distill",

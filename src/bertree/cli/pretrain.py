@@ -1,4 +1,4 @@
-"""The verbs `pretrain`, `recipe list`, `recipe show` and `plan`."""
+"""The verbs `adapt`, `pretrain`, `recipe list`, `recipe show` and `plan`."""
 
 import sys
 from types import SimpleNamespace
@@ -35,8 +35,26 @@ PLAN_OWN = {
 }
 
 
+ADAPT_OWN = {
+    "model": Option(metavar="MODEL", help="A trained model: a folder (bertree, Hugging Face), a run, or: default."),
+    "corpus": Option(metavar="TEXTS", help="A folder or file of text of your domain, or a token store."),
+    "minutes": Option(min=0, max=1e6, help="How long to train.", default="as --epochs says, at most 30 minutes"),
+    "epochs": Option(min=0, max=1e6, help="Passes over the text.", default="at most 3"),
+    "task": Option(help="Task to fine-tune before and after, to see what adaptation brings: sst-2, classification ..."),
+    "data": Option(help="The task's files, as in `bertree finetune`."),
+    "text": Option(help="Column with the text, in tables of TEXTS and of the task."),
+    "seeds": Option(min=1, max=1000, help="Fine-tuning runs before and after; each seed is compared with itself."),
+    "task_settings": Option(
+        flags=("--task-setting",), metavar="key=value", help="Setting of the fine-tuning: epochs=2; may be repeated."
+    ),
+}
+
+
 def register(app: typer.Typer) -> None:
     """Add the verbs to the application."""
+    python_verb(app, "pretraining.adaptation.adapt.adapt", ("model", "corpus", "settings"), panel=TRAIN, own=ADAPT_OWN)(
+        adapt
+    )
     python_verb(app, "pretraining.pretrain.pretrain", ("recipe", "settings"), panel=TRAIN, on_ranks=True)(pretrain)
     python_verb(app, "pretraining.plan.plan", ("model", "settings"), panel=LOOK, own=PLAN_OWN)(plan)
     verbs = typer.Typer(no_args_is_help=True)
@@ -45,6 +63,34 @@ def register(app: typer.Typer) -> None:
         show_recipe
     )
     app.add_typer(verbs, name="recipe", help="List the recipes, or show every value of one.", rich_help_panel=LOOK)
+
+
+def adapt(run: "Run", options: SimpleNamespace) -> None:
+    """Adapt a trained model to the text of your domain: continue its pretraining, and measure before and after.
+
+    Tokenizes TEXTS, holds out some documents, chooses rate, batch size and length for model, text and device, and
+    trains: BERT-like models by masked tokens, left-to-right models by the next one. OUT receives model/, report.html
+    and everything a pretraining run has. With --task, both models are fine-tuned with the same seeds.
+
+    [dim]bertree adapt default reports/ --out adapted
+    bertree adapt path/to/bert reports/ --out adapted --minutes 60
+    bertree adapt default reports/ --out adapted --epochs 2 --task classification --data tickets.csv
+    bertree adapt default reports/ --out adapted --resume[/dim]
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    from bertree.report.before_after import HEAD, before_after_rows
+    from bertree.run_folder import METRICS, MODEL, REPORT, SCORES
+
+    def show(run: "Run") -> None:
+        table = Table(*HEAD, box=None, pad_edge=False)
+        for row in before_after_rows(run.metrics):
+            table.add_row(*row)
+        Console().print(table)
+        print(f"{run.folder}: {MODEL}/, {REPORT}, {SCORES}, {METRICS}")
+
+    end_run(run, options.as_json, show)
 
 
 def pretrain(run: "Run", options: SimpleNamespace) -> None:

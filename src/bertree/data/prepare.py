@@ -1,7 +1,6 @@
 """From text files to a tokenizer and a token store: `bertree.train_tokenizer`, `bertree.prepare`."""
 
 import io
-import os
 import shutil
 import sys
 import tempfile
@@ -16,6 +15,7 @@ from bertree.console import Bar, bar, showing
 from bertree.data.store import Store
 from bertree.data.store_builder import build_store
 from bertree.data.store_files import TOKENIZER
+from bertree.engines.cores import available_cores
 from bertree.engines.local import choose_engine
 from bertree.errors import UserError
 from bertree.text import tokenizer_training
@@ -159,7 +159,7 @@ def prepare(
     loaded = Tokenizer.load(folder)
     if loaded is None:
         raise UserError(f"{folder}: no tokenizer files in this folder; train one with `bertree tokenizer train`")
-    workers_engine = choose_engine(engine, address, workers or (_cores() if engine == "local" else None))
+    workers_engine = choose_engine(engine, address, workers or (available_cores() if engine == "local" else None))
     source, started = Corpus(names, options), time.perf_counter()
     with showing(progress), bar("preparing", source.size or None, speed="tokens", in_bytes=True) as shown:
         try:
@@ -179,11 +179,6 @@ def prepare(
 
 def _names(corpus: str | Path | Sequence[str | Path]) -> list[str]:
     return [str(name) for name in ([corpus] if isinstance(corpus, str | Path) else corpus)]
-
-
-def _cores() -> int:
-    """Return the number of cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextmanager

@@ -45,7 +45,7 @@ from bertree.run_folder import (
 from bertree.scale.launch import launched
 from bertree.scale.world import join
 from bertree.tasks.task import Task
-from bertree.train.device_setup import uses_gpu
+from bertree.train.device_setup import set_threads, uses_gpu
 from bertree.train.loop import Diverged, Loop
 from bertree.train.signals import catch_signals
 
@@ -73,6 +73,7 @@ def execute_job(
     ):
         world.check_together(lambda: _check_run_folder(out, resume))
         job = world.check_together(lambda: encode_job(build(), out, world))
+        set_threads(job.tuner.architecture.width, job.tuner.device_setup.device, out, resume)
         first = job.tuner.config.run.seed
         world.check_same("model, data or settings", job.tuner.run_identity(first))
         world.check_together(lambda: _open_folder(out, resume, stack) if world.is_first else None)

@@ -146,7 +146,7 @@ class LoadedModel:
         return task_length(self.task)
 
     def sequence_length(self, requested: int = 0, usual: int = 0) -> int:
-        """Return the tokens of a sequence: as requested (at most all positions), or the usual ones up to `max_length`."""
+        """Return the tokens of a sequence: as requested, up to all positions, or the usual ones up to `max_length`."""
         most = self.architecture.longest_input
         if requested > most:
             raise UserError(f"max_length {requested}: the model has only {most} positions")

@@ -122,6 +122,8 @@ def _load_start(path: Path, axes: dict[str, Any], heads: dict[str, int], seed: i
     dropouts = {axis: value for axis, value in axes.items() if axis in DROPOUTS}
     contents = build_untrained(before.architecture.with_values(dropouts), heads, seed)
     contents.network.load_state_dict(before.network.state_dict(), strict=False)
+    if before.network.vector is not None:  # it is not trained here, but belongs to the model
+        contents.network.vector = before.network.vector.requires_grad_(False)
     for head in set(heads) - set(before.network.heads):
         note(f"{path}: has no head '{head}'; a new one is trained")
     contents.tokenizer, contents.max_length, contents.controls = before.tokenizer, before.max_length, before.controls

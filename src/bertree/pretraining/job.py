@@ -52,7 +52,7 @@ from bertree.scale.launch import launched
 from bertree.scale.tensor import check_tensor
 from bertree.scale.world import World, join
 from bertree.train.checkpoints.checkpoint import BEST
-from bertree.train.device_setup import DeviceSetup, set_deterministic, uses_gpu
+from bertree.train.device_setup import DeviceSetup, set_deterministic, set_threads, uses_gpu
 from bertree.train.feed import StreamFeed
 from bertree.train.held_out import MaskSamples, evaluate_questions
 from bertree.train.keep import KeepNewestAndBest
@@ -161,6 +161,7 @@ def _build_training(job: StoreJob, device_setup: DeviceSetup, out: Path, resume:
     if not resume and (problem := problem_with_transformers(trainee.contents)):
         note(f"transformers will not open this model: {problem}")
     trainee.network.to(device_setup.device)
+    set_threads(a.width, device_setup.device, out, resume)
     feed = build.build_feed(
         recipe,
         TrainingSchedule(recipe.phases, recipe.schedule, recipe.optim.lr),

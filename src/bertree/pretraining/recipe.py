@@ -19,11 +19,11 @@ from bertree.config import settings
 from bertree.config.overrides import Override, apply_overrides, overrides_of, parse
 from bertree.config.sections import OptimSettings, Phase, RunSettings, ScaleSettings, ScheduleSettings
 from bertree.config.settings import Above, AtLeast, AtMost, Keys, OneOf, Share
-from bertree.console import note
 from bertree.errors import UserError, suggest
 from bertree.files.formats import Json, read_toml
 from bertree.model.architecture import TYPES, Architecture
 from bertree.objectives.pretraining import TERMS, WEIGHTS
+from bertree.pretraining.warmup import scale_warmup, total_steps
 from bertree.train.schedule import MOST_STEPS
 
 BUNDLED = Path(__file__).parent / "recipes"
@@ -71,6 +71,8 @@ class PretrainingRunSettings(RunSettings):
     # Minutes of steps, as fast as they are found to be at the start: the steps of all phases and the warm-up are
     # multiplied by one factor. 0: as many steps as there are
     minutes: Annotated[float, AtLeast(0)] = 0.0
+    # Whether `minutes` only makes the run shorter, never longer. None: no; not written, as recipes were before.
+    at_most: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -159,8 +161,12 @@ def recipe(name: str | Path, *, overrides: Sequence[str] = (), **changes: Any) -
 
 def load(name: str, overrides: Iterable[str | Override] = ()) -> Recipe:
     """Return the recipe of that name or file with the overrides laid over it."""
-    tree = _tree(name, ())
-    steps = _total_steps(tree)
+    return with_overrides(_tree(name, ()), name, overrides)
+
+
+def with_overrides(tree: Json, name: str, overrides: Iterable[str | Override]) -> Recipe:
+    """Return the recipe of plain values with the overrides laid over it; `name` is for messages."""
+    steps = total_steps(tree)
     parsed = [parse(override) if isinstance(override, str) else override for override in overrides]
     sections = {*tree, *(override.key.partition(".")[0] for override in parsed)}
     kind = DistillRecipe if "distill" in sections else Recipe
@@ -169,7 +175,7 @@ def load(name: str, overrides: Iterable[str | Override] = ()) -> Recipe:
             raise UserError(f"{name}: {section}: must be a table")
     overridden = apply_overrides(tree, parsed, kind, free={"model": MODEL_KEYS})
     if "schedule.warmup" not in overridden:
-        _scale_warmup(tree, steps)
+        scale_warmup(tree, steps)
     return from_tree(tree, name, overridden)
 
 
@@ -199,29 +205,8 @@ def _tree(name: str, above: tuple[Path, ...]) -> Json:
         raise UserError(f"{name}: extends: {error}") from None
     merged = settings.merge(below, tree)
     if isinstance(schedule := tree.get("schedule", {}), dict) and "warmup" not in schedule:
-        _scale_warmup(merged, _total_steps(below))
+        scale_warmup(merged, total_steps(below))
     return merged
-
-
-def _total_steps(tree: Json) -> int:
-    """Return the steps of all phases, of values that are not checked yet."""
-    phases = tree.get("phases")
-    steps = (
-        [phase.get("steps") if isinstance(phase, dict) else None for phase in phases] if type(phases) is list else []
-    )
-    return sum(steps) if all(type(count) is int for count in steps) else 0  # type: ignore[arg-type]
-
-
-def _scale_warmup(tree: Json, steps: int) -> None:
-    """Scale a warm-up that was chosen for a run of so many steps, if the tree's run is so short that more than half of
-    it would be warm-up."""
-    schedule, total = tree.get("schedule"), _total_steps(tree)
-    warmup = schedule.get("warmup") if isinstance(schedule, dict) else None
-    if type(warmup) is not int or not 0 < total < steps or 2 * warmup <= total:
-        return
-    scaled = max(1, round(warmup * total / steps))
-    tree["schedule"] = schedule | {"warmup": scaled}  # type: ignore[operator]
-    note(f"schedule.warmup: {scaled} of {total} steps, scaled from the recipe's {warmup} of {steps:,}")
 
 
 def _find(name: str, beside: Path) -> Path:

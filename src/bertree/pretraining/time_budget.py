@@ -78,6 +78,7 @@ def fit_into_minutes(recipe: Recipe, seconds: Sequence[float]) -> Recipe:
     """Multiply steps and warm-up by one factor, so that the run takes its minutes. `seconds`: of a batch, by phase."""
     minutes, phases = recipe.run.minutes, recipe.phases
     factor = 60 * minutes / sum(phase.steps * each for phase, each in zip(phases, seconds, strict=True))
+    factor = min(factor, 1.0) if recipe.run.at_most else factor
     fewest = min(phase.steps for phase in phases) * factor
     if fewest < 1:
         raise UserError(

@@ -14,6 +14,7 @@ from markupsafe import Markup
 
 from bertree.errors import UserError
 from bertree.files.formats import Json, parse_toml, read_json, read_text
+from bertree.report.before_after import before_after_table
 from bertree.report.comparison_page import comparison_of_run
 from bertree.report.curves import Mark, Series, Style, curve_svg
 from bertree.report.formats import (
@@ -53,6 +54,7 @@ def run_page(out: Path) -> str:
         state=_state(history),
         tiles=[*_metric_tiles(history, labels), *_cost_tiles(history, environment)],
         comparison=comparison_of_run(out),
+        before_after=before_after_table(out),
         charts=_charts(history, labels),
         samples=list(_samples(history.samples)),
         ranks=_rank_table(history.train),

@@ -11,8 +11,9 @@ import socket
 import sys
 from contextlib import suppress
 
+from bertree.engines.cores import available_cores
 from bertree.errors import UserError, install_hint
-from bertree.serve.settings import ServerSettings, available_cores
+from bertree.serve.settings import ServerSettings
 
 NEEDED = ("uvicorn", "starlette", "msgspec", "orjson", "prometheus_client")
 THREADS = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}

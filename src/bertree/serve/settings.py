@@ -125,13 +125,3 @@ def url_of(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
     return f"http://{shown}:{port}/"
-
-
-def available_cores() -> int:
-    """Return how many cores this process may use, also where a container is limited to some of them."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return cores if quota == "max" else max(1, min(cores, -(-int(quota) // int(period))))
-    except (OSError, ValueError):
-        return cores

@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 
 import uvicorn
 
+from bertree.engines.cores import available_cores
 from bertree.errors import UserError
 from bertree.serve.http.app import build_app
 from bertree.serve.http.handlers import Service
@@ -18,7 +19,7 @@ from bertree.serve.http.telemetry import Log, Metrics
 from bertree.serve.loading import ServedSource, Swapper, load_sources, sample_jobs
 from bertree.serve.registry import Registry
 from bertree.serve.scheduler import Scheduler
-from bertree.serve.settings import LOOPBACK, ApiKeys, Limits, RequestSettings, ServerSettings, available_cores, url_of
+from bertree.serve.settings import LOOPBACK, ApiKeys, Limits, RequestSettings, ServerSettings, url_of
 
 LEAST_QUEUE = 65536  # tokens that may wait on the slowest machine
 LINGER = 0.3  # seconds in which a request that was on its way when the signal came may still arrive

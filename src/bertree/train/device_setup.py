@@ -1,4 +1,4 @@
-"""The device setup of a run: device, precision, compilation, and how many tokens fit into a micro-batch."""
+"""The device setup of a run: device, precision, compilation, threads, and how many tokens fit into a micro-batch."""
 
 import os
 import resource
@@ -6,19 +6,26 @@ import sys
 import time
 from dataclasses import dataclass
 from itertools import chain
+from pathlib import Path
 
 import torch
 
 from bertree.config.precision import has_native_bfloat16
 from bertree.config.sections import Phase, RunSettings
 from bertree.console import note
+from bertree.engines.cores import available_cores, busy_cores
 from bertree.errors import UserError
+from bertree.files.formats import read_json
 from bertree.model import cost
 from bertree.model.architecture import Architecture
 from bertree.model.torch_internals import is_compiler_imported
+from bertree.run_folder import ENVIRONMENT
 
 CPU_TOKENS, GPU_TOKENS = 8192, 65536  # in a micro-batch, at most
 MEMORY_SHARE = 0.8  # of a GPU's memory, for a training step
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+THREAD_WIDTH = 32  # of the model, for each thread
+CROWDED, IDLE = 2, 4  # times more threads than cores, or cores than threads, that are worth a note
 
 
 @dataclass(frozen=True)
@@ -119,3 +126,37 @@ def measure_peak_flops(device: torch.device) -> float | None:
         torch.cuda.synchronize(device)
         best = min(best, (time.perf_counter() - began) / 4)
     return 2 * 8192**3 / best
+
+
+def choose_threads(cores: int, busy: float, width: int) -> int:
+    """Return the threads for a model of this width on a machine of which other processes keep some cores busy.
+
+    Each operation waits for its slowest thread: one without a core of its own slows it down, and the operations of a
+    narrow model are too short for many. docs/decisions.md has the figures."""
+    return max(1, min(round(cores - busy), width // THREAD_WIDTH))
+
+
+def set_threads(width: int, device: torch.device, out: Path, resume: bool) -> None:
+    """Set the threads of a run in `out`. A resumed run has as many as before: its bytes may depend on them."""
+    if device.type != "cpu":
+        return
+    cores = available_cores()
+    variable = next((name for name in THREAD_VARIABLES if name in os.environ), None)
+    if variable is not None:
+        threads = torch.get_num_threads()
+        if threads >= CROWDED * cores:
+            note(f"{variable}={threads}: more threads than the {cores} cores here slow a run down; leave it out")
+        elif cores >= IDLE * threads and (better := choose_threads(cores, busy_cores(), width)) >= IDLE * threads:
+            note(f"{variable}={threads}: most of the {cores} cores stay idle; leave it out to use {better}")
+        return
+    torch.set_num_threads((_threads_before(out) if resume else 0) or choose_threads(cores, busy_cores(), width))
+
+
+def _threads_before(out: Path) -> int:
+    """Return the threads that a run began with; 0 if it does not say."""
+    paths = [path for path in (out / ENVIRONMENT, *sorted(out.glob(f"seed-*/{ENVIRONMENT}"))) if path.is_file()]
+    try:
+        threads = read_json(paths[0]).get("threads") if paths else 0
+    except UserError:
+        return 0
+    return threads if type(threads) is int and 0 < threads <= available_cores() else 0

@@ -7,7 +7,6 @@ resumed drops the lines after the step it resumes from, so no step is logged twi
 import importlib.metadata
 import json
 import math
-import os
 import platform
 import shlex
 import sys
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 
 from bertree.console import note
+from bertree.engines.cores import available_cores
 from bertree.errors import UserError, install_hint
 from bertree.files.atomic import write_atomically
 from bertree.run_folder import METRICS, TENSORBOARD
@@ -109,12 +109,11 @@ def _board(folder: Path, step: int) -> Any:
 
 def environment(device: torch.device) -> dict[str, Any]:
     """Describe the machine, the versions and the command of a run."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         "bertree": __version__,
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {cores} cores",
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {available_cores()} cores",
         "threads": torch.get_num_threads(),
         **{package: importlib.metadata.version(package) for package in PACKAGES},
         "command": shlex.join(["bertree", *sys.argv[1:]]),

@@ -1,0 +1,193 @@
+"""Adapt a model to the text of a domain: `bertree.adapt`. Continued pretraining, measured before and after.
+
+OUT receives what `bertree pretrain` writes, and
+OUT/store/, corpus.json          the text as tokens of the model's tokenizer, and which files it came from
+OUT/task-before/, task-after/    both models fine-tuned on a task, if one is named
+OUT/metrics.json                 figures on held-out text and on the task, before and after
+"""
+
+import shutil
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from bertree.config.model_names import resolve_model_path
+from bertree.config.overrides import Override, overrides_of
+from bertree.console import note, say, showing
+from bertree.data.prepare import prepare
+from bertree.data.store import Store
+from bertree.data.store_files import HEADER
+from bertree.errors import UserError
+from bertree.files.atomic import write_into_folder
+from bertree.files.formats import Json, json_text, read_json
+from bertree.finetuning.finetune import finetune
+from bertree.inference.load import load
+from bertree.inference.model import Model
+from bertree.inference.trained_run import Run
+from bertree.objectives.pretraining import pretraining_objective
+from bertree.pretraining import build
+from bertree.pretraining.adaptation import sizes
+from bertree.pretraining.adaptation.task_scores import compare_runs
+from bertree.pretraining.held_out import held_out_questions
+from bertree.pretraining.job import StoreJob, StoreTraining, Trainee, execute_store_job
+from bertree.pretraining.recipe import Recipe
+from bertree.report.run_page import write_run_report
+from bertree.run_folder import MODEL, SCORES, make_folders
+from bertree.text.corpus import Corpus, CorpusOptions
+from bertree.text.identity import tokenizer_hash
+from bertree.train.device_setup import DeviceSetup
+from bertree.train.held_out import evaluate_questions
+
+STORE, CORPUS, BEFORE, AFTER = "store", "corpus.json", "task-before", "task-after"
+LARGE = 32_000_000  # bytes of text that are worth starting processes for
+
+
+def adapt(
+    model: str | Path,
+    corpus: str | Path,
+    *,
+    out: str | Path = "adapted",
+    minutes: float = 0.0,
+    epochs: float = 0.0,
+    task: str | None = None,
+    data: str | Path | None = None,
+    text: str | None = None,
+    pair: str | None = None,
+    label: str | None = None,
+    seeds: int = 3,
+    task_settings: Sequence[str] = (),
+    wrapped: bool = False,
+    resume: bool = False,
+    overrides: Sequence[str] = (),
+    progress: bool | None = None,
+    **settings: Any,
+) -> Run:
+    """Adapt a trained model to the text of a domain: continue its pretraining, and measure before and after.
+
+    `model` is a model folder or `default`; `corpus` a folder or file of text, or a token store of the model's
+    tokenizer. Training takes `minutes`, or `epochs` passes over the text; without either at most 3 passes and at most
+    30 minutes. With `task` and `data`, as in `finetune`, both models are fine-tuned with the same seeds and
+    `task_settings` (`"epochs=2"`), and their scores are compared. `text` is the column of the text, in tables of the
+    corpus and in the task's data. Settings are those of `pretrain` (`lr=1e-4`); `overrides` are the same as strings.
+
+    >>> run = bertree.adapt("my-bert", "corpus", out="adapted", minutes=20)
+    >>> run.metrics["before"]["loss"], run.metrics["after"]["loss"]
+    """
+    out, path = Path(out), resolve_model_path(model)
+    if not path.is_dir():
+        raise UserError(f"{model}: no such model folder; to train a model from scratch: `bertree pretrain`")
+    if (task is None) != (data is None):
+        raise UserError("`task`: is scored on files; give `task` and `data` together")
+    own_store = not (Path(corpus) / HEADER).is_file()
+    store = out / STORE if own_store else Path(corpus)
+    all_overrides: list[str | Override] = [*overrides, *overrides_of(settings)]
+    unsized = sizes.unsized_recipe(str(path.resolve()), str(store.resolve()), minutes, epochs, all_overrides)
+
+    def build_job(device_setup: DeviceSetup) -> StoreJob:
+        initial = load(path)
+        if own_store:
+            options = CorpusOptions(field=text or "text", wrapped=wrapped)
+            _prepare(initial, Path(corpus), store, options, resume)
+        opened = Store.open(store)
+        recipe = sizes.sized_recipe(
+            unsized, initial, opened, device_setup.device.type, minutes=minutes, epochs=epochs, overrides=all_overrides
+        )
+        train, held_out = build.open_stores(recipe.data)
+        return StoreJob(
+            recipe=recipe,
+            train=train,
+            held_out=held_out,
+            build_trainee=lambda: _build_trainee(recipe, train, initial, str(model)),
+            before_steps=_measure_before,
+        )
+
+    with showing(progress):
+        run = execute_store_job(build_job, unsized, out=out, resume=resume)
+        if not run.complete:
+            return run
+        last = [row for row in run.history if row.get("kind") == "eval"][-1]
+        metrics = read_json(out / SCORES) | {"after": _figures(last)}
+        write_into_folder(out / SCORES, json_text(metrics, 2) + "\n")
+        if task is not None:
+            for name, start in ((BEFORE, path), (AFTER, out / MODEL)):
+                say(f"{task}, {name.removeprefix('task-')} adaptation:")
+                tuned = finetune(
+                    start,
+                    task=task,
+                    data=data,
+                    out=out / name,
+                    text=text,
+                    pair=pair,
+                    label=label,
+                    seeds=seeds,
+                    resume=(out / name).is_dir(),
+                    overrides=task_settings,
+                )
+                if not tuned.complete:
+                    return replace(run, signal=tuned.signal, learned=tuned.learned)
+            metrics["task"] = compare_runs(*(read_json(out / name / SCORES) for name in (BEFORE, AFTER)))
+            write_into_folder(out / SCORES, json_text(metrics, 2) + "\n")
+        write_run_report(out)
+    return run
+
+
+def _prepare(model: Model, corpus: Path, store: Path, options: CorpusOptions, resume: bool) -> None:
+    """Write the token store, unless it is there; one of other text, from a run that saved nothing, is replaced."""
+    finished, about = (store / HEADER).is_file(), store.parent / CORPUS
+    if finished and resume:
+        return
+    read = Corpus([str(corpus)], options)
+    sources = [[source.path, source.size, source.modified] for source in read.sources]
+    identity = {"tokenizer": tokenizer_hash(model.required_tokenizer), "options": asdict(options), "files": sources}
+    if finished:
+        if about.is_file() and read_json(about) == identity:
+            return
+        shutil.rmtree(store)
+    with TemporaryDirectory() as tokenizer, make_folders(store.parent):
+        model.required_tokenizer.save(Path(tokenizer))
+        workers = None if read.size > LARGE else 1
+        prepared = prepare(str(corpus), tokenizer, store, workers=workers, text=options.field, wrapped=options.wrapped)
+        write_into_folder(about, json_text(identity) + "\n")
+    for line in prepared.dropped:
+        note(line)
+    say(f"{corpus}: {prepared.store.documents:,} documents, {prepared.store.tokens:,} tokens")
+
+
+def _build_trainee(recipe: Recipe, train: Store, initial: Model, name: str) -> Trainee:
+    """Build the model with the head of its objective, and say what becomes of it."""
+    contents, objective = build.build_model(recipe, train), pretraining_objective(**recipe.objective)
+    intro = []
+    if "mask" not in initial.network.heads:
+        intro.append(f"{name}: has no head for this objective; the loss before adaptation is that of an untrained one")
+    if initial.network.vector is not None:
+        intro.append(
+            f"{name}: its sentence vectors change with its layers; compare them before use (`bertree embeddings "
+            "evaluate`), or train them again (`bertree embeddings train`)"
+        )
+    for head in set(initial.network.heads) - set(contents.network.heads):
+        intro.append(f"{name}: its head '{head}' is left out; fine-tune the adapted model again")
+    return Trainee(contents=contents, network=contents.network, objective=objective, evaluated=objective, intro=intro)
+
+
+def _measure_before(training: StoreTraining) -> StoreTraining:
+    """Evaluate the model on held-out text before its first step."""
+    recipe, setup, path = training.job.recipe, training.device_setup, training.out / SCORES
+    if path.is_file():
+        return training
+    figures = evaluate_questions(
+        training.trainee.contents.network,
+        held_out_questions(recipe, training.job.held_out, recipe.phases[-1], training.trainee.evaluated),
+        lambda: torch.autocast(setup.device.type, torch.bfloat16) if setup.bf16 else nullcontext(),
+    )
+    write_into_folder(path, json_text({"before": _figures(figures)}, 2) + "\n")
+    return replace(training, intro=[f"held-out loss before: {figures['loss']:.4f}"])
+
+
+def _figures(row: Json) -> Json:
+    """Return the figures of an evaluation that are compared."""
+    return {name: row[name] for name in ("loss", "perplexity", "accuracy") if name in row}

@@ -1,0 +1,102 @@
+"""`bertree adapt`: continued pretraining of any model, sized by itself, measured before and after."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+import bertree
+from bertree.errors import UserError
+from bertree.pretraining.adaptation.task_scores import compare_runs
+from tests.support.command import Command
+from tests.support.learnable import feelings
+
+QUICK = {"run.device": "cpu", "phases.0.max_length": 24, "phases.0.batch_tokens": 256, "run.eval_tokens": 512}
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("texts")
+    (folder / "a.txt").write_text("\n\n".join(str(row["text"]) for row in feelings(300, 0)))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def start(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small BERT with a tokenizer, mean pooling, and 64 positions of which 16 are trained."""
+    folder = tmp_path_factory.mktemp("start")
+    bertree.train_tokenizer(texts, folder / "tokenizer", vocab_size=200)
+    bertree.prepare(texts, folder / "tokenizer", folder / "store", workers=1)
+    small = {"layers": 1, "width": 32, "heads": 2, "ffn_width": 64, "max_positions": 64}
+    settings = {"steps": 2, "max_length": 16, "batch_tokens": 256}
+    bertree.pretrain(
+        "roberta-base-tiny", store=folder / "store", out=folder / "run", model=small, device="cpu", **settings
+    )
+    return folder / "run" / "model"
+
+
+def test_it_learns_the_text_and_scores_a_task(start: Path, texts: Path, tmp_path: Path) -> None:
+    rows = "\n".join(f"{row['label']},{row['text']}" for row in feelings(60, 1))
+    (tmp_path / "task.csv").write_text("label,text\n" + rows + "\n")
+    run = bertree.adapt(
+        start, texts, out=tmp_path / "out", epochs=4, task="classification", data=tmp_path / "task.csv", seeds=2,
+        task_settings=["epochs=1", "device=cpu"], lr=5e-3, **QUICK,
+    )  # fmt: skip
+    before, after, task = (run.metrics[key] for key in ("before", "after", "task"))
+    assert after["loss"] < before["loss"] - 0.1
+    assert task["difference"] == pytest.approx(task["after"]["mean"] - task["before"]["mean"])
+    assert len(task["before"]["seeds"]) == 2
+    assert "Before and after" in run.report.read_text()
+    assert run.model.max_length == 24, "the new positions are trained"
+    kept = json.loads((tmp_path / "out" / "task-before" / "metrics.json").read_text())
+    assert kept["task"] == "classification"
+
+
+def test_a_stopped_run_ends_in_the_same_bytes(start: Path, texts: Path, tmp_path: Path, command: Command) -> None:
+    settings = [f"{key}={value}" for key, value in QUICK.items()]
+    words = ["adapt", start, texts, "phases.0.steps=6", "run.save_every=2", *settings]
+    command.well(*words, "--out", tmp_path / "whole")
+    run = tmp_path / "part"
+    command.well(*words, "--out", run)
+    shutil.rmtree(run / "model")
+    shutil.rmtree(run / "checkpoints" / "step-00000006")
+    (run / "checkpoints" / "best.json").unlink(missing_ok=True)
+    command.well(*words, "--out", run, "--resume")
+    name = "model.safetensors"
+    assert (run / "model" / name).read_bytes() == (tmp_path / "whole" / "model" / name).read_bytes()
+    again = command(*words, "--out", run)
+    assert again.code == 2
+    assert "holds a run already; resume it with --resume" in again.err
+
+
+def test_sizes_follow_text_and_model(start: Path, texts: Path, tmp_path: Path) -> None:
+    run = bertree.adapt(start, texts, out=tmp_path / "out", steps=2, device="cpu")
+    recipe = bertree.recipe(run.folder / "recipe.toml")
+    assert recipe.phases[0].max_length == 16, "what the model has learned"
+    assert recipe.phases[0].batch_tokens == 1024, "little text"
+    assert recipe.data.format == "doc-sentences"
+    assert recipe.schedule.warmup == 1
+
+
+def test_mistakes(start: Path, texts: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no such model folder; to train a model from scratch"):
+        bertree.adapt("bert-tiny", texts, out=tmp_path / "out")
+    with pytest.raises(UserError, match="give `task` and `data` together"):
+        bertree.adapt(start, texts, out=tmp_path / "out", task="sst-2")
+    with pytest.raises(UserError, match=r"`minutes`: phases.0.steps says the same"):
+        bertree.adapt(start, texts, out=tmp_path / "out", minutes=1, steps=3)
+    with pytest.raises(UserError, match="lrr: unknown setting"):
+        bertree.adapt(start, texts, out=tmp_path / "out", lrr=3)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_interval_of_a_difference() -> None:
+    def run(*scores: float) -> dict[str, object]:
+        seeds = [{"seed": seed, "accuracy": score, "diverged": False} for seed, score in enumerate(scores)]
+        return {"metric": "accuracy", "task": "sst-2", "examples": {"dev": 9}, "seeds": seeds}
+
+    found = compare_runs(run(0.5, 0.6, 0.7), run(0.6, 0.7, 0.9))
+    assert found["difference"] == pytest.approx(0.4 / 3)
+    assert found["uncertainty"] == pytest.approx(4.303 * 0.057735 / 3**0.5, rel=1e-3)
+    assert compare_runs(run(0.5), run(0.6))["uncertainty"] is None
