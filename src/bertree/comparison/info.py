@@ -6,7 +6,7 @@ from typing import Any
 
 from bertree.config import model_names
 from bertree.config.overrides import overrides_of
-from bertree.interop.folder import read_architecture
+from bertree.interop.folder import read_architecture, read_max_length
 from bertree.model import cost
 from bertree.model.architecture import Architecture, parse_override
 from bertree.model.presets import PRESETS, Preset, preset
@@ -65,8 +65,11 @@ def describe(point: Preset) -> dict[str, Any]:
         "published": point.published or None,
         "folder": point.folder or None,
         "architecture": a.written_axes(),
+        "max_length": read_max_length(Path(point.folder)) if point.folder else a.max_positions,
         "parameters": counts.as_dict(),
+        "embedding_parameters": cost.embedding_parts(a),
         "weight_bytes": {"float32": 4 * everything, "bfloat16": 2 * everything},
+        "inference_bytes_of_one_sequence": {str(n): cost.inference_bytes(a, 1, n) for n in lengths},
         "flops_per_token": {
             str(n): {"forward": cost.forward_flops(a, n), "training": cost.training_flops(a, n)} for n in lengths
         },

@@ -11,9 +11,17 @@ from rich.tree import Tree
 
 from bertree.config import model_names
 from bertree.errors import UserError
+from bertree.interop.folder import read_architecture, read_max_length
 from bertree.model import cost
 from bertree.model.architecture import MEANING, Architecture, later_axes
 from bertree.model.presets import DEFAULT, PRESETS, Preset
+
+EMBEDDING_PARTS = {
+    "tokens_v_x_e": "tokens, V x E",
+    "projection_e_x_h": "projection, E x H",
+    "positions": "positions",
+    "segments_norm_biases": "segments, norm, biases",
+}
 
 
 def print_tree(console: Console) -> None:
@@ -97,6 +105,9 @@ def _print_folder(console: Console, folder: Path) -> None:
     """Where a model lies, what it weighs there, and where it is described. Paths are not wrapped: they are copied."""
     size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
     console.print(Text(f"in {folder}, {size / 1e6:,.1f} MB"), soft_wrap=True)
+    longest, positions = read_max_length(folder), read_architecture(folder).max_positions
+    beyond = f" of {positions:,} positions; those beyond may be untrained" if longest < positions else ""
+    console.print(Text(f"maximum length: {longest:,} tokens{beyond}"), soft_wrap=True)
     if (folder / model_names.CARD).is_file():
         console.print(Text(f"its card: {folder / model_names.CARD}"), soft_wrap=True)
     console.print()
@@ -136,6 +147,9 @@ def _parameters(point: Preset) -> Table:
             f"{value:,}",
             style="bold" if name == "total" else "",
         )
+        if name == "embeddings":
+            for part, number in cost.embedding_parts(point.architecture).items():
+                table.add_row(f"  {EMBEDDING_PARTS[part]}", f"{number:,}", style="dim")
     for texts, count in cost.costs(point.architecture).classifiers().items():
         table.add_row(f"LSTM and classifier of {texts}", f"{count:,}")
     headed = "weights with MLM head" if counts.mlm_head else "weights"
@@ -163,10 +177,16 @@ def _costs(point: Preset, batch: int, length: int, card: float) -> Group:
     if card == 12 and point.name in cost.PUBLISHED_BATCHES:
         published = map(str, cost.PUBLISHED_BATCHES[point.name])
         table.add_row("[dim]published by BERT's authors[/]", *(f"[dim]{cell}[/]" for cell in published))
+    table.add_row(
+        f"largest inference batch, {card:g} GB card",
+        *(shown(n, f"{cost.largest_inference_batch(a, n, card):,}") for n in cost.LENGTHS),
+    )
     memory = cost.training_bytes(a, batch, length) / cost.GIB
+    inference = cost.inference_bytes(a, batch, length) / cost.GIB
     return Group(
         table,
         Text(f"training memory for a batch of {batch} x {length}: {memory:.2f} GiB", style="bold"),
+        Text(f"inference memory for a batch of {batch} x {length}: {inference:.2f} GiB in fp32", style="bold"),
         Text(cost.costs(a).assumptions, style="dim"),
     )
 

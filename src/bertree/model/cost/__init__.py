@@ -114,17 +114,37 @@ def training_bytes(
     return max(begins, 16 * everything + formulas.bytes_at_end(tokens))
 
 
+def embedding_parts(a: Architecture) -> dict[str, int]:
+    """Count the parameters of the embeddings by part: tokens (V x E), projection (E x H), positions, the rest."""
+    return costs(a).embedding_parts()
+
+
+def inference_bytes(a: Architecture, batch: int, length: int, size: int = 4) -> int:
+    """Peak bytes of a forward pass on `batch` sequences of `length` tokens, without a head: weights and activations in
+    numbers of `size` bytes. Attention keeps no scores: the kernels compute them in blocks."""
+    return size * (parameters(a).total + costs(a).inference_activations(batch * length))
+
+
 def largest_batch(a: Architecture, length: int, card_gb: float) -> int:
-    """The largest batch that fits a card of that many GiB; 0 if not even one sequence does."""
+    """The largest training batch that fits a card of that many GiB; 0 if not even one sequence does."""
+    return _largest(lambda batch: training_bytes(a, batch, length), card_gb)
+
+
+def largest_inference_batch(a: Architecture, length: int, card_gb: float) -> int:
+    """The largest batch of a forward pass in fp32 that fits such a card; 0 if not even one sequence does."""
+    return _largest(lambda batch: inference_bytes(a, batch, length), card_gb)
+
+
+def _largest(bytes_of: Callable[[int], int], card_gb: float) -> int:
     usable = card_gb * GIB * (1 - RESERVE)
-    if training_bytes(a, 1, length) > usable:
+    if bytes_of(1) > usable:
         return 0
     low, high = 1, 2
-    while training_bytes(a, high, length) <= usable:
+    while bytes_of(high) <= usable:
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if training_bytes(a, middle, length) <= usable else (low, middle)
+        low, high = (middle, high) if bytes_of(middle) <= usable else (low, middle)
     return low
 
 

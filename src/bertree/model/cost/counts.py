@@ -30,6 +30,12 @@ def linear(inputs: int, outputs: int, bias: bool = True) -> int:
     return inputs * outputs + (outputs if bias else 0)
 
 
+def named_parts(embeddings: int, tokens: int, projection: int, positions: int) -> dict[str, int]:
+    """Name the parts of the embeddings; what is left are segments, norm and biases."""
+    parts = {"tokens_v_x_e": tokens, "projection_e_x_h": projection, "positions": positions}
+    return parts | {"segments_norm_biases": embeddings - sum(parts.values())}
+
+
 class Costs(Protocol):
     """The costs of one architecture; each kind has its own formulas."""
 
@@ -38,6 +44,12 @@ class Costs(Protocol):
 
     def parameters(self) -> Parameters:
         """Count the parameters."""
+
+    def embedding_parts(self) -> dict[str, int]:
+        """Count the parts of the embeddings: V x E, E x H, positions, and the rest."""
+
+    def inference_activations(self, tokens: int) -> int:
+        """Numbers that a forward pass without gradients holds at its peak, besides the weights and its input."""
 
     def classifiers(self) -> dict[str, int]:
         """Count the layers and a classifier together, by the kind of texts; empty if papers do not count so."""
@@ -78,6 +90,15 @@ class BiLstmCosts:
         a = self.a
         tables = a.vocab_size * a.embedding_width + (2 * a.embedding_width if a.embedding_norm else 0)
         return Parameters(tables, sum(4 * a.width * (each + 2) for each in self.inputs), pooler=0, mlm_head=0)
+
+    def embedding_parts(self) -> dict[str, int]:
+        """Count the parts of the embeddings."""
+        tokens = self.a.vocab_size * self.a.embedding_width
+        return named_parts(self.parameters().embeddings, tokens, 0, 0)
+
+    def inference_activations(self, tokens: int) -> int:
+        """Input and output of a layer, twice: in the order of the texts and step by step."""
+        return tokens * 2 * (self.a.width + max(self.below))
 
     def classifiers(self) -> dict[str, int]:
         """Count the LSTM and its classifier of two classes, which its paper does."""

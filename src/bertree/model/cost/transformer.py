@@ -4,7 +4,7 @@ from collections.abc import Callable
 from itertools import pairwise
 
 from bertree.model.architecture import Transformer
-from bertree.model.cost.counts import Parameters, linear
+from bertree.model.cost.counts import Parameters, linear, named_parts
 
 ORDER_BYTES = 24  # per token, line of chunks and round: token and position of each slot, slot of each token, log-sum
 # Per token, in units of the width: both streams after the last layer, their gradients, both again before the block that
@@ -165,6 +165,24 @@ class TransformerCosts:
             tables += sum(size * width for size, width in zip(a.axial_sizes, a.axial_vector_widths, strict=True))
         projection = linear(a.embedding_width, a.width) if a.embedding_projection else sum(self._projections())
         return tables + (norm * a.embedding_width if a.embedding_norm else 0) + projection
+
+    def embedding_parts(self) -> dict[str, int]:
+        """Count the parts of the embeddings."""
+        a = self.a
+        tokens = sum(rows * width for rows, width in self._clusters())
+        projection = a.embedding_width * a.width if a.embedding_projection else sum(self._projections())
+        positions = (a.max_positions + a.position_offset) * a.embedding_width if a.positions == "learned" else 0
+        if a.positions == "axial":
+            positions = sum(size * width for size, width in zip(a.axial_sizes, a.axial_vector_widths, strict=True))
+        return named_parts(self.parameters().embeddings, tokens, projection, positions)
+
+    def inference_activations(self, tokens: int) -> int:
+        """Copies of the states, and the larger of what attention and feed-forward layer hold beside them."""
+        a = self.a
+        inner, copies = a.heads * a.head_size, 3 if a.residual == "post-norm" else 4
+        attention = 6 * inner + 2 * a.head_size if a.positions == "rotary" else 5 * inner
+        gated = 4 if a.ffn == "gated" else 2
+        return a.readers * tokens * (copies * a.width + max(attention, gated * a.ffn_width))
 
     def _mask_head(self) -> int:
         a, clusters = self.a, self._clusters()
