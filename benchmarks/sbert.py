@@ -74,13 +74,13 @@ class Remembering(Tokenizer):
         super().__init__(other.backend, other.config, other.files)
         self._known: dict[tuple[object, int | None], Encoded] = {}
 
-    def encode(
+    def encode_batch(
         self, inputs: Sequence[str | tuple[str, str]], max_length: int | None = None, cut: str = "right"
     ) -> list[Encoded]:
         """As ever."""
         assert cut == "right"
         new = [given for given in dict.fromkeys(inputs) if (given, max_length) not in self._known]
-        for given, made in zip(new, super().encode(new, max_length), strict=True):
+        for given, made in zip(new, super().encode_batch(new, max_length), strict=True):
             self._known[given, max_length] = made
         return [self._known[given, max_length] for given in inputs]
 

@@ -213,7 +213,7 @@ def measure_outside_model(results: Results, folder: Path, seconds: float) -> Non
     tokenizer, times = bertree.load(folder).required_tokenizer, []
     for _ in range(1000):
         begun = time.thread_time()
-        tokenizer.encode([QUERY], 256)
+        tokenizer.encode_batch([QUERY], 256)
         times.append(time.thread_time() - begun)
     server, figures = servers.start_without_model(folder), {"tokenizing_us": round(1e6 * statistics.median(times))}
     try:

@@ -26,7 +26,7 @@ def test_the_same_is_kept_as_by_the_library(tokenizer: Tokenizer) -> None:
         texts = [" ".join(source.choices(WORDS, k=source.randrange(25))) for _ in range(2)]
         given = (texts[0], texts[1]) if source.random() < 0.8 else texts[0]
         limit = source.randrange(6, 40)
-        (ours,) = tokenizer.encode([given], limit)
+        (ours,) = tokenizer.encode([given], max_length=limit)
         tokenizer.backend.enable_truncation(limit)
         try:
             theirs = tokenizer.backend.encode(*given) if isinstance(given, tuple) else tokenizer.backend.encode(given)

@@ -35,7 +35,7 @@ def test_those_of_gpt_get_new_ones(tmp_path: Path) -> None:
     assert pair.second == len(one) + 2
     assert made.encode(["a lamp"])[0].ids == [start, *one, extract]
     assert Frame(made, pair=True).wrap(one, other).ids == pair.ids
-    assert made.encode(["a lamp"], 4)[0].ids == [start, *one[:2], extract]
+    assert made.encode(["a lamp"], max_length=4)[0].ids == [start, *one[:2], extract]
     made.save(tmp_path)
     again, theirs = Tokenizer.load(tmp_path), transformers.AutoTokenizer.from_pretrained(tmp_path)
     assert again is not None

@@ -80,7 +80,7 @@ def test_special_tokens_stand_at_the_end_in_a_segment_of_their_own(vocabulary: P
         (Frame(ours, pair=True), (one, other), pair),
     ):
         assert frame.wrap(*texts) == wanted
-    (cut,) = ours.encode(["the river the river"], 4)
+    (cut,) = ours.encode(["the river the river"], max_length=4)
     assert (len(cut.ids), cut.ids[-2:], cut.segments) == (4, [sep, cls], [0, 0, 0, 2])
 
 

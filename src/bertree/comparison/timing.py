@@ -104,7 +104,7 @@ class Runner:
         """Encode texts as units of a task, or as ids."""
         if self._task is not None:
             return list(self._task.units(texts, self._tokenizer, self._longest)[0])
-        return list(self._tokenizer.encode(texts, self._longest))
+        return list(self._tokenizer.encode_batch(texts, self._longest))
 
     def _group_by_text(self, units: Sequence[Any], count: int) -> list[list[Any]]:
         """Group units by text: a task may split one text into several units."""

@@ -60,7 +60,7 @@ def tokenize_inputs(
         raise UserError(
             f"{name}: has no tokenizer, so it takes lists of token ids; for texts, load it with tokenizer=FOLDER"
         )
-    encoded = iter(tokenizer.encode(texts, limit) if tokenizer else ())  # type: ignore[arg-type]
+    encoded = iter(tokenizer.encode_batch(texts, limit) if tokenizer else ())  # type: ignore[arg-type]
     result = [next(encoded) if _is_text(item) else _check_ids(item, longest) for item in inputs]  # type: ignore[arg-type]
     dropped = [e.dropped for e in result if e.dropped]
     if dropped:

@@ -72,7 +72,7 @@ def prepare_masks(model: LoadedModel, text: str, k: int) -> MaskedText:
     if k < 1:
         raise UserError(f"k: must be at least 1, not {k}")
     written, spans = find_masks(replace_surrogates(text), tokenizer)
-    (encoded,) = tokenizer.encode([written], model.max_length)
+    (encoded,) = tokenizer.encode_batch([written], model.max_length)
     mask = tokenizer.id_of("mask")
     positions = [position for position, token in enumerate(encoded.ids) if token == mask]
     if len(positions) != len(spans):

@@ -128,7 +128,7 @@ def inspect_text(model: LoadedModel, text: str | tuple[str, str], k: int, max_le
     if k < 1:
         raise UserError(f"k: must be at least 1, not {k}")
     tokenizer = model.required_tokenizer
-    (encoded,) = tokenizer.encode([text], min(max_length or model.max_length, model.max_length))
+    (encoded,) = tokenizer.encode_batch([text], min(max_length or model.max_length, model.max_length))
     batch = model.pack([encoded]).to(model.device)
     encoder = model.network.encoder
     with model.evaluating(), torch.no_grad():

@@ -161,7 +161,7 @@ class ServedModel:
         """Tokenize texts for `embed`; those that are too long are cut, and their `dropped` says by how much."""
         prefix = self._default_prompt if prompt is None else self.vector.prompt_text(prompt, self.name)
         prompted = [prefix + text for text in texts if isinstance(text, str)] if prefix else texts
-        return self.model.required_tokenizer.encode(prompted, self.max_length, cut)
+        return self.model.required_tokenizer.encode_batch(prompted, self.max_length, cut)
 
     async def tokenize_together(
         self, texts: Sequence[str], prompt: str | None = None, cut: str = "right"

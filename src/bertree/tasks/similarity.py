@@ -103,7 +103,7 @@ class SimilarityTask(Task[SentenceExample]):
         for start in range(0, len(examples), TOKENIZE_AT_ONCE):
             batch = examples[start : start + TOKENIZE_AT_ONCE]
             texts = list(dict.fromkeys(text for example in batch for text in example.texts))
-            sequences_of = tokenizer.encode([self.prompt + text for text in texts], max_length)
+            sequences_of = tokenizer.encode_batch([self.prompt + text for text in texts], max_length)
             encoded = dict(zip(texts, sequences_of, strict=True))
             for example in batch:
                 sequences = tuple(encoded[text] for text in example.texts)

@@ -178,7 +178,7 @@ class TextTask(Task[TextExample]):
         units: list[Unit] = []
         for start in range(0, len(examples), TOKENIZE_AT_ONCE):
             batch = examples[start : start + TOKENIZE_AT_ONCE]
-            encoded = [tokenizer.encode(texts, max_length, cut) for texts in self._orders(batch)]
+            encoded = [tokenizer.encode_batch(texts, max_length, cut) for texts in self._orders(batch)]
             for example, *sequences in zip(batch, *encoded, strict=True):
                 answer = example.gold
                 if isinstance(answer, str) and (answer := numbers.get(answer)) is None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from html import escape
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 from tokenizers import Encoding, normalizers
 from tokenizers import Tokenizer as Backend
@@ -20,6 +20,7 @@ from bertree.errors import UserError
 from bertree.files.formats import Json, read_json
 from bertree.text import tokenizer_checks, vocabulary_files
 from bertree.text.cleaning import replace_surrogates
+from bertree.text.tokenizer_calls import Text, TokenizerCalls
 
 JSON, CONFIG = "tokenizer.json", "tokenizer_config.json"
 FILES = (
@@ -57,7 +58,7 @@ class Encoded(NamedTuple):
         return self.second > 0 or (self.segments is not None and 1 in self.segments)
 
 
-class Tokenizer:
+class Tokenizer(TokenizerCalls):
     """A tokenizer and its special tokens."""
 
     def __init__(
@@ -206,9 +207,22 @@ class Tokenizer:
         text = self.backend.decode([token_id], skip_special_tokens=False)
         return text.strip() or piece
 
+    @overload
+    def encode(  # type: ignore[overload-overlap]  # a text is a sequence of texts too
+        self, inputs: str, pair: str | None = None, *, max_length: int | None = None
+    ) -> list[int]: ...
+    @overload
+    def encode(self, inputs: Sequence[Text], *, max_length: int | None = None) -> list[Encoded]: ...
     def encode(
-        self, inputs: Sequence[str | tuple[str, str]], max_length: int | None = None, cut: str = "right"
-    ) -> list[Encoded]:
+        self, inputs: str | Sequence[Text], pair: str | None = None, *, max_length: int | None = None
+    ) -> list[int] | list[Encoded]:
+        """Return the ids of one text or pair; of a list of them, what a model reads of each (`ids`, `segments`)."""
+        if isinstance(inputs, str):
+            (encoded,) = self.encode_batch([inputs if pair is None else (inputs, pair)], max_length)
+            return encoded.ids
+        return self.encode_batch(inputs, max_length)
+
+    def encode_batch(self, inputs: Sequence[Text], max_length: int | None = None, cut: str = "right") -> list[Encoded]:
         """Return ids and segments of texts or pairs of texts, with special tokens, truncated to `max_length`.
 
         `cut`: the end of a text that is dropped if it is too long, right or left.
@@ -216,10 +230,7 @@ class Tokenizer:
         setting is shared by all users of the tokenizer, and because the library miscounts the tokens it drops from a
         pair.
         """
-        cleaned = [
-            (replace_surrogates(i[0]), replace_surrogates(i[1])) if isinstance(i, tuple) else replace_surrogates(i)
-            for i in inputs
-        ]
+        cleaned = _clean(inputs)
         with tokenizer_checks.LibraryErrors(self.name, CANNOT_ENCODE):
             encodings = self.backend.encode_batch_fast(cleaned)
         return [
@@ -229,12 +240,30 @@ class Tokenizer:
             for text, encoding in zip(cleaned, encodings, strict=True)
         ]
 
-    def _encode_truncated(self, text: str | tuple[str, str], max_length: int, cut: str) -> Encoded:
+    def library_encodings(self, inputs: Sequence[Text], max_length: int | None, special: bool) -> list[Encoding]:
+        """Return the library's encodings of texts or pairs, with offsets, truncated to `max_length`."""
+        backend = self.backend if max_length is None else self._cutting_backend
+        if max_length is not None:
+            room = max_length - (backend.num_special_tokens_to_add(any(isinstance(i, tuple) for i in inputs)) * special)
+            self._check_room(max_length, room)
+            backend.enable_truncation(max_length)
+        with tokenizer_checks.LibraryErrors(self.name, CANNOT_ENCODE):
+            return backend.encode_batch(_clean(inputs), add_special_tokens=special)
+
+    @cached_property
+    def _cutting_backend(self) -> Backend:
+        """A copy of the library's tokenizer whose setting for truncation can be changed."""
+        return Backend.from_str(self.backend.to_str())
+
+    def _check_room(self, max_length: int, room: int) -> None:
+        if room < 1:
+            raise UserError(f"max_length {max_length}: leaves no room for text beside the special tokens")
+
+    def _encode_truncated(self, text: Text, max_length: int, cut: str) -> Encoded:
         pair = isinstance(text, tuple)
         parts = self.encode_plain(text if isinstance(text, tuple) else (text,))
         room = max_length - self.backend.num_special_tokens_to_add(pair)
-        if room < 1:
-            raise UserError(f"max_length {max_length}: leaves no room for text beside the special tokens")
+        self._check_room(max_length, room)
         before = sum(len(part.ids) for part in parts)
         for part, kept in zip(parts, truncated_lengths([len(part.ids) for part in parts], room), strict=True):
             part.truncate(kept, direction=cut)
@@ -247,6 +276,13 @@ class Tokenizer:
         segments, texts = encoding.type_ids, encoding.sequence_ids
         second = texts.index(1) if 1 not in segments and 1 in texts else 0
         return Encoded(encoding.ids, segments, dropped, second)
+
+
+def _clean(inputs: Sequence[Text]) -> list[Text]:
+    return [
+        (replace_surrogates(i[0]), replace_surrogates(i[1])) if isinstance(i, tuple) else replace_surrogates(i)
+        for i in inputs
+    ]
 
 
 def truncated_lengths(lengths: Sequence[int], room: int) -> list[int]:
