@@ -39,7 +39,8 @@ LOOK, DATA, TRAIN, USE, SEARCH, SERVE, CHECK = PANELS = (
     "Check",
 )
 PACKAGE = Path(__file__).parents[1]
-NOT_OPTIONS = ("overrides", "progress")  # keywords of Python: settings are arguments, and --quiet turns progress off
+# Keywords of Python: settings are arguments, --quiet turns progress off, and callbacks are functions.
+NOT_OPTIONS = ("overrides", "progress", "on_step", "on_evaluation", "on_save")
 
 
 class PanelGroup(TyperGroup):

@@ -13,6 +13,7 @@ from bertree.tasks.files import TaskFiles
 from bertree.tasks.registry import make_task
 from bertree.tasks.task import Task
 from bertree.text.memory import Rows, takes_rows, task_fields
+from bertree.train.metrics_log import Callback, calling
 
 
 @takes_rows(data=task_fields, train=task_fields, dev=task_fields)
@@ -38,6 +39,9 @@ def distill(
     seconds: float = 10.0,
     overrides: Sequence[str] = (),
     progress: bool | None = None,
+    on_step: Callback | None = None,
+    on_evaluation: Callback | None = None,
+    on_save: Callback | None = None,
     **settings: Any,
 ) -> Run:
     """Train a smaller student with a larger teacher: on a token store (`store`) or on a task (`task` and `data`).
@@ -47,6 +51,7 @@ def distill(
     read and `cache` a folder for the teacher's likeliest tokens. `seconds` is the time for timing teacher and student
     at the end; 0: they are not compared. Settings are keywords (`alpha=0.3`, `distill={"cos": 0}`); `overrides` are the
     same as strings. Nothing is printed unless `progress=True`.
+    `on_step`, `on_evaluation` and `on_save` are functions that get a `TrainingEvent` (docs/python.md).
 
     >>> run = bertree.distill("my-bert", store="my-store", out="small")
     >>> run = bertree.distill("sst/model", student="bilstm", task="sst-2", data="glue/SST-2", out="tiny", copies=20)
@@ -60,33 +65,35 @@ def distill(
         for name, value in task_only.items():
             if value is not None:
                 raise UserError(f"`{name}`: is for `task`, not for `store`")
-        return distill_on_text(
-            str(teacher),
-            str(student),
-            all_overrides,
-            out=Path(out),
-            store=str(store),
-            layers=layers,
-            cache=str(cache),
-            epochs=epochs,
-            resume=resume,
-            seconds=seconds,
-            progress=progress,
-        )
+        with calling(on_step, on_evaluation, on_save):
+            return distill_on_text(
+                str(teacher),
+                str(student),
+                all_overrides,
+                out=Path(out),
+                store=str(store),
+                layers=layers,
+                cache=str(cache),
+                epochs=epochs,
+                resume=resume,
+                seconds=seconds,
+                progress=progress,
+            )
     if cache:
         raise UserError("`cache`: is for `store`; the teacher's scores of a task are kept in the run's folder")
     assert task is not None
-    return distill_on_task(
-        str(teacher),
-        make_task(task, text, pair, label) if isinstance(task, str) else task,
-        TaskFiles.of(data, train, dev),
-        student=str(student),
-        out=Path(out),
-        overrides=[*all_overrides, *overrides_of({"epochs": epochs} if epochs else {})],
-        seeds=seeds,
-        resume=resume,
-        layers=layers,
-        tokenizer=None if tokenizer is None else Path(tokenizer),
-        seconds=seconds,
-        progress=progress,
-    )
+    with calling(on_step, on_evaluation, on_save):
+        return distill_on_task(
+            str(teacher),
+            make_task(task, text, pair, label) if isinstance(task, str) else task,
+            TaskFiles.of(data, train, dev),
+            student=str(student),
+            out=Path(out),
+            overrides=[*all_overrides, *overrides_of({"epochs": epochs} if epochs else {})],
+            seeds=seeds,
+            resume=resume,
+            layers=layers,
+            tokenizer=None if tokenizer is None else Path(tokenizer),
+            seconds=seconds,
+            progress=progress,
+        )

@@ -34,6 +34,7 @@ from bertree.tasks.similarity_files import ColumnNames, SentenceExample
 from bertree.tasks.task import Splits, configure_task
 from bertree.tasks.text import TextTask
 from bertree.text.memory import Rows, pair_fields, takes_rows
+from bertree.train.metrics_log import Callback, calling
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,9 @@ def train_embeddings(
     tokenizer: str | Path | None = None,
     overrides: Sequence[str] = (),
     progress: bool | None = None,
+    on_step: Callback | None = None,
+    on_evaluation: Callback | None = None,
+    on_save: Callback | None = None,
     **settings: Any,
 ) -> Run:
     """Train an encoder to make sentence vectors, or with `loss="cross"` a cross-encoder that reads both texts.
@@ -80,7 +84,7 @@ def train_embeddings(
     frame ...); `loss` is chosen by the data unless
     given; `dev` is a file to evaluate on; `text`, `pair`, `negative` and `label` name your columns. Settings are
     keywords (`epochs=1, batch=64, pooling="mean"`); `overrides` are the same as strings. Nothing is printed unless
-    `progress=True`.
+    `progress=True`. `on_step`, `on_evaluation` and `on_save` are functions that get a `TrainingEvent` (docs/python.md).
 
     >>> run = bertree.train_embeddings("my-bert", data="snli", loss="ranking", dev="sts-dev.csv", out="my-sbert")
     >>> run.model.embed(["A text."])
@@ -107,7 +111,8 @@ def train_embeddings(
         return job(initial, name, rows, all_overrides, identity)
 
     run = _run_settings(all_overrides)
-    return execute_job(build, out=out, run=run, seeds=seeds, resume=resume, progress=progress)
+    with calling(on_step, on_evaluation, on_save):
+        return execute_job(build, out=out, run=run, seeds=seeds, resume=resume, progress=progress)
 
 
 def _run_settings(overrides: Sequence[str | Override]) -> RunSettings:

@@ -47,6 +47,7 @@ from bertree.scale.world import join
 from bertree.tasks.task import Task
 from bertree.train.device_setup import set_threads, uses_gpu
 from bertree.train.loop import Diverged, Loop
+from bertree.train.metrics_log import announce_model
 from bertree.train.signals import catch_signals
 
 
@@ -189,6 +190,7 @@ def _evaluate_seed(job: EncodedJob, seed: int, best_step: int, loop: Loop, earli
         folder.write(select(job, network) if select else _saved_contents(job, tuned, network), job.out / MODEL)
         for split, predictions in lines.items():
             write_json_lines(job.out / predictions_file(split), predictions)
+        announce_model(job.out / f"seed-{seed}", job.out / MODEL, best_step, best_step)
     return result
 
 

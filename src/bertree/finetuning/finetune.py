@@ -19,6 +19,7 @@ from bertree.tasks.registry import make_task
 from bertree.tasks.task import Task
 from bertree.text.identity import tokenizer_hash
 from bertree.text.memory import Rows, takes_rows, task_fields
+from bertree.train.metrics_log import Callback, calling
 
 
 @takes_rows(data=task_fields, train=task_fields, dev=task_fields)
@@ -40,6 +41,9 @@ def finetune(
     tokenizer: str | Path | None = None,
     overrides: Sequence[str] = (),
     progress: bool | None = None,
+    on_step: Callback | None = None,
+    on_evaluation: Callback | None = None,
+    on_save: Callback | None = None,
     **settings: Any,
 ) -> Run:
     """Fine-tune a model on a task and keep the best of its evaluations on the dev split.
@@ -51,6 +55,7 @@ def finetune(
     a run on another task that began with the same model: its encoder is taken, with a new head. Settings are keywords
     (`epochs=3, lr=3e-5, batch=32`); `overrides` are the same as strings (`"epochs=3"`). With `resume=True` an
     interrupted run goes on. Nothing is printed unless `progress=True`.
+    `on_step`, `on_evaluation` and `on_save` are functions that get a `TrainingEvent` (docs/python.md).
 
     >>> run = bertree.finetune("my-bert", task="sst-2", data="glue/SST-2", out="sst", epochs=3)
     >>> run.metrics["accuracy"]
@@ -82,7 +87,8 @@ def finetune(
             intro=intro,
         )
 
-    return execute_job(build, out=out, run=config.run, seeds=seeds, resume=resume, progress=progress)
+    with calling(on_step, on_evaluation, on_save):
+        return execute_job(build, out=out, run=config.run, seeds=seeds, resume=resume, progress=progress)
 
 
 def _load_from_task(run: str | Path, base: Model, base_name: str, task: str) -> tuple[Model, Path]:

@@ -57,6 +57,7 @@ from bertree.train.feed import StreamFeed
 from bertree.train.held_out import MaskSamples, evaluate_questions
 from bertree.train.keep import KeepNewestAndBest
 from bertree.train.loop import Loop
+from bertree.train.metrics_log import announce_model
 from bertree.train.optimizer import build_optimizer
 from bertree.train.schedule import TrainingSchedule
 from bertree.train.session import Session
@@ -247,6 +248,9 @@ class StoreTraining:
                 "the GPU's memory is full; compute less at once (run.micro_tokens=...) or recompute activations "
                 "(run.recompute=true)"
             ) from None
+        if signal is None:
+            last = len(session.feed.schedule)
+            announce_model(self.out, self.out / MODEL, last, last)
         return Run(self.out, signal=signal)
 
     def _keep(self, loop: Loop) -> KeepNewestAndBest:

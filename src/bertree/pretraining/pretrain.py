@@ -13,6 +13,7 @@ from bertree.pretraining import recipe as recipes
 from bertree.pretraining.job import StoreJob, Trainee, execute_store_job, resolve_paths
 from bertree.pretraining.recipe import DistillRecipe
 from bertree.train.device_setup import DeviceSetup
+from bertree.train.metrics_log import Callback, calling
 
 
 def pretrain(
@@ -23,6 +24,9 @@ def pretrain(
     resume: bool = False,
     overrides: Sequence[str] = (),
     progress: bool | None = None,
+    on_step: Callback | None = None,
+    on_evaluation: Callback | None = None,
+    on_save: Callback | None = None,
     **settings: Any,
 ) -> Run:
     """Pretrain a model from a recipe: the name of a built-in one, or the path of a TOML file.
@@ -30,6 +34,7 @@ def pretrain(
     `store` is the token store to learn from. Settings are keywords (`optim={"lr": 1e-4}`, `lr=1e-4`) that change the
     recipe; `overrides` are the same as strings (`"optim.lr=1e-4"`). With `resume=True` an interrupted run goes on from
     its newest checkpoint and ends in the same bytes. Nothing is printed unless `progress=True`.
+    `on_step`, `on_evaluation` and `on_save` are functions that get a `TrainingEvent` (docs/python.md).
 
     >>> run = bertree.pretrain("bert-base-tiny", store="my-store", out="my-run")
     >>> run.model.fill_mask("The captain went down to the [MASK].")
@@ -50,4 +55,5 @@ def pretrain(
 
         return StoreJob(recipe=loaded, train=train, held_out=held_out, build_trainee=build_trainee)
 
-    return execute_store_job(build_job, loaded, out=out, resume=resume, progress=progress)
+    with calling(on_step, on_evaluation, on_save):
+        return execute_store_job(build_job, loaded, out=out, resume=resume, progress=progress)

@@ -5,6 +5,7 @@ gives no more than the ids and segments that a model reads.
 """
 
 import re
+import sys
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -217,6 +218,6 @@ def _as_array(rows: list[Any], kind: str) -> Any:
     array = np.array(rows, np.int64)
     if kind == "np":
         return array
-    import torch
-
+    if (torch := sys.modules.get("torch")) is None:  # this package works without it
+        raise UserError("return_tensors='pt': import torch first")
     return torch.from_numpy(array)

@@ -2,6 +2,10 @@
 
 Every line of metrics.jsonl is one JSON object with a `kind`: train, eval, sample, event or end. A run that is
 resumed drops the lines after the step it resumes from, so no step is logged twice.
+
+Callbacks are functions of the user (`on_step`, `on_evaluation`, `on_save`). The functions that train set them for the
+time of their call, as `progress` is set, and the session calls them after a step, when its own work is done. If one
+raises an exception, the run is saved first, so that it can be resumed behind this step.
 """
 
 import importlib.metadata
@@ -10,7 +14,11 @@ import math
 import platform
 import shlex
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +29,8 @@ from bertree.engines.cores import available_cores
 from bertree.errors import UserError, install_hint
 from bertree.files.atomic import write_atomically
 from bertree.run_folder import METRICS, TENSORBOARD
+from bertree.scale.launch import launched
+from bertree.train.loop import StepResult
 from bertree.version import __version__
 
 PACKAGES = ("torch", "numpy", "tokenizers", "safetensors")
@@ -118,3 +128,115 @@ def environment(device: torch.device) -> dict[str, Any]:
         **{package: importlib.metadata.version(package) for package in PACKAGES},
         "command": shlex.join(["bertree", *sys.argv[1:]]),
     }
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingEvent:
+    """What a callback gets: where a run stands, and what has just happened."""
+
+    folder: Path  # of the run; of several seeds, that of the seed
+    step: int  # steps done
+    steps: int  # of the whole run
+    loss: float | None = None  # of this step, or on held-out text; None: not computed
+    lr: float | None = None  # learning rate of this step
+    tokens_per_s: float | None = None  # since the step before
+    scores: Mapping[str, float] = field(default_factory=dict)  # of an evaluation
+    path: Path | None = None  # what was saved: a checkpoint, or the model at the end
+
+
+Callback = Callable[[TrainingEvent], object]
+
+
+@dataclass(frozen=True)
+class Callbacks:
+    """The functions of the user; None: there is none."""
+
+    on_step: Callback | None = None
+    on_evaluation: Callback | None = None
+    on_save: Callback | None = None
+
+    def any(self) -> bool:
+        """Whether there is one."""
+        return any((self.on_step, self.on_evaluation, self.on_save))
+
+
+_CALLBACKS: ContextVar[Callbacks] = ContextVar("callbacks", default=Callbacks())  # noqa: B039  # frozen
+
+
+@contextmanager
+def calling(on_step: Callback | None, on_evaluation: Callback | None, on_save: Callback | None) -> Iterator[None]:
+    """Let the runs of this block call these functions."""
+    callbacks = Callbacks(on_step, on_evaluation, on_save)
+    for name, function in vars(callbacks).items():
+        if function is not None and not callable(function):
+            raise UserError(f"`{name}`: must be a function, not {type(function).__name__} {str(function)[:40]!r}")
+    if callbacks.any() and launched().size > 1:
+        raise UserError("on_step, on_evaluation, on_save: are for one process; with several ranks read metrics.jsonl")
+    token = _CALLBACKS.set(callbacks)
+    try:
+        yield
+    finally:
+        _CALLBACKS.reset(token)
+
+
+def current_callbacks() -> Callbacks:
+    """Return the functions that runs call now."""
+    return _CALLBACKS.get()
+
+
+class EvaluationTap(SilentLog):
+    """A log that also tells a hook about evaluations."""
+
+    def __init__(self, log: SilentLog, hook: "CallbackHook") -> None:
+        self._log, self._hook = log, hook
+
+    def write(self, kind: str, step: int, fields: Mapping[str, Any]) -> None:
+        """Write one line."""
+        self._log.write(kind, step, fields)
+        if kind == "eval":
+            self._hook.evaluated(fields)
+
+
+class CallbackHook:
+    """The last hook of a step: calls the user's functions with what has happened in it."""
+
+    def __init__(self, folder: Path, steps: int, save: Callable[[StepResult], None]) -> None:
+        """`save` saves the run after an exception."""
+        self._callbacks, self._folder, self._steps, self._save = current_callbacks(), folder, steps, save
+        self._scores: Mapping[str, Any] | None = None
+        self._path: Path | None = None
+        self._since = time.perf_counter()
+
+    def evaluated(self, scores: Mapping[str, Any]) -> None:
+        """Remember the scores of this step."""
+        others = ("seconds", "tokens")  # of the run so far
+        self._scores = {key: x for key, x in scores.items() if isinstance(x, int | float) and key not in others}
+
+    def saved(self, path: Path) -> None:
+        """Remember the checkpoint of this step."""
+        self._path = path
+
+    def __call__(self, result: StepResult) -> None:
+        """Call the functions for this step."""
+        scores, path, self._scores, self._path = self._scores, self._path, None, None
+        seconds, self._since = time.perf_counter() - self._since, time.perf_counter()
+        try:
+            if on_step := self._callbacks.on_step:
+                on_step(self._event(result.step, loss=result.loss, lr=result.lr, tokens_per_s=result.tokens / seconds))
+            if (on_evaluation := self._callbacks.on_evaluation) and scores is not None:
+                on_evaluation(self._event(result.step, loss=scores.get("loss"), lr=result.lr, scores=scores))
+            if (on_save := self._callbacks.on_save) and path is not None:
+                on_save(self._event(result.step, path=path))
+        except Exception:
+            if path is None:
+                self._save(result)
+            raise
+
+    def _event(self, step: int, **fields: Any) -> TrainingEvent:
+        return TrainingEvent(folder=self._folder, step=step, steps=self._steps, **fields)
+
+
+def announce_model(folder: Path, path: Path, step: int, steps: int) -> None:
+    """Call `on_save` with the model that a run has written."""
+    if on_save := current_callbacks().on_save:
+        on_save(TrainingEvent(folder=folder, step=step, steps=steps, path=path))

@@ -5,7 +5,7 @@ Every training verb builds a loop and a feed and runs them here. What is evaluat
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from signal import SIGTERM
 
@@ -24,7 +24,7 @@ from bertree.train.hooks import CheckpointSaver, RankFigures, RunLog, SavedTotal
 from bertree.train.keep import KeepPolicy
 from bertree.train.lane_memory import check_state
 from bertree.train.loop import Loop, StepResult, StopTraining
-from bertree.train.metrics_log import MetricsLog, SilentLog, environment
+from bertree.train.metrics_log import CallbackHook, EvaluationTap, MetricsLog, SilentLog, current_callbacks, environment
 from bertree.train.progress import Progress
 from bertree.train.signals import Signals, catch_signals
 
@@ -92,6 +92,10 @@ class Session:
         """Take the remaining steps; return whether the last one was reached."""
         settings, last = self.settings, len(self.feed.schedule)
         world = self.loop.world
+        called: list[CallbackHook] = []
+        if current_callbacks().any():
+            called = [CallbackHook(self.out, last, lambda result: saver.now(result))]
+            log = replace(log, metrics=EvaluationTap(log.metrics, called[0]))
         peak = (measure_peak_flops(self.loop.device) or 0.0) * world.size if self.flops else None
         figures = RankFigures(world, self.loop.device)
         logger = StepLogger(
@@ -107,13 +111,13 @@ class Session:
             every=settings.save_every,
             last=last if self.keep.saves_last else None,
             pause=self.keep.pause,
-            save=lambda result: self._save(result, log),
+            save=lambda result: self._save(result, log, called),
             logger=logger,
             world=world,
         )
         try:
             stop = StopOnSignal(signals, saver, alone=world.size == 1)
-            self.loop.run(self._steps(first), (log.totals, logger, evaluator, saver, stop))
+            self.loop.run(self._steps(first), (log.totals, logger, evaluator, saver, *called, stop))
         except StopTraining:
             log.progress.say(f"stopped at step {saver.step:,} of {last:,} and saved; go on with `resume=True`")
             return False
@@ -132,12 +136,14 @@ class Session:
     def _checkpoints(self) -> CheckpointFolder:
         return CheckpointFolder(self.out / CHECKPOINTS, self.keep.checkpoints, self.loop.world)
 
-    def _save(self, result: StepResult, log: RunLog) -> None:
+    def _save(self, result: StepResult, log: RunLog, called: Sequence[CallbackHook]) -> None:
         extra = log.totals.as_dict() | {"identity": self.identity} | self.feed.extra() | self.keep.extra()
         tensors = {**self.keep.tensors(), **self.loop.memories.tensors()}
-        self._checkpoints.save(result.step, self.loop.network, self.loop.optimizer, extra, tensors)
+        path = self._checkpoints.save(result.step, self.loop.network, self.loop.optimizer, extra, tensors)
         world = self.loop.world
         world.check_together(lambda: self.keep.after_save(result, self._checkpoints) if world.is_first else None)
+        for hook in called:
+            hook.saved(path)
 
     def _resume(self) -> Checkpoint | None:
         """Restore the newest good checkpoint."""

@@ -1,0 +1,72 @@
+"""Functions that a run calls: what they get, and that a run whose callback fails can be resumed behind that step."""
+
+from dataclasses import FrozenInstanceError
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import bertree
+from bertree.train.metrics_log import TrainingEvent
+from tests.support import learnable
+
+SETTINGS: dict[str, Any] = {"task": "classification", "data": learnable.feelings(40), "epochs": 2, "batch": 8}
+SETTINGS |= {"device": "cpu", "lr": 3e-3, "evaluations": 2}
+
+
+@pytest.fixture
+def encoder(tmp_path: Path) -> Path:
+    return learnable.model(tmp_path / "encoder", learnable.tokenizer(), layers=1)
+
+
+class Broken(Exception):
+    """An error of the user's own."""
+
+
+def test_what_callbacks_get(encoder: Path, tmp_path: Path) -> None:
+    steps: list[TrainingEvent] = []
+    evaluations: list[TrainingEvent] = []
+    saves: list[TrainingEvent] = []
+    with learnable.one_thread():
+        run = bertree.finetune(
+            encoder,
+            out=tmp_path / "a",
+            on_step=steps.append,
+            on_evaluation=evaluations.append,
+            on_save=saves.append,
+            **SETTINGS,
+        )
+        plain = bertree.finetune(encoder, out=tmp_path / "b", **SETTINGS)
+    last = steps[-1].steps
+    assert [event.step for event in steps] == list(range(1, last + 1))
+    assert all(event.loss and event.lr is not None and event.tokens_per_s and not event.scores for event in steps)
+    logged = {row["step"]: row["accuracy"] for row in run.history if row["kind"] == "eval"}
+    assert {event.step: event.scores["accuracy"] for event in evaluations} == logged
+    assert [event.path for event in saves] == [tmp_path / "a" / "model"]
+    weights = [(folder.folder / "model" / "model.safetensors").read_bytes() for folder in (run, plain)]
+    assert weights[0] == weights[1]
+    with pytest.raises(FrozenInstanceError):
+        steps[0].step = 3
+
+
+def test_a_failing_callback_ends_a_run_that_resumes(encoder: Path, tmp_path: Path) -> None:
+    def fail(event: TrainingEvent) -> None:
+        if event.step == 3:
+            raise Broken("no connection")
+
+    resumed: list[int] = []
+    with learnable.one_thread():
+        with pytest.raises(Broken, match="no connection"):
+            bertree.finetune(encoder, out=tmp_path / "a", on_step=fail, **SETTINGS)
+        run = bertree.finetune(
+            encoder, out=tmp_path / "a", resume=True, on_step=lambda event: resumed.append(event.step), **SETTINGS
+        )
+        plain = bertree.finetune(encoder, out=tmp_path / "b", **SETTINGS)
+    assert resumed[0] == 4
+    weights = [(folder.folder / "model" / "model.safetensors").read_bytes() for folder in (run, plain)]
+    assert weights[0] == weights[1]
+
+
+def test_what_is_no_function(encoder: Path, tmp_path: Path) -> None:
+    with pytest.raises(bertree.UserError, match="`on_step`: must be a function, not int '3'"):
+        bertree.finetune(encoder, out=tmp_path / "a", on_step=3, **SETTINGS)
