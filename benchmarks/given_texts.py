@@ -54,6 +54,7 @@ def main() -> None:
     kinds = {address: texts for texts_of in read for address, texts in texts_of.items()}
     numbers = iter(random.Random(0).sample(range(100_000, 1_000_000), 100_000))
     rows = {kind: [(f"{kind}/{next(numbers)}", text) for text in texts] for kind, texts in kinds.items()}
+    rows = {kind: each for kind, each in rows.items() if len(each) > 2 * HELD_OUT}  # others have too few to learn from
     options.work.mkdir(parents=True, exist_ok=True)
     corpus, store, run = options.work / "Links.jsonl", options.work / "store", options.work / "run"
     train = [{"text": text, "url": url} for each in rows.values() for url, text in each[HELD_OUT:]]
