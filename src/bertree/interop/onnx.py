@@ -35,8 +35,9 @@ DETAILS = "onnx"  # key of config.json
 PRECISIONS = ("float32", "int8")
 MAX_SINGLE_FILE = 2**30  # bytes of weights; larger ones go to a second file (the format's limit is twice this)
 NEEDED = ("onnx", "onnxscript", "onnxruntime")
-SAMPLES, LONGEST_SAMPLE = 48, 64  # sequences of random tokens on which the results are compared, and their length
+SAMPLES, LONGEST_SAMPLE = 256, 64  # sequences of random tokens on which the results are compared, and their length
 TOLERANCE = 1e-4  # of float32, relative to the largest result above 1
+BATCH = 8  # sequences that are computed at once
 MOST_LABELS = 6  # that a description names
 MARGIN = 2.0  # an int8 file's stated error, as a multiple of the largest one in the samples
 
@@ -167,8 +168,8 @@ def _samples(contents: Contents) -> Iterator[tuple[list[list[int]], list[list[in
     """Yield batches of random tokens, the same every time: texts of all lengths, half of them in two segments."""
     a, draw = contents.architecture, np.random.default_rng(0)
     longest = min(contents.max_length or LONGEST_SAMPLE, a.longest_input, LONGEST_SAMPLE)
-    for _ in range(0, SAMPLES, 4):
-        ids = [draw.integers(0, a.vocab_size, draw.integers(1, longest + 1)).tolist() for _ in range(4)]
+    for _ in range(0, SAMPLES, BATCH):
+        ids = [draw.integers(0, a.vocab_size, draw.integers(1, longest + 1)).tolist() for _ in range(BATCH)]
         halves = [len(row) // 2 if number % 2 else 0 for number, row in enumerate(ids)]
         second = 1 if a.reads_segments else 0
         yield ids, [[0] * (len(row) - half) + [second] * half for row, half in zip(ids, halves, strict=True)]
