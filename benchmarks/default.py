@@ -33,7 +33,8 @@ from bertree.config.model_names import resolve_model_path
 from bertree.errors import UserError
 from bertree.files.formats import Json, file_hash
 from bertree.finetuning import config as configs
-from bertree.finetuning.evaluate import EncodedSplit, degenerate_reason, evaluate_split
+from bertree.finetuning.evaluate import EncodedSplit, evaluate_split
+from bertree.finetuning.learning import degenerate_reason
 from bertree.finetuning.tuner import FineTuning, InitialModel
 from bertree.inference.load import Model, load, random_model
 from bertree.interop.folder import read_architecture

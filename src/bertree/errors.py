@@ -40,6 +40,11 @@ def listed(names: Iterable[object], most: int = 20) -> str:
     return f"{', '.join(shown[:most])}, ... ({len(shown):,} in all)"
 
 
+def counted(count: int, noun: str) -> str:
+    """Return a number with its noun: 1 layer, 12 layers."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def install_hint(extra: str) -> str:
     """Return the end of an error line: how to install what an optional feature of bertree needs."""
     return f"install the extra '{extra}': pip install -e '.[{extra}]' in the folder of bertree"

@@ -356,8 +356,20 @@ def test_page_and_table_hold_the_figures() -> None:
     assert widths[1] / widths[0] == pytest.approx(6.6 / 60, rel=0.01)
     table = {row.name: row for row in comparison_rows(FOUND)}
     assert table["  in the layers"].values == ["85M", "10M"]
-    assert table["perplexity"].against == [""]
-    assert table["accuracy"].against == ["keeps 96.8 %"]
+    assert table["perplexity"].against == [("", None)]
+    assert table["accuracy"].against == [("keeps 96.8 %", True)], "red: something was lost"
+    assert table["  in the layers"].against == [("8.5x smaller", False)]
+
+
+def test_a_score_within_the_interval_of_the_first_is_kept() -> None:
+    spans = ((0.9, 0.95), (0.85, 0.93))
+    shown = replace(FOUND, scores={"accuracy": (0.93, 0.91)}, intervals={"accuracy": spans})
+    kept, intervals, *_ = comparison_rows(shown)
+    assert kept.against == [("keeps 97.8 %", False)]
+    assert (intervals.name, intervals.values) == ("  95 % interval", ["90.00 to 95.00", "85.00 to 93.00"])
+    lost = replace(shown, scores={"accuracy": (0.93, 0.89)})
+    assert comparison_rows(lost)[0].against == [("keeps 95.7 %", True)]
+    assert Comparison.from_json(shown.as_json(), "x") == shown
 
 
 def test_reports_of_runs_show_it_where_there_is_one(tmp_path: Path) -> None:
@@ -420,9 +432,9 @@ WRONG = {
     "no model": (["ONE", "nowhere/model"], "no such folder"),
     "no preset": (["ONE", "bert-bse"], "bertree downloads nothing"),
     "no tokenizer": (["ONE", "bert-tiny"], "give --tokenizer FOLDER"),
-    "no data": (["ONE", "ONE", "--task", "sst-2"], "--task and --data belong together"),
-    "no task": (["ONE", "ONE", "--data", "DATA"], "--task and --data belong together"),
-    "columns": (["ONE", "ONE", "--text", "body"], "give --task and --data too"),
+    "no data": (["ONE", "ONE", "--task", "sst-2"], "--task: is about a task's files; give them with --data"),
+    "no task": (["ONE", "ONE", "--data", "DATA"], "has no task head"),
+    "columns": (["ONE", "ONE", "--text", "body"], "name columns of --data or of --texts"),
     "task": (["ONE", "ONE", "--task", "sst-3", "--data", "DATA"], "did you mean 'sst-2'"),
     "head": (["ONE", "ONE", "--task", "squad", "--data", "DATA"], "needs a model with a 'span' head"),
     "missing data": (["ONE", "ONE", "--task", "sst-2", "--data", "nowhere"], "nowhere: no such file"),
@@ -432,7 +444,10 @@ WRONG = {
     "seconds": (["ONE", "ONE", "--seconds", "0"], "--seconds"),
     "no number of seconds": (["ONE", "ONE", "--seconds", "nan"], "--seconds"),
     "a folder of texts": (["ONE", "ONE", "--texts", "ONE"], "one"),
-    "no text in it": (["ONE", "ONE", "--texts", "DATA"], "dev.csv: line 2: has no 'text'"),
+    "no text in it": (
+        ["ONE", "ONE", "--texts", "DATA", "--text", "nowhere"],
+        "dev.csv: line 2: has no column 'nowhere'",
+    ),
     "out": (["ONE", "ONE", "--out", "EMPTY"], "is a file"),
     "inside a file": (["ONE", "ONE", "--out", "INSIDE"], "empty.txt: is a file"),
 }

@@ -101,7 +101,9 @@ def test_the_page_says_what_came_out() -> None:
     page = Page(evaluation_page("run", [pairs], [EncoderScores("an encoder", 7, (found,), value)]))
     assert page.seen.count("circle") == 60
     assert f"Sentence similarity: {value:.2f} on my set" in page.text
-    assert page.row("an encoder") == ["7", f"{value:.2f}"]
+    low, high = found.intervals["spearman"]
+    assert low < value < high
+    assert page.row("an encoder") == ["7", f"{value:.2f}{low:.1f} to {high:.1f}"]
     assert page.titles() == ["an encoder"]
 
 

@@ -10,7 +10,8 @@ import torch
 import bertree
 from bertree.errors import UserError
 from bertree.finetuning import evaluate as scores_of
-from bertree.finetuning.tuner import hold_out
+from bertree.finetuning.learning import degenerate_reason
+from bertree.finetuning.scored import hold_out
 from bertree.tasks import registry
 from tests.support.command import Command
 from tests.support.learnable import Trained, feelings, pairs
@@ -64,9 +65,9 @@ def test_a_seed_that_learned_nothing_never_wins() -> None:
 
 def test_a_tagger_that_says_the_same_of_every_word_is_named() -> None:
     lines = [{"predicted": ["O"] * n, "gold": ["B-X", *["O"] * (n - 1)]} for n in range(2, 30)]
-    assert scores_of.degenerate_reason(lines)
+    assert degenerate_reason(lines)
     lines[3]["predicted"][0] = "B-X"
-    assert not scores_of.degenerate_reason(lines)
+    assert not degenerate_reason(lines)
 
 
 def test_fewer_seeds_on_resume_do_not_contradict_the_model(trained: Trained, command: Command, tmp_path: Path) -> None:

@@ -227,7 +227,7 @@ def test_seeds_are_listed_linked_and_drawn(tmp_path: Path) -> None:
     assert shown.links == ["seed-0/report.html", "seed-1/report.html"]
     assert shown.row("1: training") == ["60.00", "10", "the best, kept"]
     assert shown.row("2")[:2] == ["–", "–"]
-    assert "diverged: at step 3" in shown.row("2")[2]
+    assert "learned nothing: at step 3" in shown.row("2")[2]
     assert "55.00 ± 7.07" in shown.text
     assert "of 2 seeds, 1 left out" in shown.text
     assert "1,234" in shown.text

@@ -47,7 +47,7 @@ def test_what_a_bilstm_answers() -> None:
     assert (a.head_names, a.default_heads) == (("sequence", "token", "span", "beam-span", "choice"), {})
     assert (a.causal, a.reads_segments, a.learning_rate) == (False, False, 1e-3)
     assert (a.sequence_width, a.with_values({"sequence_head": "compare"}).sequence_width) == (400, 1600)
-    assert (a.describe(), a.short) == ("bilstm, 1 layers, width 400", "L1 H400 LSTM E300")
+    assert (a.describe(), a.short) == ("bilstm, 1 layer, width 400", "L1 H400 LSTM E300")
 
 
 @pytest.mark.parametrize(("head", "pairs", "expected"), [

@@ -231,7 +231,8 @@ def print_json(value: Any) -> None:
 def end_run(run: "Run", as_json: bool, show: "Callable[[Run], None]") -> None:
     """Print the result of a training run and exit with 0, with 128 and the signal that ended it, or with 1."""
     if as_json:
-        print_json({"folder": str(run.folder), "complete": run.complete, "signal": run.signal, "metrics": run.metrics})
+        state = {"complete": run.complete, "learned": run.learned, "signal": run.signal}
+        print_json({"folder": str(run.folder)} | state | {"metrics": run.metrics})
     elif run.signal is None:
         show(run)
     if not run.complete:

@@ -64,9 +64,9 @@ def train_tokenizer(trained: "TrainedTokenizer", options: SimpleNamespace) -> No
 
     [dim]bertree tokenizer train corpus/books.txt --kind wordpiece --vocab-size 8000 --out my-tokenizer[/dim]
     """
-    from rich.console import Console
     from rich.table import Table
 
+    from bertree.cli.render import make_console
     from bertree.data.prepare import HELD_OUT_EVERY
 
     out, kind, size, report = options.out, options.kind, trained.tokenizer.size, trained.report
@@ -87,7 +87,7 @@ def train_tokenizer(trained: "TrainedTokenizer", options: SimpleNamespace) -> No
     table.add_row("fertility (tokens per word)", f"{report.fertility:.3f}")
     table.add_row("unknown tokens", f"{report.unknown_rate:.4%}")
     table.add_row("compression (bytes per token)", f"{report.compression:.2f}")
-    Console().print(table)
+    make_console().print(table)
 
 
 def prepare(prepared: "PreparedStore", options: SimpleNamespace) -> None:

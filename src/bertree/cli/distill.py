@@ -28,8 +28,8 @@ def register(app: typer.Typer) -> None:
         "models": Option(
             metavar="MODEL OTHER [MORE ...]", help="Folders or presets; the first is compared with the others."
         ),
-        "task": Option(help="Score them too, on this task: sst-2, squad, ner ..."),
-        "data": Option(help="The task's files: its dev split is read."),
+        "task": Option(help="Task of --data: sst-2, squad, ner ...", default="the models' own"),
+        "data": Option(help="Score them too: folder with a task's files, or one file."),
         "device": Option(help="cpu, cuda, cuda:1 ...; auto: CPU and, where there is one, GPU."),
         "seconds": Option(min=0.1, max=86400, help="Time for timing, all models together."),
         "out": Option(help="Folder for comparison.json and report.html."),
@@ -80,11 +80,12 @@ def compare(comparison: "Comparison", options: SimpleNamespace) -> None:
 
     Latency is that of one text at a time (median, 90th percentile; from ids, and with tokenization), throughput that of
     many, packed and sorted by length. The models take turns on the same texts, so that other load on the machine
-    affects all of them alike. With --task and --data each is scored on the dev split, timed on its examples with the
-    task's head, and the share of the first model's score that is kept is shown; without, encoders alone are timed.
+    affects all of them alike. With --data each is scored on the split that `evaluate` would take, timed on its examples
+    with the task's head, and the share of the first model's score that is kept is shown, in red if it is below the
+    first one's confidence interval; without, encoders alone are timed.
 
-    [dim]bertree compare teacher/model student/model --task sst-2 --data glue/SST-2 --out versus
-    bertree compare my-bert my-small-bert --texts mail.txt --device cpu --seconds 60
+    [dim]bertree compare teacher student --data glue/SST-2 --out versus
+    bertree compare my-bert my-small-bert --texts mail.csv --text body --device cpu --seconds 60
     bertree compare bert-base distilbert-base albert-base --tokenizer my-bert --json[/dim]
     """
     from bertree.cli.render.scores import print_comparison

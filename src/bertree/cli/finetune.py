@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bertree.cli.command import CHECK, TRAIN, USE, end_run, print_json, python_verb, verb
-from bertree.cli.options import DeviceOption, JsonOption, LengthOption, ModelArgument, Option, TokenizerOption
+from bertree.cli.options import (
+    OPTIONS,
+    DeviceOption,
+    JsonOption,
+    LengthOption,
+    ModelArgument,
+    Option,
+    TextOption,
+    TokenizerOption,
+)
 from bertree.console import note
 from bertree.errors import UserError
 
@@ -70,9 +79,12 @@ def finetune(run: "Run", options: SimpleNamespace) -> None:
 def evaluate(scores: "Scores", options: SimpleNamespace) -> None:
     """Score a fine-tuned model on a task's files, as the task's own script does.
 
-    [dim]bertree evaluate my-sst/model --task sst-2 --data glue/SST-2
-    bertree evaluate my-sst/model --task sst-2 --data glue/SST-2 --split test --submission for-the-server
-    bertree evaluate my-qa/model --task squad --data dev-v1.1.json --json
+    Task, columns, labels and length are those the model was fine-tuned with. Each score comes with its 95 % confidence
+    interval.
+
+    [dim]bertree evaluate my-sst --data glue/SST-2
+    bertree evaluate my-sst --data glue/SST-2 --split test --submission for-the-server
+    bertree evaluate hf-folder --task squad --data dev-v1.1.json --json
     bertree evaluate my-gpt --task questions --data questions.jsonl[/dim]
     """
     from bertree.cli.render.scores import print_scores
@@ -110,11 +122,17 @@ def glue(summary: "GlueSummary", options: SimpleNamespace) -> None:
 def predict(
     model: ModelArgument,
     texts: Annotated[
-        list[str] | None, typer.Argument(metavar="[TEXT ...]", help="Texts; - or none: standard input.")
+        list[str] | None,
+        typer.Argument(
+            metavar="[TEXT|FILE ...]",
+            help="Texts, or files of them: .txt (one text per line), .jsonl, .csv, .tsv, .parquet; - or none: standard "
+            "input.",
+        ),
     ] = None,
-    file: Annotated[
-        Path | None, typer.Option(help="A file instead: .txt (one text per line), .jsonl, .csv, .tsv, .parquet.")
-    ] = None,
+    file: Annotated[Path | None, typer.Option(help="A file, also one whose name is a text.")] = None,
+    literal: Annotated[bool, typer.Option("--literal", help="Take each TEXT as it is, even a path.")] = False,
+    text: TextOption = None,
+    pair: Annotated[str | None, OPTIONS["pair"].option()] = None,
     question: Annotated[str | None, typer.Option(help="A question about every TEXT (question answering).")] = None,
     max_length: LengthOption = 0,
     device: DeviceOption = "auto",
@@ -123,12 +141,12 @@ def predict(
 ) -> None:
     """Predict with a fine-tuned model: label with probability, entities, answer, or chosen option.
 
-    A line is a text; where the model reads pairs, a tab separates the two. A line that is a JSON object gives
-    the parts by name: text, pair; words; question, context; context, question, options. With --json, one object is
-    printed per line.
+    Columns, labels and length are those the model was fine-tuned with. A line is a text; where the model reads pairs, a
+    tab separates the two. A line that is a JSON object gives the parts by name: text, pair; words; question, context;
+    context, question, options. With --json, one object is printed per line.
 
     [dim]bertree predict my-sst/model "What a film." "Not again."
-    bertree predict my-ner/model --file news.txt --json
+    bertree predict my-ner news.txt --json
     bertree predict my-qa/model --question "Who wrote it?" "Moby Dick was written by Herman Melville."
     cat questions.jsonl | bertree predict my-race/model[/dim]
     """
@@ -139,28 +157,50 @@ def predict(
         raise UserError("give texts or --file, not both")
     loaded = load(model, device=choose_device(device), tokenizer=tokenizer)
     try:
-        task = loaded.find_task()
+        task = loaded.find_task(text=text, pair=pair)
     except UserError as error:
         raise UserError(f"{model}: {error}") from None
-    rest, done = _examples(task, texts or [], file, question), 0
-    while some := list(islice(rest, CHUNK)):
-        for line in loaded.predict_examples(task, some, max_length):
+    rest, done = _examples(task, texts or [], file, question, literal), 0
+    while chunk := list(islice(rest, CHUNK)):
+        for line in loaded.predict_examples(task, chunk, max_length):
             print(json_text(line) if as_json else task.prediction_text(line))
-        done += len(some)
+        done += len(chunk)
     if not done:
         raise UserError(f"{file or 'standard input'}: nothing to predict: the input is empty")
 
 
-def _examples(task: Any, texts: Sequence[str], file: Path | None, question: str | None) -> Iterator[Any]:
-    """Yield what is to be predicted: the examples of a file, of texts of the command line, or of standard input."""
+def _examples(task: Any, texts: Sequence[str], file: Path | None, question: str | None, literal: bool) -> Iterator[Any]:
+    """Yield what is to be predicted: the examples of files, of texts of the command line, or of standard input."""
     from bertree.tasks.files import parse_inputs, parse_line, read_inputs
 
     if file is not None:
         return read_inputs(task, file, question)
     if texts and list(texts) != ["-"]:
+        files = [] if literal else _existing_files(texts)
+        if files:
+            note(f"reading {', '.join(map(str, files))}; for the path itself as a text: --literal")
+            return chain.from_iterable(read_inputs(task, path, question) for path in files)
         places = ((f"text {number}", text) for number, text in enumerate(texts, 1))
         return parse_inputs(task, ((where, parse_line(text, where)) for where, text in places), "input", question)
     if sys.stdin.isatty():
         note("reading standard input, one text per line; end with Ctrl-D")
     places = ((f"standard input: line {number}", line.rstrip("\r\n")) for number, line in enumerate(sys.stdin, 1))
     return parse_inputs(task, ((where, parse_line(text, where)) for where, text in places), "standard input", question)
+
+
+def _existing_files(texts: Sequence[str]) -> list[Path]:
+    """Return the files that the arguments name, or nothing if they are texts."""
+    paths = [Path(text) for text in texts if _exists(text)]
+    if folder := next((path for path in paths if path.is_dir()), None):
+        raise UserError(f"{folder}: is a folder; give a file of texts, or --literal to predict for its name")
+    if paths and len(paths) < len(texts):
+        other = next(text for text in texts if Path(text) not in paths)
+        raise UserError(f"{other:.60}: is no file, but {paths[0]} is; give files or texts, or --literal for texts")
+    return paths
+
+
+def _exists(text: str) -> bool:
+    try:
+        return bool(text.strip()) and Path(text).exists()
+    except (OSError, ValueError):  # too long for a path, or with a zero byte
+        return False

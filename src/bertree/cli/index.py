@@ -19,7 +19,7 @@ from bertree.cli.options import (
     TableOption,
 )
 from bertree.console import bar, note
-from bertree.errors import UserError
+from bertree.errors import UserError, counted
 
 if TYPE_CHECKING:
     from bertree.inference.model import Model
@@ -217,7 +217,7 @@ def remove(
     [dim]bertree index remove my-index corpus/books.txt#12
     bertree index remove my-index --where book=Emma[/dim]
     """
-    from bertree.cli.render.index import count_of, describe_contents
+    from bertree.cli.render.index import describe_contents
     from bertree.search.index import Index
 
     ids, where = ids or [], where or []
@@ -235,7 +235,7 @@ def remove(
     if as_json:
         print_json({"removed": removed} | info)
     else:
-        print(f"{folder}: {count_of(removed, 'document')} removed; {describe_contents(info)}")
+        print(f"{folder}: {counted(removed, 'document')} removed; {describe_contents(info)}")
 
 
 def query(

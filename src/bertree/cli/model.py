@@ -54,8 +54,7 @@ def info(
     bertree info path/to/model --json
     bertree info --kernels --device cuda[/dim]
     """
-    from rich.console import Console
-
+    from bertree.cli.render import make_console
     from bertree.errors import UserError
 
     if kernels:
@@ -64,20 +63,20 @@ def info(
 
         if name is not None:
             raise UserError(f"--kernels: shows the kernels of a device, not of a model ({name})")
-        print_json(kernels_json(device)) if as_json else print_kernels(Console(), device)
+        print_json(kernels_json(device)) if as_json else print_kernels(make_console(), device)
         return
     from bertree.cli.render.family import print_point, print_tree
     from bertree.comparison.info import describe, find_point
     from bertree.model.presets import PRESETS
 
     if name is None:
-        print_json([describe(point) for point in PRESETS.values()]) if as_json else print_tree(Console())
+        print_json([describe(point) for point in PRESETS.values()]) if as_json else print_tree(make_console())
         return
     point = find_point(name, axes or [])
     if as_json:
         print_json(describe(point))
     else:
-        print_point(Console(), point, batch, length or min(128, point.architecture.max_positions), card)
+        print_point(make_console(), point, batch, length or min(128, point.architecture.max_positions), card)
 
 
 def fill(
@@ -122,7 +121,7 @@ def convert(architecture: "Architecture", options: SimpleNamespace) -> None:
     bertree convert my-sentence-model small-onnx --to onnx --precision int8[/dim]
     """
     from bertree.interop import onnx
-    from bertree.model.cost import describe_architecture
+    from bertree.report.formats import describe_architecture
 
     kind = "huggingface" if options.to == "hf" else options.to
     if options.as_json:

@@ -127,7 +127,7 @@ OPTIONS: dict[str, Option] = {
     "negative": Option(help="Column with a negative; may be given several times."),
     # The task
     "task": Option(help=TASKS_HERE),
-    "split": Option(help="dev, test ...", default="dev"),
+    "split": Option(help="dev, test ...", default="dev, else test, else what fine-tuning holds out"),
     "frozen": Option(
         metavar="LAYERS",
         help=f"Freeze the encoder and learn from its states: {LAYERS}. With lstm=256 a BiLSTM reads them.",

@@ -115,8 +115,9 @@ def list_recipes(notes: dict[str, str], options: SimpleNamespace) -> None:
 
     [dim]bertree recipe list[/dim]
     """
-    from rich.console import Console
     from rich.table import Table
+
+    from bertree.cli.render import make_console
 
     if options.as_json:
         print_json(notes)
@@ -124,7 +125,7 @@ def list_recipes(notes: dict[str, str], options: SimpleNamespace) -> None:
     table = Table("recipe", "", box=None, pad_edge=False)
     for name, note in notes.items():
         table.add_row(name, note)
-    Console().print(table)
+    make_console().print(table)
 
 
 def show_recipe(recipe: Any, options: SimpleNamespace) -> None:
@@ -150,13 +151,12 @@ def plan(memory_plan: "Plan", options: SimpleNamespace) -> None:
     bertree plan bert-large layers=48 --devices 4 --card 24 --zero 3
     bertree plan megatron-bert-3.9b --devices 8 --plot plan.svg[/dim]
     """
-    from rich.console import Console
-
+    from bertree.cli.render import make_console
     from bertree.cli.render.plan import print_plan
 
     if options.as_json:
         print_json(memory_plan.as_dict())
         return
-    print_plan(Console(), memory_plan)
+    print_plan(make_console(), memory_plan)
     if options.plot is not None:
         print(f"\n{options.plot}: the chart")

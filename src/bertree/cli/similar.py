@@ -170,9 +170,10 @@ def _print_pairs(result: "SimilarPairs", duplicates: bool, min_similarity: float
 
 
 def _print_clusters(result: "TextClusters", show: int) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
+
+    from bertree.cli.render import make_console
 
     clusters: Sequence[object] = result.clusters.clusters
     table = Table("cluster", "size", "cosine", "most central", box=None, pad_edge=False)
@@ -182,7 +183,7 @@ def _print_clusters(result: "TextClusters", show: int) -> None:
         central = result.texts[result.rows[one.central]]
         table.add_row(str(number), f"{len(one.rows):,}", f"{one.mean:.3f}", Text(_one_line(central)))
     if clusters:
-        Console().print(table)
+        make_console().print(table)
     if len(clusters) > show:
         rest = sum(len(one.rows) for one in result.clusters.clusters[show:])
         print(f"... and {len(clusters) - show:,} more with {rest:,} texts (--show {len(clusters)})")

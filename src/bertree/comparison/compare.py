@@ -19,16 +19,19 @@ from bertree.console import note, renamed, showing, status
 from bertree.errors import UserError
 from bertree.files.atomic import write_into_folder
 from bertree.files.formats import json_text
-from bertree.finetuning.evaluate import score_splits
+from bertree.finetuning.evaluate import score_examples
+from bertree.finetuning.scored import ScoredExamples, read_scored
 from bertree.inference.load import choose_device, load, load_or_take
 from bertree.inference.model import Model
-from bertree.report.comparison import Comparison
+from bertree.report.comparison import Comparison, Intervals
 from bertree.report.comparison_page import comparison_page
 from bertree.report.formats import printable
 from bertree.run_folder import BEST_MODEL, COMPARISON, METRICS, MODEL, REPORT, SCORES
 from bertree.tasks.files import note_all_rows_scored, read_inputs, read_records
+from bertree.tasks.intervals import Interval, few_line
 from bertree.tasks.task import Task
 from bertree.text.memory import Rows, pair_fields, takes_rows, task_fields
+from bertree.text.records import choose_text_column, text_field
 from bertree.text.tokenizer import Tokenizer
 
 
@@ -36,17 +39,19 @@ from bertree.text.tokenizer import Tokenizer
 class ComparisonInputs:
     """What every model is scored and timed on: a task's files, texts of one's own, or neither."""
 
+    columns: Mapping[str, str | None]
     task: str | None = None
     data: Path | None = None
-    columns: Mapping[str, str | None] | None = None
+    split: str | None = None
     texts: Path | None = None
 
     def check(self) -> None:
         """Refuse what cannot be read before models are loaded."""
-        if (self.task is None) != (self.data is None):
-            raise UserError("`task` and `data` belong together: give both, or neither")
-        if self.task is None and self.columns and any(self.columns.values()):
-            raise UserError("`text`, `pair` and `label` name columns of a task's data; give `task` and `data` too")
+        of_task = {"task": self.task, "split": self.split, "label": self.columns["label"]}
+        if self.data is None and (named := [name for name, value in of_task.items() if value]):
+            raise UserError(f"`{named[0]}`: is about a task's files; give them with `data`")
+        if self.data is None and self.texts is None and any(self.columns.values()):
+            raise UserError("`text` and `pair` name columns of `data` or of `texts`; give one of them")
         for path in (self.data, self.texts):
             if path is not None and not path.exists():
                 raise UserError(f"{path}: no such file or folder")
@@ -58,6 +63,7 @@ def compare(
     *,
     task: str | None = None,
     data: str | Path | Rows | None = None,
+    split: str | None = None,
     texts: str | Path | Rows | None = None,
     text: str | None = None,
     pair: str | None = None,
@@ -68,16 +74,19 @@ def compare(
     tokenizer: str | Path | None = None,
     progress: bool | None = None,
 ) -> Comparison:
-    """Measure models against the first: parameters, bytes, latency, throughput and, with a task, score.
+    """Measure models against the first: parameters, bytes, latency, throughput and, with a task's files, score.
 
-    `texts` is a file of texts to time them on; with `task` and `data` each model is also scored on the dev split.
-    `seconds` is the time for timing, all models together; `out` a folder for comparison.json and report.html.
+    With `data`, a folder with a task's files or one file, each model is scored on the split that `evaluate` would take.
+    `task` is the one the models were fine-tuned for, unless given. `texts` is a file of texts to time them on; `text`,
+    `pair` and `label` name columns. `seconds` is the time for timing, all models together; `out` a folder for
+    comparison.json and report.html.
 
     >>> table = bertree.compare(["my-bert", "small/model"], texts="mail.txt")
     >>> table.models[1].parameters
     """
     data, texts, folder, tokenizer = (None if path is None else Path(path) for path in (data, texts, out, tokenizer))
-    inputs = ComparisonInputs(task=task, data=data, columns={"text": text, "pair": pair, "label": label}, texts=texts)
+    columns = {"text": text, "pair": pair, "label": label}
+    inputs = ComparisonInputs(columns=columns, task=task, data=data, split=split, texts=texts)
     with showing(progress):
         inputs.check()
         if len(models) < 2:
@@ -90,10 +99,17 @@ def compare(
             _timed_model(name, model, inputs, device, tokenizer)
             for name, model in zip(_short_names([_name(model) for model in models]), models, strict=True)
         ]
-        samples, measured_on, scores = _samples_and_scores(timed, inputs)
+        _check_tasks(timed)
+        samples, measured_on, scores, intervals = _samples_and_scores(timed, inputs)
         with status(f"timing {len(timed)} models for about {seconds:g} s"):
             comparison = compare_all(
-                timed, samples, scores=scores, seconds=seconds, devices=devices, measured_on=measured_on
+                timed,
+                samples,
+                scores=scores,
+                intervals=intervals,
+                seconds=seconds,
+                devices=devices,
+                measured_on=measured_on,
             )
         if folder is not None:
             write_into_folder(folder / COMPARISON, json_text(comparison.as_json(), 2) + "\n")
@@ -119,6 +135,7 @@ def compare_to_teacher(
     seconds: float,
     task: Task[Any] | None = None,
     device: torch.device | None = None,
+    intervals: Intervals | None = None,
 ) -> None:
     """Measure the student in a run's folder against its teacher and write comparison.json there for the report.
 
@@ -132,7 +149,9 @@ def compare_to_teacher(
     devices = available_devices() if device is None or device.type == "cuda" else ("cpu",)
     try:
         with status(f"timing teacher and student for about {seconds:g} s"):
-            comparison = compare_all(models, texts, scores=scores, seconds=seconds, devices=devices)
+            comparison = compare_all(
+                models, texts, scores=scores, intervals=intervals, seconds=seconds, devices=devices
+            )
     except torch.OutOfMemoryError:
         note("the GPU's memory is too small to time both; compare them on the CPU: bertree compare ... --device cpu")
         return
@@ -164,12 +183,20 @@ def _timed_model(
         note(f"{path}: a preset has random weights: its speed is real, its scores are not")
     if model.tokenizer is None:
         _set_tokenizer(path, model, tokenizer)
-    if inputs.task is None:
+    if inputs.data is None:
         return TimedModel(name, model, resolve_model_path(path))
     try:
-        return TimedModel(name, model, resolve_model_path(path), model.find_task(inputs.task, **(inputs.columns or {})))
+        return TimedModel(name, model, resolve_model_path(path), model.find_task(inputs.task, **inputs.columns))
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
+
+
+def _check_tasks(models: Sequence[TimedModel]) -> None:
+    """Refuse models of different tasks: one set of examples cannot score them."""
+    tasks = {timed.task.name: timed.name for timed in models if timed.task is not None}
+    if len(tasks) > 1:
+        learned = ", ".join(f"{model} {task}" for task, model in tasks.items())
+        raise UserError(f"the models have learned different tasks ({learned}); name one with `task`")
 
 
 def _set_tokenizer(name: str, model: Model, path: Path | None) -> None:
@@ -195,52 +222,58 @@ def _short_names(models: Sequence[str]) -> list[str]:
 
 def _samples_and_scores(
     models: Sequence[TimedModel], inputs: ComparisonInputs
-) -> tuple[list[Any], str, dict[str, list[float | None]]]:
-    """Return the samples to time, a description of them, and the scores."""
-    examples: list[Any] = []
+) -> tuple[list[Any], str, dict[str, list[float | None]], dict[str, tuple[Interval | None, ...]]]:
+    """Return the samples to time, a description of them, the scores and their intervals."""
+    task, examples = models[0].task, list[Any]()
     scores: dict[str, list[float | None]] = {}
+    intervals: dict[str, tuple[Interval | None, ...]] = {}
     if inputs.data is not None:
-        note_all_rows_scored(inputs.data)
-        scored = [_score(timed, inputs.data) for timed in models]
-        examples = scored[0][0]
-        names = dict.fromkeys(name for _, values in scored for name in values if not name.endswith("threshold"))
-        task = models[0].task
         assert task is not None
-        ordered = sorted(names, key=lambda name: name != task.metric)
-        scores = {name: [values.get(name) for _, values in scored] for name in ordered}
+        sets = read_scored(task, inputs.data, inputs.split, [timed.model.task for timed in models])
+        examples = [example for one in sets for example in one.examples]
+        scored = [_score(timed, sets) for timed in models]
+        names = dict.fromkeys(name for values, _ in scored for name in values if not name.endswith("threshold"))
+        for name in sorted(names, key=lambda name: name != task.metric):
+            scores[name] = [values.get(name) for values, _ in scored]
+            intervals[name] = tuple(spans.get(name) for _, spans in scored)
+        if sets[0].whole_file:
+            note_all_rows_scored(inputs.data)
+        for one in sets:
+            if line := few_line(one.split, len(one.examples)):
+                note(line)
     if inputs.texts is not None:
-        texts = _texts(inputs.texts, models[0].task)
-        path = str(inputs.texts)
+        texts, path = _texts(inputs.texts, task, inputs.columns), str(inputs.texts)
         place = f"of {inputs.texts.name}" if renamed(path) == path else "in memory"
-        return texts, f"{len(texts):,} texts {place}", scores
-    return examples, f"{len(examples):,} examples of {inputs.task}" if examples else "", scores
+        return texts, f"{len(texts):,} texts {place}", scores, intervals
+    return examples, f"{len(examples):,} examples of {task.name}" if task else "", scores, intervals
 
 
-def _score(timed: TimedModel, data: Path) -> tuple[list[Any], dict[str, float]]:
-    """Return the examples of the dev split and the model's scores on them."""
-    task, model = timed.task, timed.model
-    assert task is not None
-    examples: list[Any] = []
+def _score(timed: TimedModel, sets: Sequence[ScoredExamples]) -> tuple[dict[str, float], dict[str, Interval]]:
+    """Return a model's scores on examples, and their intervals."""
+    assert timed.task is not None
     scores: dict[str, float] = {}
-    for scored in score_splits(task, model, data, "dev"):
+    intervals: dict[str, Interval] = {}
+    for scored in score_examples(timed.task, timed.model, sets):
         for line in scored.notes:
             note(f"{timed.name}: {line}")
         if not scored.scores:
             raise UserError(f"{scored.file}: has no gold answers to score")
         scores |= {scored.prefix + key: value for key, value in scored.scores.items()}
-        examples += scored.examples
-    return examples, scores
+        intervals |= {scored.prefix + key: value for key, value in scored.intervals.items()}
+    return scores, intervals
 
 
-def _texts(path: Path, task: Task[Any] | None) -> list[Any]:
+def _texts(path: Path, task: Task[Any] | None, columns: Mapping[str, str | None]) -> list[Any]:
     """Return a file's texts and pairs; with a task, its examples."""
     texts: list[Any] = list(read_inputs(task, path)) if task is not None else []
     for where, record in read_records(path) if task is None else ():
-        if isinstance(record, str) and not record.strip():
+        if isinstance(record, str):
+            texts += [record] if record.strip() else []
             continue
-        parts = [record] if isinstance(record, str) else [record[key] for key in ("text", "pair") if key in record]
-        if not parts or not all(isinstance(text, str) for text in parts):
-            raise UserError(f"{where}: has no 'text'; give a text a line, or objects with text and pair")
+        names = [choose_text_column(list(record), columns["text"], where)]
+        if (pair := columns["pair"] or "pair") in record or columns["pair"]:
+            names.append(pair)
+        parts = [text_field(record, name, where) for name in names]
         texts.append(parts[0] if len(parts) == 1 else tuple(parts))
     if not texts:
         raise UserError(f"{path}: holds no text")

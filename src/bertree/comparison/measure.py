@@ -18,7 +18,7 @@ from bertree.comparison.timing import SENTENCES, Clock, Runner, TimedModel, meas
 from bertree.interop import weights
 from bertree.model.heads import ClassHead
 from bertree.model.network import Network
-from bertree.report.comparison import Comparison, ModelCosts, Speed
+from bertree.report.comparison import Comparison, Intervals, ModelCosts, Speed
 
 MOST_TEXTS = 1000  # drawn from those given
 SHARE = {"cpu": 3, "cuda": 1}  # of the time; a GPU is quick to measure
@@ -29,6 +29,7 @@ def compare_all(
     texts: Sequence[Any] = (),
     *,
     scores: Mapping[str, Sequence[float | None]] | None = None,
+    intervals: Intervals | None = None,
     seconds: float = 20.0,
     devices: Sequence[str] | None = None,
     measured_on: str = "",
@@ -44,7 +45,7 @@ def compare_all(
         for name, values in (scores or {}).items()
     }
     assert all(len(values) == len(subjects) for values in finite.values()), "a score for each model"
-    return Comparison(tuple(models), finite, measured_on)
+    return Comparison(tuple(models), finite, measured_on, intervals or {})
 
 
 def available_devices() -> tuple[str, ...]:

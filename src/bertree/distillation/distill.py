@@ -8,6 +8,7 @@ from bertree.config.overrides import Override, overrides_of
 from bertree.distillation.task import distill_on_task
 from bertree.distillation.text import distill_on_text
 from bertree.errors import UserError
+from bertree.inference.load import stored_task
 from bertree.inference.trained_run import Run
 from bertree.tasks.files import TaskFiles
 from bertree.tasks.registry import make_task
@@ -44,7 +45,8 @@ def distill(
     on_save: Callback | None = None,
     **settings: Any,
 ) -> Run:
-    """Train a smaller student with a larger teacher: on a token store (`store`) or on a task (`task` and `data`).
+    """Train a smaller student with a larger teacher: on a token store (`store`) or on a task's files (`data`; `task`
+    is the one the teacher was fine-tuned for, unless given).
 
     `student` is `half` (every other layer of the teacher) or a preset; on text also a recipe, on a task a model folder
     or `bilstm`. `layers` are the teacher's layers to start from (`"1,3,5"`). On text, `epochs` is how often the text is
@@ -56,8 +58,11 @@ def distill(
     >>> run = bertree.distill("my-bert", store="my-store", out="small")
     >>> run = bertree.distill("sst/model", student="bilstm", task="sst-2", data="glue/SST-2", out="tiny", copies=20)
     """
+    files = TaskFiles.of(data, train, dev)
+    if store is None and task is None and (files.data or files.train):
+        task = stored_task(teacher, {"text": text, "pair": pair, "label": label})
     if (store is None) == (task is None):
-        raise UserError("distill: give either a token store to learn from (`store`) or a task (`task` and `data`)")
+        raise UserError("distill: give either a token store to learn from (`store`) or a task's files (`data`)")
     all_overrides: list[str | Override] = [*overrides, *overrides_of(settings)]
     if store is not None:
         task_only = {"data": data, "train": train, "dev": dev, "tokenizer": tokenizer}
@@ -86,7 +91,7 @@ def distill(
         return distill_on_task(
             str(teacher),
             make_task(task, text, pair, label) if isinstance(task, str) else task,
-            TaskFiles.of(data, train, dev),
+            files,
             student=str(student),
             out=Path(out),
             overrides=[*all_overrides, *overrides_of({"epochs": epochs} if epochs else {})],

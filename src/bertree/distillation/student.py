@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from bertree.config.model_names import resolve_model_path
 from bertree.console import note
 from bertree.data.store import Store
 from bertree.distillation.copy_weights import copy_weights
 from bertree.distillation.teacher import Teacher
-from bertree.errors import UserError
+from bertree.errors import UserError, counted, suggest
 from bertree.inference.load import load, make_model, random_model
 from bertree.inference.model import Model
 from bertree.interop.contents import Contents
@@ -66,7 +67,8 @@ def parse_layers(text: str, teacher_layers: int, student_layers: int, name: str)
     except ValueError:
         raise UserError(f"{name} '{text}': must be numbers of the teacher's layers, for example 1,3,5") from None
     if len(layers) != student_layers:
-        raise UserError(f"{name} '{text}': the student has {student_layers} layers, so give {student_layers} numbers")
+        needed = counted(student_layers, "layer")
+        raise UserError(f"{name} '{text}': the student has {needed}, so give {counted(student_layers, 'number')}")
     for layer in layers:
         if not 1 <= layer <= teacher_layers:
             raise UserError(f"{name} '{text}': {layer} is not one of the teacher's layers 1 to {teacher_layers}")
@@ -89,6 +91,9 @@ def build_task_student(name: str, teacher: Teacher, task: Task[Any], layers: str
     if name not in PRESETS or Path(name).exists():
         if layers:
             raise UserError(f"`layers`: {name} has weights of its own; layers are for half and for presets")
+        near = suggest(name, PRESETS)
+        if near.startswith("did") and not resolve_model_path(name).exists():
+            raise UserError(f"{name}: no such folder or preset; {near}")
         return load(name, tokenizer=tokenizer)
     if tokenizer is not None and layers:
         raise UserError("`layers`: a teacher's layers know its own tokenizer only; leave out `tokenizer`")

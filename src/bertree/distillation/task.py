@@ -258,5 +258,8 @@ def _compare(teacher_path: str, job: EncodedJob, best: Json, seconds: float) -> 
     task = job.tuner.task
     scores = {task.metric: (job.teacher["scores"].get(task.metric), best.get(task.metric))}
     examples, device = job.splits["dev"].examples, job.tuner.device_setup.device
-    compare_to_teacher(teacher_path, job.out, examples, scores, seconds, task, device)
+    spans = [results.get("intervals", {}).get(task.metric) for results in (job.teacher["scores"], best)]
+    compare_to_teacher(
+        teacher_path, job.out, examples, scores, seconds, task, device, intervals={task.metric: tuple(spans)}
+    )
     return True

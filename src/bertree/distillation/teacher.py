@@ -166,7 +166,7 @@ class TeacherScores:
     """A teacher's scores of training units, and its metrics on the dev splits."""
 
     rows: Sequence[Logits]  # one array per unit
-    figures: dict[str, float]
+    figures: Json  # the scores and their "intervals"
 
     @property
     def bytes(self) -> int:
@@ -201,13 +201,21 @@ def read_scores(out: Path, identity: str, sizes: Sequence[int], classes: int) ->
         note(f"{path}: cannot be read ({error}); the teacher's scores are computed again")
         return None
     figures = header.get("figures")
-    good = isinstance(figures, dict) and all(isinstance(value, int | float) for value in figures.values())
+    good = isinstance(figures, dict) and all(
+        _are_intervals(value) if name == "intervals" else isinstance(value, int | float)
+        for name, value in figures.items()
+    )
     fits = rows is not None and rows.dtype == np.float32 and rows.shape == (sum(sizes), classes)
     if not good or rows is None or not fits or _digest(rows) != header.get("sha256"):
         note(f"{path}: is damaged; the teacher's scores are computed again")
         return None
     ends = np.cumsum(np.asarray(sizes, np.int64))
     return TeacherScores(np.split(rows, ends[:-1]) if len(sizes) else [], dict(header["figures"]))
+
+
+def _are_intervals(value: object) -> bool:
+    pairs = value.values() if isinstance(value, dict) else [None]
+    return all(isinstance(pair, list) and len(pair) == 2 and {*map(type, pair)} <= {int, float} for pair in pairs)
 
 
 def _digest(rows: Logits) -> str:

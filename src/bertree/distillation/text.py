@@ -29,7 +29,6 @@ from bertree.interop.contents import Contents
 from bertree.interop.weights import weights_hash
 from bertree.model import cost
 from bertree.model.architecture import Transformer
-from bertree.model.cost import describe_architecture
 from bertree.objectives.distill_pretraining import (
     PretrainingDistillation,
     StudentWithProjections,
@@ -42,6 +41,7 @@ from bertree.pretraining import build
 from bertree.pretraining.held_out import held_out_questions, held_out_stream
 from bertree.pretraining.job import StoreJob, StoreTraining, Trainee, execute_store_job, mask_share
 from bertree.pretraining.recipe import DistillRecipe
+from bertree.report.formats import describe_architecture
 from bertree.report.run_page import write_run_report
 from bertree.run_folder import MODEL
 from bertree.tasks.logits import inference_autocast

@@ -5,6 +5,7 @@ one over all pairs, the mean over the parts, or the mean weighted by their sizes
 three are given by name. A measure that is the same for every pair has no correlation: None, neither 0 nor NaN.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -18,7 +19,8 @@ from bertree.inference.embedding import Vectors
 from bertree.report.formats import end_of_path
 from bertree.report.html import render
 from bertree.report.svg import cloud_svg
-from bertree.report.tables import BarRow, BarTable, CaptionedChart, Cell, PageTable, Piece, one_line, start_of
+from bertree.report.tables import BarRow, BarTable, CaptionedChart, Cell, PageTable, Piece, start_of
+from bertree.tasks.intervals import Interval, correlation_interval
 from bertree.tasks.metrics import pearson, ranks, spearman
 
 MEASURES = ("cosine", "dot", "euclidean", "manhattan")
@@ -71,6 +73,7 @@ class SetScores:
     weighted: Figures | None  # by their numbers of pairs
     parts: dict[str, Figures]
     scores: tuple[dict[str, Floats], ...]  # of every part
+    intervals: Mapping[str, Interval]  # 95 %, of the cosine over all pairs: kind -> correlations x 100
 
     @property
     def rows(self) -> list[tuple[str, Figures]]:
@@ -83,15 +86,18 @@ def score_set(pairs: PairSet, vectors: Sequence[tuple[Vectors, Vectors]]) -> Set
     """Score a set; `vectors` has both sides of every part."""
     scores = tuple(measures(*sides) for sides in vectors)
     gold = [part.gold for part in pairs.parts]
-    overall = correlations(
-        np.concatenate(gold), {name: np.concatenate([part[name] for part in scores]) for name in MEASURES}
-    )
+    all_gold, all_scores = np.concatenate(gold), {n: np.concatenate([part[n] for part in scores]) for n in MEASURES}
+    overall = correlations(all_gold, all_scores)
+    intervals: dict[str, Interval] = {}
+    for kind in [kind for kind in KINDS if overall[kind]["cosine"] is not None]:
+        low, high = correlation_interval(kind, all_gold, all_scores["cosine"])
+        intervals[kind] = 100 * low, 100 * high
     if len(pairs.parts) == 1:
-        return SetScores(overall, None, None, {}, scores)
+        return SetScores(overall, None, None, {}, scores, intervals)
     parts = {part.name: correlations(part.gold, values) for part, values in zip(pairs.parts, scores, strict=True)}
     sizes = [len(values) for values in gold]
     several = list(parts.values())
-    return SetScores(overall, average(several), average(several, sizes), parts, scores)
+    return SetScores(overall, average(several), average(several, sizes), parts, scores, intervals)
 
 
 def average(figures: Sequence[Figures], weights: Sequence[int] | None = None) -> Figures:
@@ -138,6 +144,16 @@ class EncoderScores:
     sets: tuple[SetScores, ...]
     average: float | None
 
+    @property
+    def interval(self) -> Interval | None:
+        """The 95 % interval of the average: those of the sets, which are independent of each other."""
+        spans = [(_spearman(scored), scored.intervals.get("spearman")) for scored in self.sets]
+        halves = [(value - span[0], span[1] - value) for value, span in spans if value is not None and span]
+        if self.average is None or len(halves) < len(spans):
+            return None
+        below, above = (math.hypot(*side) / len(halves) for side in zip(*halves, strict=True))
+        return self.average - below, self.average + above
+
 
 class _SetPart(NamedTuple):
     title: str
@@ -151,12 +167,17 @@ def format_correlation(value: float | None) -> str:
     return "–" if value is None else f"{value:.2f}"
 
 
+def format_span(interval: Interval | None) -> str:
+    """Write the interval of a correlation x 100."""
+    return "" if interval is None else f"{interval[0]:.1f} to {interval[1]:.1f}"
+
+
 def evaluation_page(title: str, sets: Sequence[PairSet], encoders: Sequence[EncoderScores]) -> str:
     """Return the page."""
     best = encoders[_best([encoder.average for encoder in encoders]) or 0]
     left = sum(one.skipped for one in sets)
     tiles = [
-        ("best", format_correlation(best.average), best.name),
+        ("best", format_correlation(best.average), f"95 %: {format_span(best.interval)}; {best.name}"),
         (
             "pairs",
             f"{sum(one.pairs for one in sets):,}",
@@ -189,16 +210,21 @@ def _spearman(scored: SetScores) -> float | None:
 
 def _table(sets: Sequence[PairSet], encoders: Sequence[EncoderScores]) -> PageTable:
     columns = [[_spearman(encoder.sets[number]) for encoder in encoders] for number in range(len(sets))]
+    spans = [[each.sets[number].intervals.get("spearman") for each in encoders] for number in range(len(sets))]
     names = [one.name for one in sets]
     if len(sets) > 1:
         columns.append([encoder.average for encoder in encoders])
+        spans.append([encoder.interval for encoder in encoders])
         names.append("average")
     top = [_best(column) for column in columns]
     rows: list[list[Cell]] = []
     for number, encoder in enumerate(encoders):
         texts = [format_correlation(column[number]) for column in columns]
         strong = [best == number and len(encoders) > 1 for best in top]
-        cells = [one_line(Piece(text, "strong")) if bold else text for text, bold in zip(texts, strong, strict=True)]
+        cells = [
+            [[Piece(text, "strong" if bold else "")], [Piece(format_span(column[number]), "small")]]
+            for text, bold, column in zip(texts, strong, spans, strict=True)
+        ]
         rows.append([encoder.name, str(encoder.dimension), *cells])
     return PageTable(["", "width", *names], rows, numbers=range(1, len(names) + 2), kind="seeds")
 
@@ -245,5 +271,6 @@ def _worst_pairs(pairs: PairSet, gold: Floats, cosine: Floats, name: str) -> Pag
         verdict = "too similar" if by_cosine[number] > by_gold[number] else "too dissimilar"
         shares = [f"{100 * share[number]:.0f} %" for share in (by_gold, by_cosine)]
         rows.append([first + second, f"{gold[number]:g}", f"{cosine[number]:.3f}", *shares, verdict])
-    head = ["pair", "gold", "cosine", "percentile by gold", "by cosine", ""]
-    return PageTable(head, rows, numbers=[1, 2, 3, 4], title=f"Pairs that {name} ranks most differently from gold")
+    head = ["pair", "gold", "cosine", "percentile by gold", "by cosine", "the cosine is"]
+    title = f"Pairs that {name} ranks most differently from gold"
+    return PageTable(head, rows, numbers=[1, 2, 3, 4], kind="cases", title=title)

@@ -26,6 +26,7 @@ from bertree.files.formats import Json, json_text
 from bertree.inference.embedding import Vectors
 from bertree.inference.model import Model
 from bertree.run_folder import PREDICTIONS, REPORT, SCORES
+from bertree.tasks.intervals import few_line
 from bertree.text.memory import Rows, pair_fields, takes_rows
 from bertree.text.sources import Source, open_source
 
@@ -206,8 +207,9 @@ def evaluate_embeddings(
         sets = sts.find(paths, sts.PairColumns(text, pair, label), split)
         for one in sets:
             correlation.check(one)
-            for line in one.notes:
-                note(line)
+            for line in (*one.notes, few_line(one.name, one.pairs)):
+                if line:
+                    note(line)
             if one.skipped:
                 note(f"{one.name}: {one.skipped:,} pairs have no gold score and are left out")
         results = []
@@ -302,6 +304,7 @@ def _as_json(sets: Sequence[PairSet], results: Sequence[EncoderResult]) -> Json:
                 "dimension": result.row.dimension,
                 "sets": {one.name: _figures(scores) for one, scores in zip(sets, result.row.sets, strict=True)},
                 "average": correlation.average([scores.overall for scores in result.row.sets]),
+                "average_interval": {"spearman": {"cosine": result.row.interval}},
             }
             for result in results
         ],
@@ -310,6 +313,7 @@ def _as_json(sets: Sequence[PairSet], results: Sequence[EncoderResult]) -> Json:
 
 def _figures(scores: SetScores) -> Json:
     figures: Json = {"all": scores.overall}
+    figures |= {"intervals": {kind: {"cosine": span} for kind, span in scores.intervals.items()}}
     if scores.parts:
         figures |= {"mean": scores.mean, "weighted_mean": scores.weighted, "parts": scores.parts}
     return figures

@@ -5,7 +5,7 @@ long line is cut, bytes that are not UTF-8 are replaced, and each is counted. A 
 because leaving it out would shift all rows after it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -18,7 +18,6 @@ from bertree.text.readers import MAX_RECORD, open_parquet
 from bertree.text.sources import STANDARD_INPUT, find_sources, open_source
 
 LONGEST = 1 << 15  # characters of a text; 512 tokens are about 2,500
-USUAL_COLUMNS = ("text", "sentence", "content", "body", "sentence1")
 
 
 @dataclass
@@ -117,7 +116,7 @@ class TextRows:
                 continue
             if not isinstance(record, dict):
                 raise UserError(f"{where}: must hold a JSON object or a text")
-            column = column or self._choose_column(list(record))
+            column = column or records.choose_text_column(list(record), self._column, self.name)
             if column not in record:
                 raise UserError(f"{where}: has no field '{column}'; {suggest(column, map(str, record))}")
             yield self._cell(record[column], where)
@@ -128,7 +127,7 @@ class TextRows:
         header = [name.strip() for name in next(rows, (1, []))[1]]
         if not header:
             return
-        column = header.index(self._choose_column(header))
+        column = header.index(records.choose_text_column(header, self._column, self.name))
         for number, cells in rows:
             if len(cells) != len(header):
                 raise UserError(f"{self.name}: line {number}: has {len(cells)} columns, the header {len(header)}")
@@ -137,7 +136,7 @@ class TextRows:
     def _parquet(self, stream: IO[bytes]) -> Iterator[str]:
         with open_parquet(self.source, stream) as table:
             self.total = table.metadata.num_rows
-            column = self._choose_column(table.schema_arrow.names)
+            column = records.choose_text_column(table.schema_arrow.names, self._column, self.name)
             for batch in table.iter_batches(batch_size=64, columns=[column], use_threads=False):
                 batch.validate(full=True)
                 for value in batch.column(0).to_pylist():
@@ -147,17 +146,6 @@ class TextRows:
         if value is not None and not isinstance(value, str):
             raise UserError(f"{where}: holds {type(value).__name__} {value!r:.40}, not text; choose with `text`")
         return value or ""
-
-    def _choose_column(self, names: Sequence[str]) -> str:
-        """Return the column that was chosen, else the first with a usual name, else the only one."""
-        if self._column is not None:
-            if self._column not in names:
-                raise UserError(f"{self.name}: has no column '{self._column}'; there are: {', '.join(map(str, names))}")
-            return self._column
-        usual = [name for name in USUAL_COLUMNS if name in names]
-        if not usual and len(names) != 1:
-            raise UserError(f"{self.name}: which column is the text? Give `text=NAME`; there are: {', '.join(names)}")
-        return usual[0] if usual else names[0]
 
 
 def _complete_characters(data: bytes) -> bytes:

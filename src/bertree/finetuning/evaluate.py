@@ -4,7 +4,6 @@ A fine-tuning run scores its dev splits with the functions at the end of this fi
 and `bertree.evaluate` compute a score in the same way.
 """
 
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -13,27 +12,25 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, Generic, NamedTuple
 
-import numpy as np
-
 from bertree.console import bar, note, showing
 from bertree.errors import UserError
 from bertree.files.atomic import write_into_folder, write_json_lines
 from bertree.files.formats import Json, json_text, read_json
 from bertree.finetuning.page import write_page
+from bertree.finetuning.scored import ScoredExamples, read_scored
 from bertree.inference.causal import questions
 from bertree.inference.load import choose_device, load_or_take
 from bertree.inference.model import Model
 from bertree.model.network import Network
 from bertree.run_folder import SCORES, predictions_file
-from bertree.tasks.files import TaskFiles, note_all_rows_scored
+from bertree.tasks.files import note_all_rows_scored
 from bertree.tasks.glue import GLUE_AVERAGES
+from bertree.tasks.intervals import Interval, few_line
 from bertree.tasks.logits import inference_autocast, logits
 from bertree.tasks.registry import with_model_labels, with_model_layout
 from bertree.tasks.task import Example, Task, Truncation, Unit
 from bertree.text.memory import Rows, takes_rows, task_fields
 
-FEWEST_PREDICTIONS = 10  # fewer may all be the same by chance, without the run being degenerate
-LEAST_SPREAD = 0.01  # of predicted numbers, as a share of the gold ones'; below it they count as the same
 NOT_SCORES = ("seed", "best_step", "diverged", "run")  # other keys of a seed's result
 
 Autocast = Callable[[], AbstractContextManager[object]]
@@ -70,8 +67,8 @@ class Scores:
 def evaluate(
     model: str | Path | Model,
     *,
-    task: str | Task[Any],
     data: str | Path | Rows,
+    task: str | Task[Any] | None = None,
     split: str | None = None,
     text: str | None = None,
     pair: str | None = None,
@@ -85,12 +82,13 @@ def evaluate(
 ) -> Scores:
     """Score a fine-tuned model on a split of a task's files, as the task's own script does.
 
-    `data` is the folder with the task's files, one file, or rows in memory; `split` is `dev` unless given; `text`,
-    `pair` and `label` name your columns. `out` is a folder for metrics.json, predictions.jsonl and report.html,
-    `submission` one for the file that the task's server takes. `max_length=0` is the length the model was fine-tuned
-    with. The task "questions" asks a language model the questions of a file.
+    `data` is the folder with the task's files, one file, or rows in memory. `task` and the columns (`text`, `pair`,
+    `label`) are those the model was fine-tuned with, unless given; `split` is dev, else test, else what fine-tuning
+    holds out of the training data. `out` is a folder for metrics.json, predictions.jsonl and report.html, `submission`
+    one for the file that the task's server takes. `max_length=0` is the length the model was fine-tuned with. The task
+    "questions" asks a language model the questions of a file.
 
-    >>> bertree.evaluate("sst/model", task="sst-2", data="glue/SST-2").metrics["accuracy"]
+    >>> bertree.evaluate("sst", data="glue/SST-2").metrics["accuracy"]
     """
     with showing(progress):
         loaded, name = load_or_take(model, device=choose_device(device), tokenizer=tokenizer)
@@ -100,26 +98,31 @@ def evaluate(
         if submission is not None:
             scored_task.submission([], [])  # raises before the work, not after it
         figures: Json = {}
+        intervals: dict[str, Interval] = {}
         predictions: dict[str, list[Json]] = {}
-        for scored in score_splits(scored_task, loaded, Path(data), split or "dev", max_length):
+        sets = read_scored(scored_task, Path(data), split, [loaded.task])
+        for one, scored in zip(sets, score_examples(scored_task, loaded, sets, max_length), strict=True):
             predictions[scored.name], examples, cut = scored.predictions, scored.examples, scored.truncation
             cuts = {"cut": cut.examples, "cut_tokens": cut.tokens} if cut.examples else {}
             figures |= {
                 scored.prefix + key: value
                 for key, value in (scored.scores | {"examples": len(examples)} | cuts).items()
             }
-            for line in scored.notes:
-                note(line)
+            intervals |= {scored.prefix + key: value for key, value in scored.intervals.items()}
+            for line in (*scored.notes, few_line(scored.name, len(examples)) if scored.scores else ""):
+                if line:
+                    note(line)
+            if scored.scores and one.whole_file:
+                note_all_rows_scored(Path(data))
             if not scored.scores and out is None and submission is None:
                 raise UserError(f"{scored.file}: has no gold answers to score; write the predictions with `out=DIR`")
-            if scored.scores and split is None:
-                note_all_rows_scored(Path(data))
             if not scored.scores:
                 note(f"{scored.name}: has no gold answers, so nothing is scored")
             if submission is not None:
                 for file_name, content in scored_task.submission(examples, scored.predictions).items():
                     write_into_folder(Path(submission) / file_name, content)
         chosen = list(predictions)
+        figures |= {"intervals": intervals} if intervals else {}
         metrics = figures | {"task": scored_task.name, "split": chosen[0], "model": name}
         if out is not None:
             _write(Path(out), scored_task, metrics, figures | {"model": name}, predictions)
@@ -136,9 +139,9 @@ def _ask(model: Model, name: str, file: Path, out: str | Path | None) -> Scores:
     return Scores(questions.TASK, ["dev"], metrics, {"dev": lines})
 
 
-def _task_of(model: Model, name: str, task: str | Task[Any], columns: dict[str, str | None]) -> Task[Any]:
+def _task_of(model: Model, name: str, task: str | Task[Any] | None, columns: dict[str, str | None]) -> Task[Any]:
     try:
-        if isinstance(task, str):
+        if task is None or isinstance(task, str):
             return model.find_task(task, **columns)
         return with_model_labels(with_model_layout(task, model.task), model.classes, model.labels)
     except UserError as error:
@@ -153,28 +156,26 @@ class ScoredSplit(NamedTuple):
     examples: Sequence[Any]
     predictions: list[Json]
     scores: dict[str, float]
+    intervals: dict[str, Interval]  # of the scores
     truncation: Truncation
     notes: list[str]  # on truncation
     prefix: str  # of the scores' names: "mismatched_" for dev-mismatched
 
 
-def score_splits(task: Task[Any], model: Model, data: Path, split: str, max_length: int = 0) -> Iterator[ScoredSplit]:
-    """Score a model on a split of a task's files and on its variants, such as dev and dev-mismatched."""
-    splits = TaskFiles(data).splits(task, alone=split)
-    chosen = [name for name in splits if name == split or name.startswith(f"{split}-")]
-    if not chosen:
-        raise UserError(f"{data}: has no split '{split}'; there are: {', '.join(splits)}")
+def score_examples(
+    task: Task[Any], model: Model, sets: Sequence[ScoredExamples], max_length: int = 0
+) -> Iterator[ScoredSplit]:
+    """Score a model on each set of examples."""
     longest = model.sequence_length(max_length, model.task_length or task.max_length)
-    for name in chosen:
-        examples = task.read(splits[name])
-        encoded, cut = encode_split(task, examples, model, longest)
+    for one in sets:
+        encoded, cut = encode_split(task, one.examples, model, longest)
         with bar("evaluating", len(encoded.units)) as progress:
             lines, scores = evaluate_split(
                 task, model.network, encoded, lambda: inference_autocast(model.device), progress.advance
             )
-        notes = [cut.message(name, len(examples), longest)] if cut.examples else []
-        prefix = f"{variant}_" if (variant := name.partition("-")[2]) else ""
-        yield ScoredSplit(name, splits[name][0], examples, lines, scores, cut, notes, prefix)
+        notes = [cut.message(one.split, len(one.examples), longest)] if cut.examples else []
+        intervals = task.intervals(one.examples, lines) if scores else {}
+        yield ScoredSplit(one.split, one.file, one.examples, lines, scores, intervals, cut, notes, one.prefix)
 
 
 def _write(out: Path, task: Task[Any], metrics: Json, shown: Json, predictions: dict[str, list[Json]]) -> None:
@@ -211,11 +212,15 @@ def glue(runs: Sequence[str | Path]) -> GlueSummary:
     scored = dict(by_task)
     if mnli := by_task.get("mnli"):
         mismatched = mnli.get("mismatched_accuracy")
-        scored |= {"mnli-mm": {"accuracy": mismatched}} if isinstance(mismatched, float) else {}
+        interval = mnli.get("intervals", {}).get("mismatched_accuracy")
+        of_second = {"accuracy": mismatched, "intervals": {"accuracy": interval} if interval else {}}
+        scored |= {"mnli-mm": of_second} if isinstance(mismatched, float) else {}
     averages: dict[str, Json] = {}
     for average in GLUE_AVERAGES.values():
         value, missing = average(scored)
         averages[average.name] = {"value": value, "missing": list(missing), "source": average.source}
+        if interval := average.interval(scored):
+            averages[average.name]["interval"] = interval
     return GlueSummary(by_task, averages)
 
 
@@ -235,9 +240,11 @@ def evaluate_split(
 
 def evaluate_dev(
     task: Task[Any], splits: Mapping[str, EncodedSplit[Any]], measure: Callable[[str], Measurement]
-) -> tuple[Task[Any], dict[str, float], dict[str, list[Json]]]:
-    """Score every dev split. Settings of the task that are tuned on data (a threshold) are tuned on the first."""
-    scores, lines = dict[str, float](), dict[str, list[Json]]()
+) -> tuple[Task[Any], Json, dict[str, list[Json]]]:
+    """Score every dev split, with the scores' `intervals`. Settings of the task that are tuned on data (a threshold)
+    are tuned on the first."""
+    scores, lines = dict[str, Any](), dict[str, list[Json]]()
+    intervals: dict[str, Interval] = {}
     for name in sorted(name for name in splits if name != "train"):
         lines[name], figures = measure(name)
         if name == "dev":
@@ -246,7 +253,9 @@ def evaluate_dev(
             figures = task.score(splits[name].examples, lines[name])
         prefix = "" if name == "dev" else f"{name.partition('-')[2]}_"
         scores |= {f"{prefix}{key}": value for key, value in figures.items()}
-    return task, scores, lines
+        of_split = task.intervals(splits[name].examples, lines[name]) if figures else {}
+        intervals |= {f"{prefix}{key}": value for key, value in of_split.items()}
+    return task, scores | {"intervals": intervals}, lines
 
 
 def _value(result: Json, metric: str) -> float:
@@ -257,18 +266,6 @@ def _value(result: Json, metric: str) -> float:
 def rank(result: Json, metric: str) -> tuple[bool, float]:
     """Return a sort key: seeds that learned nothing rank below all others."""
     return not result["diverged"], _value(result, metric)
-
-
-def degenerate_reason(lines: Sequence[Json]) -> str | bool:
-    """Return why a finished run has learned nothing, or False: the value of "diverged" in a seed's result."""
-    predicted, gold = [line["predicted"] for line in lines], [line["gold"] for line in lines if "gold" in line]
-    if predicted and isinstance(predicted[0], list):  # tags: those of all words
-        predicted, gold = [tag for tags in predicted for tag in tags], [tag for tags in gold for tag in tags]
-    if len(predicted) < FEWEST_PREDICTIONS or len(set(map(json.dumps, gold))) < 2:
-        return False
-    close = isinstance(predicted[0], float) and not np.ptp(predicted) > LEAST_SPREAD * np.ptp(gold)  # or NaN
-    alike = close or len(set(map(json.dumps, predicted))) == 1
-    return "every prediction is the same" if alike else False
 
 
 def summary(results: Sequence[Json], metric: str) -> Json:

@@ -25,7 +25,9 @@ from bertree.files.formats import Json, json_text, read_json
 from bertree.finetuning import evaluate as scores_of
 from bertree.finetuning.evaluate import evaluate_dev, evaluate_split
 from bertree.finetuning.job import EncodedJob, TaskJob, encode_job
+from bertree.finetuning.learning import advice, degenerate_reason
 from bertree.finetuning.page import write_page
+from bertree.finetuning.scored import training_digest
 from bertree.inference.trained_run import Run
 from bertree.interop import folder
 from bertree.interop.contents import Contents
@@ -183,7 +185,7 @@ def _evaluate_seed(job: EncodedJob, seed: int, best_step: int, loop: Loop, earli
     tuned, scores, lines = evaluate_dev(
         task, job.splits, lambda name: evaluate_split(task, network, job.splits[name], loop.autocast)
     )
-    result = {"seed": seed, **scores, "best_step": best_step, "diverged": scores_of.degenerate_reason(lines["dev"])}
+    result = {"seed": seed, **scores, "best_step": best_step, "diverged": degenerate_reason(lines["dev"])}
     rank = scores_of.rank(result, task.metric)
     if all(rank > scores_of.rank(result_before, task.metric) for result_before in earlier):
         select = job.job.select_saved
@@ -198,6 +200,9 @@ def _saved_contents(job: EncodedJob, task: Task[Any], network: Network) -> Conte
     """Return the model of a task: without a language-model head, which is not part of it."""
     settings = {key: value for key, value in task.settings().items() if value is not None}
     about = {"name": task.name, "max_length": job.tuner.config.train.max_length} | settings
+    if job.job.data.held_out:  # so that the model can be scored on these examples again
+        digest = training_digest(job.job.data.files["train"])
+        about |= {"held_out": job.tuner.config.train.held_out, "trained_on": digest}
     heads = {name: head for name, head in network.heads.items() if name != "mask"}
     if len(heads) < len(network.heads):
         network = Network(
@@ -226,14 +231,12 @@ def _trained_length(job: EncodedJob) -> int | None:
 
 
 def _write_all(job: EncodedJob, results: Sequence[Json]) -> bool:
-    """Write the results of all seeds; return whether there is a model."""
+    """Write the results of all seeds; return whether one of them has learned the task."""
     metrics = _write_results(job, results)
-    if not (job.out / MODEL).is_dir():
-        return False
     best = max(results, key=lambda result: scores_of.rank(result, job.tuner.task.metric))
-    if job.job.after_seeds(job, best):
+    if (job.out / MODEL).is_dir() and job.job.after_seeds(job, best):
         _write_page(job, metrics)
-    return True
+    return not best["diverged"]
 
 
 def _write_results(job: EncodedJob, results: Sequence[Json]) -> Json:
@@ -242,6 +245,7 @@ def _write_results(job: EncodedJob, results: Sequence[Json]) -> Json:
     metrics = scores_of.summary(results, task.metric) | {"task": task.name, "model": job.job.initial_name}
     metrics["examples"] = {name: len(split.examples) for name, split in job.splits.items()}
     metrics["cut"] = {name: cut._asdict() for name, cut in job.truncations.items() if cut.examples}
+    metrics |= {"overlap": dict(job.overlaps)} if job.overlaps else {}
     if job.teacher:
         metrics["distillation"] = scores_of.compare_to_teacher(metrics, job.teacher["scores"], task.metric) | {
             "teacher_model": job.teacher["model"],
@@ -250,9 +254,9 @@ def _write_results(job: EncodedJob, results: Sequence[Json]) -> Json:
     write_into_folder(job.out / SCORES, json_text(metrics, 2) + "\n")
     _write_page(job, metrics)
     for result in [result for result in results if result["diverged"]]:
-        note(f"seed {result['seed']} has diverged: {result['diverged']}")
+        note(f"seed {result['seed']} has learned nothing: {result['diverged']}")
     if all(result["diverged"] for result in results):
-        note("no seed has learned the task; try a lower lr, a longer warmup or more epochs")
+        note(f"no seed has learned the task; {advice(job.tuner, results)}")
     return metrics
 
 

@@ -11,7 +11,7 @@ from bertree.errors import UserError
 from bertree.finetuning import config as configs
 from bertree.finetuning.execute import execute_job
 from bertree.finetuning.job import TaskJob, find_splits, read_examples, with_layout, with_task_tokens
-from bertree.inference.load import identify, load, load_or_take
+from bertree.inference.load import identify, load, load_or_take, stored_task
 from bertree.inference.model import Model
 from bertree.inference.trained_run import Run
 from bertree.tasks.files import TaskFiles
@@ -26,7 +26,7 @@ from bertree.train.metrics_log import Callback, calling
 def finetune(
     model: str | Path | Model,
     *,
-    task: str | Task[Any],
+    task: str | Task[Any] | None = None,
     data: str | Path | Rows | None = None,
     out: str | Path = "finetuned",
     train: str | Path | Rows | None = None,
@@ -48,19 +48,20 @@ def finetune(
 ) -> Run:
     """Fine-tune a model on a task and keep the best of its evaluations on the dev split.
 
-    `task` is a name (`sst-2`, `squad2`, `ner`, `classification` ...) or a task of your own; `data` a folder with the
-    task's files, one file, or rows in memory (a list of dicts, a frame, a Dataset; `{"train": ..., "dev": ...}`);
-    `train` and `dev` are files or rows in place of those; `text`, `pair` and `label` name your columns. `seeds` runs
-    are made and the best one is kept. `frozen` freezes the encoder and names the layers that are read. `from_task` is
-    a run on another task that began with the same model: its encoder is taken, with a new head. Settings are keywords
-    (`epochs=3, lr=3e-5, batch=32`); `overrides` are the same as strings (`"epochs=3"`). With `resume=True` an
-    interrupted run goes on. Nothing is printed unless `progress=True`.
+    `task` is a name (`sst-2`, `squad2`, `ner`, `classification` ...) or a task of your own; a fine-tuned model keeps
+    its task unless another is given. `data` is a folder with the task's files, one file, or rows in memory (a list of
+    dicts, a frame, a Dataset; `{"train": ..., "dev": ...}`); `train` and `dev` are files or rows in place of those;
+    `text`, `pair` and `label` name your columns. `seeds` runs are made and the best one is kept. `frozen` freezes the
+    encoder and names the layers that are read. `from_task` is a run on another task that began with the same model: its
+    encoder is taken, with a new head. Settings are keywords (`epochs=3, lr=3e-5, batch=32`); `overrides` are the same
+    as strings (`"epochs=3"`). With `resume=True` an interrupted run goes on. Nothing is printed unless `progress=True`.
     `on_step`, `on_evaluation` and `on_save` are functions that get a `TrainingEvent` (docs/python.md).
 
     >>> run = bertree.finetune("my-bert", task="sst-2", data="glue/SST-2", out="sst", epochs=3)
     >>> run.metrics["accuracy"]
     """
     named = make_task(task, text, pair, label) if isinstance(task, str) else task
+    named = named or stored_task(model, {"text": text, "pair": pair, "label": label})
     readout = {"readout": {"frozen": frozen}} if frozen else {}
     config = configs.load([*overrides, *overrides_of(settings)], named, readout)
     config, configured = configs.configure(config, named)

@@ -13,21 +13,24 @@ from typing import Any
 
 import torch
 
+from bertree.console import note
 from bertree.errors import UserError
 from bertree.files.formats import Json
 from bertree.finetuning import config as configs
 from bertree.finetuning.config import FineTuneConfig
 from bertree.finetuning.evaluate import EncodedSplit, encode_split
-from bertree.finetuning.tuner import FineTuning, InitialModel, data_digest, hold_out
+from bertree.finetuning.scored import count_overlap, data_digest, hold_out, overlap_line
+from bertree.finetuning.tuner import FineTuning, InitialModel
 from bertree.inference.load import make_model
 from bertree.inference.model import Model
 from bertree.interop.contents import Contents, head_classes
-from bertree.model.cost import describe_architecture
 from bertree.model.network import Network, build
 from bertree.objectives.objective import Objective
 from bertree.objectives.supervised import HEAD_KINDS
+from bertree.report.formats import describe_architecture
 from bertree.scale.world import World
 from bertree.tasks.files import TaskFiles
+from bertree.tasks.intervals import few_line
 from bertree.tasks.task import Task, Truncation, configure_task
 from bertree.text.framing import add_task_tokens, frames_texts, special_ids
 from bertree.train.device_setup import DeviceSetup, set_deterministic
@@ -77,6 +80,7 @@ class EncodedJob:
     splits: Mapping[str, EncodedSplit[Any]]
     truncations: Mapping[str, Truncation]
     intro: Sequence[str]
+    overlaps: Mapping[str, int] = field(default_factory=dict)  # examples of a dev split that are trained on too
     teacher: Json = field(default_factory=dict)  # name and scores of the teacher, if there is one
 
 
@@ -200,6 +204,7 @@ def encode_job(job: TaskJob, out: Path, world: World) -> EncodedJob:
         world=world,
     )
     tuner.check()
+    overlaps = _overlaps(task, data.examples)
     intro = [*_intro(tuner, data.held_out)]
     if longest == initial.max_length < task.max_length and longest < initial.architecture.max_positions:
         intro.append(
@@ -209,7 +214,26 @@ def encode_job(job: TaskJob, out: Path, world: World) -> EncodedJob:
     intro += [
         cut.message(split, len(data.examples[split]), longest) for split, cut in truncations.items() if cut.examples
     ]
-    return EncodedJob(job=job, out=out, tuner=tuner, splits=splits, truncations=truncations, intro=[*intro, *job.intro])
+    return EncodedJob(
+        job=job,
+        out=out,
+        tuner=tuner,
+        splits=splits,
+        truncations=truncations,
+        intro=[*intro, *job.intro],
+        overlaps=overlaps,
+    )
+
+
+def _overlaps(task: Task[Any], examples: Mapping[str, Sequence[Any]]) -> dict[str, int]:
+    """Count the examples of each dev split that are trained on too; note them, and splits that are very small."""
+    overlaps = {}
+    for split in [split for split in examples if split != "train"]:
+        overlaps[split] = count_overlap(task, examples["train"], examples[split])
+        for line in (overlap_line(split, overlaps[split], len(examples[split])), few_line(split, len(examples[split]))):
+            if line:
+                note(line)
+    return {split: count for split, count in overlaps.items() if count}
 
 
 def _check_labels(job: TaskJob, splits: Mapping[str, EncodedSplit[Any]]) -> None:

@@ -20,12 +20,13 @@ from bertree.finetuning import page_entities as entities
 from bertree.finetuning import page_kinds as kinds
 from bertree.report.comparison_page import comparison_of_run
 from bertree.report.curves import Series, curve_svg
-from bertree.report.formats import format_score, label, percent
+from bertree.report.formats import format_interval, format_score, label, percent
 from bertree.report.history import History, column, number, read_history
 from bertree.report.html import render, write_report
 from bertree.report.scales import Axis
 from bertree.report.tables import BarRow, BarTable, Block, Cell, PageTable, Piece, Section, Tile, one_line
 from bertree.run_folder import METRICS, REPORT
+from bertree.tasks.intervals import FEW, few_line
 from bertree.tasks.task import Task
 
 MAX_CURVES = 16  # seeds drawn
@@ -70,7 +71,8 @@ def _predictions(files: Mapping[str, Path]) -> dict[str, list[Json]]:
 def _tiles(task: Task[Any], metrics: Json, splits: Mapping[str, Sequence[Json]]) -> list[Tile]:
     kind = "one number" if task.regression else f"{len(task.labels)} labels" if task.labels else f"{task.head} head"
     seeds = metrics.get("seeds") or []
-    more = f"times 100; seed {metrics['best_seed']}" if "best_seed" in metrics else "times 100"
+    more = f"; seed {metrics['best_seed']}" if "best_seed" in metrics else ""
+    more = _under(task.metric, metrics) + more
     tiles = [("task", task.name, kind), (label(task.metric), format_score(task.metric, metrics.get(task.metric)), more)]
     if len(seeds) > 1 and metrics.get("mean") is not None:
         spread = f" ± {100 * metrics['std']:.2f}" if metrics.get("std") is not None else ""
@@ -84,15 +86,23 @@ def _tiles(task: Task[Any], metrics: Json, splits: Mapping[str, Sequence[Json]])
         kept = percent(distillation["kept"], 1)
         tiles.append(("kept of the teacher", kept, f"whose {label(task.metric)} is {score}"))
     more_scores = [key for key in _score_names([metrics]) if key != task.metric and not key.endswith("threshold")]
-    tiles += [(label(key), format_score(key, metrics[key]), "times 100") for key in more_scores[:MORE_TILES]]
+    tiles += [(label(key), format_score(key, metrics[key]), _under(key, metrics)) for key in more_scores[:MORE_TILES]]
     for name, lines in splits.items():
-        gold = sum("gold" in line for line in lines)
-        more = "" if gold == len(lines) else f"{gold:,} of them with a gold answer"
-        tiles.append((f"examples, {name}", f"{len(lines):,}", more))
+        gold, overlap = sum("gold" in line for line in lines), (metrics.get("overlap") or {}).get(name, 0)
+        more = "" if gold == len(lines) else f"{gold:,} of them with a gold answer; "
+        more += f"{overlap:,} are trained on too; " if overlap else ""
+        more += f"few: {few_line('', len(lines)).partition(', so ')[2]}" if gold and len(lines) < FEW else ""
+        tiles.append((f"examples, {name}", f"{len(lines):,}", more.removesuffix("; ")))
     counts = metrics.get("examples")
     if isinstance(counts, dict) and "train" in counts:
         tiles.append(("examples, train", f"{counts['train']:,}", ""))
     return [*tiles, _truncated(metrics)]
+
+
+def _under(key: str, metrics: Json) -> str:
+    """Return what is written under a score: its interval, if it is known."""
+    interval = format_interval(key, (metrics.get("intervals") or {}).get(key))
+    return f"95 %: {interval}" if interval else "times 100"
 
 
 def _truncated(metrics: Json) -> Tile:
@@ -141,7 +151,7 @@ def _link(out: Path, seed: object) -> Cell:
 
 def _remark(result: Json, best: bool) -> Cell:
     if why := result.get("diverged"):
-        return one_line(Piece(f"diverged: {why}", "bad"))
+        return one_line(Piece(f"learned nothing: {why}", "bad"))
     return one_line(Piece("the best, kept", "good")) if best else ""
 
 

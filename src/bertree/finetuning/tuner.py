@@ -2,19 +2,16 @@
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-from bertree import keyed_random
 from bertree.config import settings
 from bertree.config.sections import Phase, ScheduleSettings
-from bertree.errors import UserError
-from bertree.files.formats import Json, file_hash
+from bertree.files.formats import Json
 from bertree.finetuning.config import FineTuneConfig
 from bertree.finetuning.evaluate import EncodedSplit, evaluate_split
 from bertree.finetuning.feed import ShapeBuckets, UnitFeed, steps_per_epoch
@@ -25,8 +22,7 @@ from bertree.objectives.objective import Objective, WeightedTerms
 from bertree.objectives.supervised import supervised_objective, with_language_model
 from bertree.scale.distribute import Distribution
 from bertree.scale.world import World
-from bertree.tasks.task import Example, Task
-from bertree.text.sources import walk
+from bertree.tasks.task import Task
 from bertree.train.cuda_graph import CudaGraphRecorder
 from bertree.train.device_setup import CPU_TOKENS, GPU_TOKENS, DeviceSetup
 from bertree.train.grad_cache import WholeStepObjective, cached_gradients
@@ -208,36 +204,3 @@ class FineTuning:
         """Return the scores on the dev split; all ranks go by those of rank 0."""
         scores = evaluate_split(self.task, loop.network, self.dev, loop.autocast)[1]
         return dict(zip(scores, self.world.gather(list(scores.values()))[0], strict=True))
-
-
-def hold_out(
-    examples: Sequence[Example],
-    share: float,
-    group: Callable[[Example], str | None] = lambda example: None,
-    source: object = "training data",
-) -> dict[str, list[Example]]:
-    """Split off a share of the training examples as the dev split, the same for every seed.
-
-    Examples of one group (the questions on one passage) stay together, or the dev split would be about text that was
-    trained on. `source` is the file that messages name."""
-    keys = [group(example) or number for number, example in enumerate(examples)]
-    groups = list(dict.fromkeys(keys))
-    order = np.argsort(keyed_random.bits(keyed_random.key(0, "held out"), np.arange(len(groups))), kind="stable")
-    held = {groups[index] for index in order[: max(1, round(share * len(groups)))].tolist()}
-    if len(held) >= len(groups):
-        few = f"has only {len(examples)} {'example' if len(examples) == 1 else 'examples'}"
-        few += f" in {len(groups)} groups" if len(groups) < len(examples) else ""
-        raise UserError(f"{source}: {few}, too few to hold some out; give a dev split with `dev=FILE`")
-    splits: dict[str, list[Example]] = {"train": [], "dev": []}
-    for key, example in zip(keys, examples, strict=True):
-        splits["dev" if key in held else "train"].append(example)
-    return splits
-
-
-def data_digest(path: Path) -> str:
-    """Return a hash of a data file; of a folder, of the names and sizes of its files."""
-    if path.is_file():
-        return file_hash(path)
-    below = sorted(file for root, names in walk(str(path)) for name in names if (file := Path(root, name)).is_file())
-    names = "\n".join(f"{file.relative_to(path)} {file.stat().st_size}" for file in below)
-    return hashlib.sha256(names.encode()).hexdigest()

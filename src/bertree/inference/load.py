@@ -1,7 +1,8 @@
 """Load a model by path or by name, and convert a model folder to another kind."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -18,6 +19,9 @@ from bertree.model.architecture import Architecture
 from bertree.model.network import build
 from bertree.model.presets import DEFAULT, PRESETS
 from bertree.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from bertree.tasks.task import Task
 
 __all__ = ["DTYPES", "Candidate", "Model", "load", "make_model", "random_model"]
 
@@ -117,6 +121,18 @@ def identify(model: str | Path | Model) -> str:
         return model.digest
     path = Path(model)
     return str((resolve_model_path(path) if path.exists() else path).resolve())
+
+
+def stored_task(model: str | Path | Model, columns: Mapping[str, str | None]) -> "Task[Any]":
+    """Return the task that a model was fine-tuned for, from its folder, without loading it; some columns may differ."""
+    from bertree.tasks.registry import task_of_settings
+
+    folder_path = Path() if isinstance(model, Model) else resolve_model_path(model)
+    stored = model.task if isinstance(model, Model) else folder.read_task(folder_path)
+    name = model.name if isinstance(model, Model) else str(model)
+    if not stored.get("name"):
+        raise UserError(f"{name}: does not say which task it was fine-tuned for; name one with `task`")
+    return task_of_settings(stored, columns)
 
 
 ONNX = "onnx"

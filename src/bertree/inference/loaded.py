@@ -16,7 +16,7 @@ from bertree.batch import Batch
 from bertree.config.model_names import cached_name
 from bertree.config.precision import has_native_bfloat16, parse_precision
 from bertree.console import note
-from bertree.errors import UserError
+from bertree.errors import UserError, counted
 from bertree.files.formats import Json
 from bertree.inference.causal.decoders import DecoderChoice
 from bertree.inference.cpu_encoder import CpuRuntime, weight_versions
@@ -61,7 +61,8 @@ class LoadedModel:
     def __repr__(self) -> str:
         a = self.architecture
         heads = f", heads {', '.join(self.network.heads)}" if len(self.network.heads) else ""
-        return f"<bertree model {self.name}: {a.body}, {a.layers} layers, width {a.width}{heads}, on {self.device}>"
+        size = f"{a.body}, {counted(a.layers, 'layer')}, width {a.width}"
+        return f"<bertree model {self.name}: {size}{heads}, on {self.device}>"
 
     def _repr_html_(self) -> str:
         from bertree.report.html import notebook_table

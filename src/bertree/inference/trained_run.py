@@ -22,11 +22,11 @@ class Run:
 
     folder: Path
     signal: int | None = None  # the signal that ended it early
-    learned: bool = True  # False if no seed has learned anything, so that there is no model
+    learned: bool = True  # False if no seed has learned anything: the gradient or the predictions say so
 
     @property
     def complete(self) -> bool:
-        """Whether the run came to its end and has a model."""
+        """Whether the run came to its end and has learned something."""
         return self.signal is None and self.learned
 
     @cached_property
@@ -59,6 +59,7 @@ class Run:
     def _repr_html_(self) -> str:
         from bertree.report.html import notebook_table
 
-        state = "complete" if self.complete else "stopped; go on with resume=True"
+        stopped = "stopped; go on with resume=True" if self.signal is not None else "no seed has learned the task"
+        state = "complete" if self.complete else stopped
         rows = [(key, f"{value:.4g}") for key, value in self.metrics.items() if isinstance(value, float)]
         return notebook_table(str(self.folder), rows, state)

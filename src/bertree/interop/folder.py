@@ -79,6 +79,11 @@ def read_max_length(folder: Path) -> int:
     return maximum_length(read_architecture(folder), hf_folder.read_limit(folder), {})
 
 
+def read_task(folder: Path) -> Json:
+    """Return name and settings of the task that a model was fine-tuned for; empty if its folder names none."""
+    return read_description(folder / DESCRIPTION).task if (folder / DESCRIPTION).is_file() else {}
+
+
 def _not_a_model(folder: Path) -> UserError:
     if (folder / RECIPE).is_file() or any(folder.glob(f"seed-*/{RECIPE}")):
         return UserError(f"{folder}: is the folder of a run that has no model yet; continue it with `resume=True`")

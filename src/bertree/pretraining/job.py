@@ -30,13 +30,13 @@ from bertree.interop.contents import Contents
 from bertree.interop.folder import write_together
 from bertree.interop.huggingface.folder import problem_with_transformers
 from bertree.model import cost
-from bertree.model.cost import describe_architecture
 from bertree.objectives.objective import Objective, WeightedTerms
 from bertree.objectives.pretraining import TERMS
 from bertree.pretraining import build, time_budget
 from bertree.pretraining import recipe as recipes
 from bertree.pretraining.held_out import held_out_questions, held_out_stream
 from bertree.pretraining.recipe import Recipe
+from bertree.report.formats import describe_architecture
 from bertree.run_folder import (
     BEST_MODEL,
     CHECKPOINTS,

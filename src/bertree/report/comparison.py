@@ -18,8 +18,10 @@ from bertree.report.formats import digits, smaller_is_better
 from bertree.run_folder import COMPARISON
 
 VERSION = 1
+KEPT = 0.99  # share of a score that counts as all of it, if its interval is not known
 Count = Annotated[int, Above(0)]
 Positive = Annotated[float, Above(0)]
+Intervals = Mapping[str, tuple[tuple[float, float] | None, ...]]  # of each score, one for each model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +68,7 @@ class Comparison:
     models: tuple[ModelCosts, ...]
     scores: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
     measured_on: str = ""  # which texts, in a few words
+    intervals: Intervals = field(default_factory=dict)  # 95 % confidence, of the scores
 
     def __post_init__(self) -> None:
         devices = [[speed.device for speed in model.speeds] for model in self.models]
@@ -73,7 +76,7 @@ class Comparison:
             raise UserError(f"models: must be two or more, not {len(devices)}")
         if any(row != devices[0] for row in devices) or len(set(devices[0])) < len(devices[0]):
             raise UserError("models: must be timed on the same devices, once on each")
-        for name, values in self.scores.items():
+        for name, values in (*self.scores.items(), *self.intervals.items()):
             if len(values) != len(devices):
                 raise UserError(f"scores.{name}: must be a list of {len(devices)} numbers, one for each model")
 
@@ -115,6 +118,13 @@ class Comparison:
             return None
         return value / first
 
+    def is_kept(self, score: str, number: int = 1) -> bool:
+        """Return whether a score is as good as the first model's: within its interval, or if that is unknown, 99 %."""
+        value, spans = self.scores[score][number], self.intervals.get(score)
+        if value is not None and spans and spans[0] is not None:
+            return value >= spans[0][0]
+        return (self.share_kept(score, number) or 0.0) >= KEPT
+
     def as_json(self) -> Json:
         """Return plain values, and the ratios that follow from them."""
         against = []
@@ -133,6 +143,7 @@ class Comparison:
             "version": VERSION,
             "models": [asdict(model) | {"speeds": list(map(asdict, model.speeds))} for model in self.models],
             "scores": {name: list(values) for name, values in self.scores.items()},
+            "intervals": {name: [span and list(span) for span in spans] for name, spans in self.intervals.items()},
             "measured_on": self.measured_on,
             "against_the_first": against,
         }

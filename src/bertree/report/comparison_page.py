@@ -9,13 +9,22 @@ from markupsafe import Markup
 
 from bertree.errors import UserError
 from bertree.report.comparison import Comparison, ModelCosts, Speed, device_name, read_comparison, times, verdict
-from bertree.report.formats import digits, end_of_path, format_score, label, quantity, smaller_is_better
+from bertree.report.formats import (
+    digits,
+    end_of_path,
+    format_interval,
+    format_score,
+    label,
+    quantity,
+    smaller_is_better,
+)
 from bertree.report.html import render
 from bertree.report.svg import ModelBar, bars_svg
 from bertree.report.tables import Cell, PageTable, Piece, Tile, one_line
 from bertree.run_folder import COMPARISON
 
 NAME = 28  # letters of a model's name in the head of the table
+WORSE = ("larger", "slower", "fewer")
 SCORES = 4  # with tiles and bars; the table has all of them
 
 
@@ -65,9 +74,9 @@ def _section(comparison: Comparison, title: str = "") -> ComparisonSection:
 
 def _tiles(comparison: Comparison) -> list[Tile]:
     """Return the main rows of two models: the ratio, or the second value, and both values."""
-    rows, count = comparison_rows(comparison), len(comparison.scores)
-    main = [*rows[: min(count, SCORES)], *(row for row in rows[count:] if not row.name.startswith(" "))]
-    return [(row.name, row.against[0] or row.values[1], " → ".join(row.values)) for row in main]
+    rows, count = [row for row in comparison_rows(comparison) if not row.name.startswith(" ")], len(comparison.scores)
+    main = [*rows[: min(count, SCORES)], *rows[count:]]
+    return [(row.name, row.against[0].text or row.values[1], " → ".join(row.values)) for row in main]
 
 
 def _charts(comparison: Comparison) -> list[Markup]:
@@ -114,14 +123,17 @@ def _table(comparison: Comparison) -> PageTable:
         name_cell: Cell = one_line(Piece(row.name.strip(), "inner")) if row.name.startswith(" ") else row.name
         cells = [name_cell, row.values[0]]
         for value, against in zip(row.values[1:], row.against, strict=True):
-            cells += [value, _coloured(against)]
+            verdict_kind = {True: "bad", False: "good", None: ""}[against.worse]
+            cells += [value, one_line(Piece(against.text, verdict_kind)) if verdict_kind else against.text]
         rows.append(cells)
     return PageTable(head, rows, numbers=range(1, len(head)))
 
 
-def _coloured(text: str) -> Cell:
-    worse = text.endswith(("larger", "slower", "fewer"))
-    return one_line(Piece(text, "bad" if worse else "good")) if text and text != "the same" else text
+class Against(NamedTuple):
+    """A value compared with the first model's, in words: 6.6x smaller, keeps 96.8 %."""
+
+    text: str
+    worse: bool | None = None  # None: as good, or not to be judged
 
 
 class ComparisonRow(NamedTuple):
@@ -129,7 +141,7 @@ class ComparisonRow(NamedTuple):
 
     name: str
     values: list[str]
-    against: list[str]
+    against: list[Against]
 
 
 class _Measure(NamedTuple):
@@ -144,7 +156,7 @@ class _Measure(NamedTuple):
 
 def comparison_rows(comparison: Comparison) -> list[ComparisonRow]:
     """Return scores, size, then speed on each device."""
-    rows = [_score(comparison, name) for name in comparison.scores]
+    rows = [row for name in comparison.scores for row in _score(comparison, name)]
     on_disk = all(model.on_disk for model in comparison.models)
     measures = _sizes("weights on disk" if on_disk else "weights")
     for device in comparison.devices:
@@ -152,11 +164,18 @@ def comparison_rows(comparison: Comparison) -> list[ComparisonRow]:
     return rows + [_row(measure, comparison.models) for measure in measures]
 
 
-def _score(comparison: Comparison, name: str) -> ComparisonRow:
-    values = comparison.scores[name]
-    shares = [comparison.share_kept(name, number) for number in range(1, len(values))]
-    against = [f"keeps {100 * share:.1f} %" if share is not None else "" for share in shares]
-    return ComparisonRow(label(name), [format_score(name, value) for value in values], against)
+def _score(comparison: Comparison, name: str) -> list[ComparisonRow]:
+    """Return a score and, if they are known, the intervals of it."""
+    values, against = comparison.scores[name], []
+    for number in range(1, len(values)):
+        share = comparison.share_kept(name, number)
+        text = f"keeps {100 * share:.1f} %" if share is not None else ""
+        against.append(Against(text, None if share is None else not comparison.is_kept(name, number)))
+    rows = [ComparisonRow(label(name), [format_score(name, value) for value in values], against)]
+    intervals = [format_interval(name, interval) for interval in comparison.intervals.get(name, ())]
+    if any(intervals):
+        rows.append(ComparisonRow("  95 % interval", intervals, [Against("")] * len(against)))
+    return rows
 
 
 def _sizes(weights: str) -> list[_Measure]:
@@ -187,7 +206,9 @@ def _speeds(device: str, name: str) -> list[_Measure]:
 
 def _row(measure: _Measure, models: tuple[ModelCosts, ...]) -> ComparisonRow:
     first, *rest = values = [measure.value(model) for model in models]
-    against = [times(first / value, measure.less, measure.more) if first and value else "" for value in rest]
+    texts = [times(first / value, measure.less, measure.more) if first and value else "" for value in rest]
+    judged = [None if text in ("", "the same") else text.endswith(WORSE) for text in texts]
+    against = [Against(text, worse) for text, worse in zip(texts, judged, strict=True)]
     return ComparisonRow(measure.name, [measure.text(value) for value in values], against)
 
 

@@ -5,8 +5,10 @@ import re
 from collections.abc import Mapping
 from itertools import pairwise
 
-from bertree.errors import UserError
+from bertree.errors import UserError, counted
 from bertree.files.formats import parse_toml
+from bertree.model.architecture import Architecture
+from bertree.model.cost import parameters
 from bertree.objectives.pretraining import LABELS, UNMASKED_LABELS
 from bertree.run_folder import RECIPE
 
@@ -56,6 +58,14 @@ def format_score(field: str, value: object) -> str:
     return format_metric(field, value) if smaller_is_better(field) or abs(value) > 1 else f"{100 * value:.2f}"
 
 
+def format_interval(field: str, interval: object) -> str:
+    """Write a confidence interval as its score is written: 88.1 to 93.4; nothing where there is none."""
+    if not isinstance(interval, list | tuple) or len(interval) != 2:
+        return ""
+    low, high = (format_score(field, end) for end in interval)
+    return f"{low} to {high}"
+
+
 def percent(share: float, places: int = 0) -> str:
     """Write a share in per cent."""
     return f"{100 * share:.{places}f} %"
@@ -81,6 +91,11 @@ def quantity(value: float, count: int = 3) -> str:
         if math.isfinite(value) and abs(value) >= size:
             return f"{digits(value / (1e3 if name == 'k' else size), count)}{name}"
     return digits(value, max(count, 4))
+
+
+def describe_architecture(a: Architecture) -> str:
+    """Describe the size of an architecture, for messages."""
+    return f"{counted(a.layers, 'layer')}, width {a.width}, {quantity(parameters(a).total)} parameters"
 
 
 def duration(seconds: float) -> str:

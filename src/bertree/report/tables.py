@@ -200,7 +200,7 @@ def largest_errors(gold: Floats, predicted: Floats, show: ShowCase) -> list[Sect
     off = np.abs(predicted - gold)
     order = np.argsort(-np.nan_to_num(off, nan=-np.inf), kind="stable")[:MISTAKES]
     rows = [[*show(number), digits(float(off[number]))] for number in order.tolist() if off[number] > 0]
-    table = PageTable(["text", "gold", "predicted", "error"], rows, numbers=[1, 2, 3], kind="cases off")
+    table = PageTable(["text", "gold", "predicted", "error"], rows, numbers=[1, 2, 3], kind="cases")
     return [Section("Largest errors", blocks=[table])]
 
 

@@ -7,14 +7,16 @@ GLUE averages follow one of four conventions. They differ by several points on t
 with the name of its convention, and only if all of its scores exist.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from bertree.errors import UserError, suggest
 from bertree.files.formats import Json
 from bertree.tasks.columns import Columns, HeaderlessLayout, TextExample
+from bertree.tasks.intervals import Interval
 from bertree.tasks.splits import WORDS, normalize_name
 from bertree.tasks.task import INTERNAL
 from bertree.tasks.text import TextTask
@@ -251,6 +253,20 @@ class Convention:
             return Average(None, tuple(missing))
         means = [sum(results[task][metric] for task, metric in term) / len(term) for term in self.terms]
         return Average(sum(means) / len(means))
+
+    def interval(self, results: Mapping[str, Json]) -> Interval | None:
+        """Return the interval of the average: those of its terms, combined as independent; None if one is missing."""
+        value, squares = self(results).value, [0.0, 0.0]
+        if value is None:
+            return None
+        for term in self.terms:
+            spans: list[Any] = [(results[task].get("intervals") or {}).get(metric) for task, metric in term]
+            if None in spans:
+                return None
+            for end in (0, 1):
+                moved = [span[end] - results[task][metric] for span, (task, metric) in zip(spans, term, strict=True)]
+                squares[end] += (sum(moved) / len(moved) / len(self.terms)) ** 2
+        return value - math.sqrt(squares[0]), value + math.sqrt(squares[1])
 
 
 def _is_score(results: Mapping[str, Mapping[str, float]], task: str, metric: str) -> bool:

@@ -148,20 +148,26 @@ def task_of_model(
     default = head.default_task if head else ""
     if default == "classification" and heads["sequence"] == 1:
         default = "regression"
+    task = with_model_layout(task_of_settings(stored, columns or {}, name, default), stored)
+    if hasattr(task, "crf"):
+        task = replace(task, crf=crf)  # type: ignore[call-arg]
+    return with_model_labels(task, heads, labels)
+
+
+def task_of_settings(
+    stored: Json, columns: Mapping[str, str | None], name: str | None = None, default: str = ""
+) -> Task[Any]:
+    """Return the task of that name, or the stored one, with the stored settings and columns unless others are given."""
     remembered = str(stored.get("name") or "")
     if name is None and remembered and remembered not in TASKS:
         nearest = suggest(remembered, task_names())
         raise UserError(f"{remembered}: unknown task, {nearest}; one of your own must be registered (register_task)")
     task = make_task(name or remembered or default)
     own = stored if remembered == task.name else {}
-    named = {key: (columns or {}).get(key) or _text(own.get(key)) for key in TASKS[task.name].columns}
-    named |= {key: value for key, value in (columns or {}).items() if value}
+    named = {key: columns.get(key) or _text(own.get(key)) for key in TASKS[task.name].columns}
+    named |= {key: value for key, value in columns.items() if value}
     task = make_task(task.name, **named)
-    task = configure_task(task, {key: own[key] for key in own if key in task_options(task)}, DESCRIPTION)
-    task = with_model_layout(task, stored)
-    if hasattr(task, "crf"):
-        task = replace(task, crf=crf)  # type: ignore[call-arg]
-    return with_model_labels(task, heads, labels)
+    return configure_task(task, {key: own[key] for key in own if key in task_options(task)}, DESCRIPTION)
 
 
 def _text(value: object) -> str | None:

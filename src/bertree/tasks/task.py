@@ -5,7 +5,7 @@ names the head that reads them, and gets the head's logits back. So all tasks sh
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar, get_type_hints
@@ -16,12 +16,14 @@ from numpy.typing import NDArray
 from bertree.config import settings
 from bertree.errors import UserError, suggest
 from bertree.files.formats import Json
+from bertree.tasks.intervals import Interval, score_intervals
 from bertree.text.tokenizer import Encoded, Tokenizer
 
 Example = TypeVar("Example")
 Logits = NDArray[np.float32]
 Splits = dict[str, tuple[Path, ...]]
 MAX_LABELS = 10_000
+INPUT_FIELDS = ("text", "pair", "texts", "words", "context", "question", "options")  # of the kinds of examples
 INTERNAL = {"setting": False}  # metadata of a plain field that is not a setting, in the class that declares it first
 
 
@@ -120,6 +122,12 @@ class Task(ABC, Generic[Example]):
     def check_training(self, examples: Sequence[Example]) -> None:
         """Raise an error about examples that cannot be trained on. Examples that are only scored need not pass."""
 
+    def input_of(self, example: Example) -> Hashable:
+        """Return what the model reads of an example, to find examples that are trained on and scored; None: unknown."""
+        values = [getattr(example, name, None) for name in INPUT_FIELDS]
+        texts = tuple(tuple(value) if isinstance(value, list) else value for value in values)
+        return texts if any(value is not None for value in values) else None
+
     def group(self, example: Example) -> str | None:
         """Return what an example shares with others that must stay on the same side when examples are held out (the
         passage that several questions are about); None: nothing."""
@@ -141,6 +149,11 @@ class Task(ABC, Generic[Example]):
     @abstractmethod
     def score(self, examples: Sequence[Example], predictions: Sequence[Json]) -> dict[str, float]:
         """Return the scores of a split with gold answers, the task's `metric` among them, from 0 to 1."""
+
+    def intervals(self, examples: Sequence[Example], predictions: Sequence[Json]) -> dict[str, Interval]:
+        """Return the 95 % confidence interval of each score."""
+        labeled = [pair for pair in zip(examples, predictions, strict=True) if pair[1].get("gold") is not None]
+        return score_intervals(self.score, *zip(*labeled, strict=True)) if labeled else {}
 
     def prediction_text(self, line: Json) -> str:
         """Return a readable prediction: one line or more, with tabs between columns."""

@@ -18,6 +18,7 @@ from bertree.errors import UserError, suggest
 from bertree.files.formats import Json, read_text
 from bertree.tasks import metrics, splits
 from bertree.tasks.columns import Columns, RawRow, TextExample
+from bertree.tasks.intervals import Interval, correlation_interval, label_intervals
 from bertree.tasks.task import INTERNAL, Logits, Splits, Task, Truncation, Unit, check_label_count
 from bertree.text.sources import FORMATS
 from bertree.text.tables import read_table
@@ -217,15 +218,16 @@ class TextTask(Task[TextExample]):
         return lines
 
     def score(self, examples: Sequence[TextExample], predictions: Sequence[Json]) -> dict[str, float]:
-        answers = [
-            (example.gold, line["predicted"])
-            for example, line in zip(examples, predictions, strict=True)
-            if example.gold is not None
-        ]
-        if not answers:
+        gold, predicted = _answers(examples, predictions)
+        if not gold:
             raise UserError(f"{examples[0].file or self.name}: has no gold answers to score")
-        gold, predicted = [g for g, _ in answers], [p for _, p in answers]
         return {name: FIGURES[name](gold, predicted) for name in self.figures}
+
+    def intervals(self, examples: Sequence[TextExample], predictions: Sequence[Json]) -> dict[str, Interval]:
+        gold, predicted = _answers(examples, predictions)
+        if self.regression:
+            return {kind: correlation_interval(kind, gold, predicted) for kind in self.figures}
+        return label_intervals(self.figures, gold, predicted)
 
     def labels_in(self, examples: Sequence[TextExample]) -> tuple[str, ...]:
         counts = Counter(example.gold for example in examples)
@@ -257,6 +259,12 @@ class TextTask(Task[TextExample]):
             return layout
         pair = self.columns.pair[0] if self.columns.pair else None
         return {"text": self.columns.text[0], "pair": pair, "label": self.columns.label[0]} | layout
+
+
+def _answers(examples: Sequence[TextExample], predictions: Sequence[Json]) -> tuple[list[Any], list[Any]]:
+    """Return gold and predicted answers of the examples that have a gold answer."""
+    lines = [line for example, line in zip(examples, predictions, strict=True) if example.gold is not None]
+    return [example.gold for example in examples if example.gold is not None], [line["predicted"] for line in lines]
 
 
 def _sorted(labels: Sequence[str]) -> tuple[str, ...]:

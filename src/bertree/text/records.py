@@ -8,7 +8,7 @@ can be given; if it is not, the complete file is read before it is decided.
 """
 
 import csv
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
@@ -24,6 +24,7 @@ from bertree.text.sources import COMPRESSED, Source, open_source
 Quoting = Literal["none", "standard", "cell", "auto"]
 Line = tuple[int, str]  # line number, text without the line end
 Row = tuple[int, list[str]]  # line it starts on, cells
+USUAL_COLUMNS = ("text", "sentence", "content", "body", "sentence1")  # of texts
 
 
 def suffix_of(path: Path) -> str:
@@ -100,6 +101,18 @@ def text_field(record: Json, name: str, where: str) -> str:
     if not isinstance(value := field(record, name, where), str):
         raise UserError(f"{where}: '{name}' must be a text")
     return replace_surrogates(value)
+
+
+def choose_text_column(names: Sequence[str], chosen: str | None, where: str) -> str:
+    """Return the column that was chosen, else the first with a usual name, else the only one."""
+    if chosen is not None:
+        if chosen not in names:
+            raise UserError(f"{where}: has no column '{chosen}'; there are: {', '.join(map(str, names))}")
+        return chosen
+    usual = [name for name in USUAL_COLUMNS if name in names]
+    if not usual and len(names) != 1:
+        raise UserError(f"{where}: which column is the text? Give `text=NAME`; there are: {', '.join(names)}")
+    return usual[0] if usual else names[0]
 
 
 def list_field(record: Json, name: str, where: str) -> list[Any]:

@@ -1,27 +1,27 @@
 """The correlations of sentence vectors with gold scores."""
 
-import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from bertree.embeddings.correlation import KINDS, MEASURES, EncoderScores, Figures, format_correlation
+from bertree.cli.render import make_console
+from bertree.embeddings.correlation import KINDS, MEASURES, EncoderScores, Figures, format_correlation, format_span
 from bertree.embeddings.evaluate import EmbeddingScores
 from bertree.embeddings.sts import PairSet
 from bertree.report.formats import end_of_path
+from bertree.tasks.intervals import Interval
 
 SHORT = ("cosine", "dot", "eucl", "manh")  # of MEASURES, in a table of 80 columns
 NAME = 28  # characters of a name there
-WIDE = 120  # columns where the output is not a terminal
 
 
 def print_embedding_scores(scores: EmbeddingScores) -> None:
     """Print the correlations of every encoder on every set."""
     sets, rows = scores.sets, [result.row for result in scores.results]
-    console = Console() if sys.stdout.isatty() else Console(width=WIDE)
+    console = make_console()
     for number, one in enumerate(sets):
         console.print(Text(f"{one.name}: {one.pairs:,} pairs", style="bold"))
         table = Table(box=None, pad_edge=False, padding=(0, 1))
@@ -38,12 +38,19 @@ def print_embedding_scores(scores: EmbeddingScores) -> None:
                 )
                 table.add_row(Text(name), *_cells(figures))
         console.print(table)
+        for row in rows:
+            console.print(_intervals(row, row.sets[number].intervals))
     if len(sets) > 1:
         _summary(console, sets, rows)
 
 
 def _cells(figures: Figures) -> list[str]:
     return [format_correlation(figures[kind][measure]) for kind in KINDS for measure in MEASURES]
+
+
+def _intervals(row: EncoderScores, intervals: Mapping[str, Interval]) -> Text:
+    spans = ", ".join(f"{kind.capitalize()} {format_span(span)}" for kind, span in intervals.items())
+    return Text(f"95 % interval of the cosine, {end_of_path(row.name, NAME)}: {spans or 'none'}", "dim")
 
 
 def _summary(console: Console, sets: Sequence[PairSet], rows: Sequence[EncoderScores]) -> None:
@@ -53,7 +60,8 @@ def _summary(console: Console, sets: Sequence[PairSet], rows: Sequence[EncoderSc
         column.justify = "right"
     for row in rows:
         values = [scored.overall["spearman"]["cosine"] for scored in row.sets]
-        table.add_row(
-            Text(end_of_path(row.name, NAME)), *map(format_correlation, values), format_correlation(row.average)
-        )
+        cells = [*map(format_correlation, values), format_correlation(row.average)]
+        table.add_row(Text(end_of_path(row.name, NAME)), *cells)
     console.print(table)
+    for row in rows:
+        console.print(_intervals(row, {"average": row.interval} if row.interval else {}))

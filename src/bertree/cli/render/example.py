@@ -9,6 +9,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from bertree.cli.render import make_console
 from bertree.data.preview import BLANK, ExamplePreview, PreviewToken
 
 STYLES = {"masked": "bold red", "random": "bold yellow", "kept": "bold magenta", "ordered": "bold red"}
@@ -22,7 +23,7 @@ def print_example(example: ExamplePreview, console: Console | None = None) -> No
     parts: list[RenderableType] = [_header(example), Text()]
     for segment in sorted({token.segment for token in example.tokens}):
         parts.append(_text([token for token in example.tokens if token.segment == segment], segment))
-    console = console or Console()
+    console = console or make_console()
     if any(token.rank for token in example.tokens):
         parts += [Text(), _order(example), *_grid(example, console.width)]
     elif any(token.target is not None for token in example.tokens):

@@ -3,6 +3,7 @@
 import textwrap
 from typing import TYPE_CHECKING
 
+from bertree.errors import counted
 from bertree.files.formats import Json
 from bertree.search.index import Index
 from bertree.search.passages import Hit
@@ -23,7 +24,7 @@ def print_added(index: Index) -> None:
         (done.gone, "removed (no longer in their file)"),
     )
     counts = ", ".join(f"{count:,} {what}" for count, what in parts if count) or "no documents"
-    print(f"{counts}; {count_of(done.passages, 'passage')} embedded")
+    print(f"{counts}; {counted(done.passages, 'passage')} embedded")
     for line in index.read.lines():
         print(f"  {line}")
 
@@ -77,7 +78,7 @@ def print_exported(done: "ExportSummary") -> None:
         (done.unchanged, "unchanged"),
     )
     counts = ", ".join(f"{count:,} {what}" for count, what in parts if count) or "no documents"
-    print(f"{counts}; {count_of(done.passages, 'passage')} written; {count_of(done.documents, 'document')} are there")
+    print(f"{counts}; {counted(done.passages, 'passage')} written; {counted(done.documents, 'document')} are there")
 
 
 def print_hits(hits: list[Hit]) -> None:
@@ -91,9 +92,4 @@ def print_hits(hits: list[Hit]) -> None:
 
 def describe_contents(info: Json) -> str:
     """Return the number of documents and passages in words."""
-    return f"{count_of(info['documents'], 'document')} in {count_of(info['passages'], 'passage')}"
-
-
-def count_of(count: int, what: str) -> str:
-    """Return a number with its noun, in the plural where there are several."""
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
+    return f"{counted(info['documents'], 'document')} in {counted(info['passages'], 'passage')}"

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from bertree.cli.render import make_console
 from bertree.inference.causal.attribution import Attribution
 from bertree.inference.causal.last_words import LastWords
 from bertree.inference.causal.perplexity import Perplexity
@@ -32,7 +32,7 @@ def print_perplexity(found: Perplexity) -> None:
     table.columns[1].justify = "right"
     for row in rows:
         table.add_row(*row)
-    Console().print(table)
+    make_console().print(table)
     context = f"each from {found.context_least:,} or more tokens before it, {found.context_mean:,.1f} on average"
     if found.unpredicted:
         first = f"{found.unpredicted:,} first token{'s' * (found.unpredicted > 1)}"
@@ -52,7 +52,7 @@ def print_last_words(found: LastWords) -> None:
 
 def print_attributions(found: Sequence[Attribution], k: int) -> None:
     """Print the codes of each text with a bar for their probability."""
-    console = Console()
+    console = make_console()
     for one in found:
         if len(found) > 1:
             words = " ".join(one.text.split())
@@ -68,7 +68,7 @@ def print_attributions(found: Sequence[Attribution], k: int) -> None:
 
 def print_candidates(masks: Sequence[Sequence[Candidate]]) -> None:
     """Print the candidates of each mask."""
-    console = Console()
+    console = make_console()
     for number, candidates in enumerate(masks, 1):
         table = Table("token", "probability", "", box=None, pad_edge=False)
         for candidate in candidates:

@@ -2,16 +2,19 @@
 
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from bertree.cli.render import make_console
 from bertree.finetuning.evaluate import GlueSummary, Scores, teacher_line
 from bertree.inference.trained_run import Run
 from bertree.report.comparison import Comparison, read_comparison, verdict
 from bertree.report.comparison_page import comparison_rows, method
+from bertree.report.formats import format_interval
 from bertree.run_folder import COMPARISON, MODEL, PREDICTIONS, REPORT, SCORES
+
+INTERVAL = "95 % interval"
 
 
 def score_text(key: str, value: Any) -> str:
@@ -23,11 +26,13 @@ def score_text(key: str, value: Any) -> str:
 
 def print_scores(scores: Scores) -> None:
     """Print the scores of a model on a task."""
-    table = Table(scores.task, ", ".join(scores.splits), box=None, pad_edge=False)
+    intervals = scores.metrics.get("intervals", {})
+    table = Table(scores.task, ", ".join(scores.splits), INTERVAL if intervals else "", box=None, pad_edge=False)
     for key, value in scores.metrics.items():
-        if key not in ("task", "split", "model"):
-            table.add_row(escape(key.replace("_", " ")), score_text(key, value))
-    Console().print(table)
+        if key not in ("task", "split", "model", "intervals"):
+            row = escape(key.replace("_", " ")), score_text(key, value), format_interval(key, intervals.get(key))
+            table.add_row(*row)
+    make_console().print(table)
 
 
 def print_finetuning(run: Run) -> None:
@@ -37,17 +42,23 @@ def print_finetuning(run: Run) -> None:
     keys = [key for key, value in max(results, key=len).items() if isinstance(value, float)]
     several = len(results) > 1 and metrics["mean"] is not None
     heads = [f"seed {result['seed']}" for result in results] + (["mean"] if several else [])
+    intervals = metrics.get("intervals") or {}
+    if intervals:
+        heads.append(f"{INTERVAL}, seed {metrics['best_seed']}" if len(results) > 1 else INTERVAL)
     table = Table(f"{metrics['task']}, dev, times 100", *heads, box=None, pad_edge=False)
     for key in keys:
         cells = [score_text(key, result.get(key)) for result in results]
         if several and key == metric:
             spread = f" ± {100 * metrics['std']:.2f}" if metrics["std"] is not None else ""
             cells.append(f"{100 * metrics['mean']:.2f}{spread}")
+        elif several:
+            cells.append("")
+        cells.append(format_interval(key, intervals.get(key)))
         table.add_row(escape(key.replace("_", " ")), *cells)
-    Console().print(table)
+    make_console().print(table)
     if "distillation" in metrics:
         print(teacher_line(metrics["distillation"], metric))
-    written = (f"{MODEL}/", SCORES, PREDICTIONS) if run.learned else (SCORES,)
+    written = (f"{MODEL}/", SCORES, PREDICTIONS) if (run.folder / MODEL).is_dir() else (SCORES,)
     print(f"{run.folder}: {', '.join(written)}, {REPORT}")
     if (run.folder / COMPARISON).is_file():
         print_comparison(read_comparison(run.folder / COMPARISON))
@@ -58,19 +69,27 @@ def print_glue(found: GlueSummary) -> None:
     table = Table("task", "", box=None, pad_edge=False)
     for name, scores in found.tasks.items():
         shown = {k: v for k, v in scores.items() if isinstance(v, float) and k not in ("mean", "std", "best")}
-        figures = ", ".join(f"{key.replace('_', ' ')} {100 * value:.1f}" for key, value in shown.items())
-        table.add_row(escape(name), escape(figures))
+        intervals = scores.get("intervals") or {}
+        figures = []
+        for key, value in shown.items():
+            figures.append(f"{key.replace('_', ' ')} {100 * value:.1f}{_in_brackets(intervals.get(key))}")
+        table.add_row(escape(name), escape(", ".join(figures)))
     table.add_row("", "")
     for name, average in found.averages.items():
-        value = average["value"]
-        table.add_row(name, f"{100 * value:.1f}" if value is not None else f"needs {', '.join(average['missing'])}")
+        value, missing = average["value"], f"needs {', '.join(average['missing'])}"
+        span = _in_brackets(average.get("interval"))
+        table.add_row(name, f"{100 * value:.1f}{span}" if value is not None else missing)
         table.add_row("", f"[dim]{average['source']}[/dim]")
-    Console().print(table)
+    make_console().print(table)
+
+
+def _in_brackets(interval: Any) -> str:
+    return f" ({100 * interval[0]:.1f} to {100 * interval[1]:.1f})" if interval else ""
 
 
 def print_comparison(comparison: Comparison) -> None:
     """Print the table of a comparison, and one line that sums up each model."""
-    console = Console()
+    console = make_console()
     table = Table(box=None, pad_edge=False)
     table.add_column("")
     for index, model in enumerate(comparison.models):
@@ -80,8 +99,7 @@ def print_comparison(comparison: Comparison) -> None:
     for row in comparison_rows(comparison):
         cells = [Text(row.name), Text(row.values[0])]
         for value, against in zip(row.values[1:], row.against, strict=True):
-            worse = against.endswith(("larger", "slower", "fewer"))
-            cells += [Text(value), Text(against, "red" if worse else "green")]
+            cells += [Text(value), Text(against.text, {True: "red", False: "green", None: ""}[against.worse])]
         table.add_row(*cells)
     console.print(table)
     console.print(Text(method(comparison), "dim"))

@@ -6,7 +6,7 @@ from dataclasses import Field, dataclass, field, fields
 from math import prod
 from typing import Any, ClassVar, Self
 
-from bertree.errors import UserError, suggest
+from bertree.errors import UserError, counted, suggest
 
 MAX_WIDTH, MAX_ROWS = 2**17, 2**25  # of any vector, and of any table: files are not trusted
 
@@ -276,7 +276,7 @@ class Architecture(ABC):
 
     def describe(self) -> str:
         """Return kind and size in words."""
-        return f"{self.body}, {self.layers} layers, width {self.width}"
+        return f"{self.body}, {counted(self.layers, 'layer')}, width {self.width}"
 
     @property
     def short(self) -> str:

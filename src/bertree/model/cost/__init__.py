@@ -40,7 +40,6 @@ __all__ = [
     "Parameters",
     "classifier_parameters",
     "costs",
-    "describe_architecture",
     "forward_flops",
     "largest_batch",
     "long_lengths",
@@ -146,11 +145,6 @@ def _largest(bytes_of: Callable[[int], int], card_gb: float) -> int:
         middle = (low + high) // 2
         low, high = (middle, high) if bytes_of(middle) <= usable else (low, middle)
     return low
-
-
-def describe_architecture(a: Architecture) -> str:
-    """Describe the size of an architecture, for messages."""
-    return f"{a.layers} layers, width {a.width}, {parameters(a).total / 1e6:.1f}M parameters"
 
 
 LONG = (1024, 2048, 4096, 8192, 16384, 32768, 65536)

@@ -22,6 +22,7 @@ import numpy as np
 from bertree.console import note
 from bertree.errors import UserError, listed, suggest
 from bertree.files.formats import Json
+from bertree.tasks.intervals import Interval, mean_interval
 from bertree.tasks.metrics import softmax
 from bertree.tasks.splits import find_splits, split_in_name
 from bertree.tasks.squad import metric
@@ -188,6 +189,20 @@ class SquadTask(Task[SquadExample]):
             best = metric.best_threshold(each, [bool(text) for text in texts], has_answer.tolist(), odds)
             figures[f"best_{name}"], figures[f"best_{name}_threshold"] = best
         return figures
+
+    def intervals(self, examples: Sequence[SquadExample], predictions: Sequence[Json]) -> dict[str, Interval]:
+        """Return the intervals of exact match and F1, over all questions and over those with and without an answer."""
+        golds = _gold_texts(examples)
+        counted = metric.score_questions(golds, [line.get("predicted") for line in predictions], 1 + self.impossible)
+        has_answer = np.fromiter(map(bool, golds), bool, len(golds))
+        subsets = {"": np.ones_like(has_answer)}
+        subsets |= {"has_answer_": has_answer, "no_answer_": ~has_answer} if self.impossible else {}
+        return {
+            f"{name}{figure}": mean_interval(np.asarray(values)[questions])
+            for name, questions in subsets.items()
+            for figure, values in (("exact", counted.exact), ("f1", counted.f1))
+            if questions.any()
+        }
 
     def tune(self, examples: Sequence[SquadExample], predictions: Sequence[Json]) -> Self:
         """2.0: return the task with the threshold of the highest F1 on these questions."""

@@ -11,6 +11,12 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
+from bertree.tasks.intervals import Interval, ratio_interval
+
+Counts = NDArray[np.float64]
 SHAPE = re.compile(r"O|[BIESLU](?:-.+)?", re.DOTALL)
 PLAIN = "plain"
 _AS_IOBES = {"L": "E", "U": "S"}
@@ -112,6 +118,28 @@ def score_entities(
     total = _entity_scores(right.total(), predicted_counts.total(), true.total())
     kinds = sorted(true.keys() | predicted_counts.keys())
     return total, {kind: _entity_scores(right[kind], predicted_counts[kind], true[kind]) for kind in kinds}
+
+
+def entity_intervals(pairs: Sequence[tuple[Sequence[str], Sequence[str]]]) -> dict[str, Interval]:
+    """Return the intervals of what `score_entities` scores, given gold and predicted tags of each sentence."""
+    found = [(set(entities(gold)), set(entities(predicted))) for gold, predicted in pairs]
+
+    def count(kind: str | None) -> tuple[Counts, Counts, Counts]:
+        """Count right, predicted and true entities of each sentence; None: of every type."""
+        rows = [[sum(kind in (None, e.kind) for e in each) for each in (t & p, p, t)] for t, p in found]
+        right, predicted, true = np.array(rows, np.float64).T
+        return right, predicted, true
+
+    right, predicted, true = count(None)
+    intervals = {
+        "precision": ratio_interval(right, predicted),
+        "recall": ratio_interval(right, true),
+        "f1": ratio_interval(2 * right, predicted + true),
+    }
+    for kind in sorted({entity.kind for each in found for side in each for entity in side}):
+        right, predicted, true = count(kind)
+        intervals[f"f1-{kind}"] = ratio_interval(2 * right, predicted + true)
+    return intervals
 
 
 def _entity_scores(right: int, predicted: int, true: int) -> EntityScores:

@@ -8,6 +8,7 @@ sentence that is too long is read in overlapping windows, so every word gets a t
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from operator import eq
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,6 +17,7 @@ import numpy as np
 from bertree.console import note
 from bertree.errors import UserError, listed, suggest
 from bertree.files.formats import Json
+from bertree.tasks.intervals import Interval, ratio_interval
 from bertree.tasks.metrics import accuracy, softmax
 from bertree.tasks.splits import WORDS, find_splits
 from bertree.tasks.tagging import conll
@@ -24,6 +26,7 @@ from bertree.tasks.tagging.entities import (
     PLAIN,
     SHAPE,
     entities,
+    entity_intervals,
     join_tag,
     scheme_of,
     score_entities,
@@ -288,6 +291,14 @@ class TaggingTask(Task[Sentence]):
         total, kinds = score_entities(gold, predicted)
         by_type = {f"f1-{kind}": scores.f1 for kind, scores in kinds.items()}
         return {**total._asdict(), **right, **by_type}
+
+    def intervals(self, examples: Sequence[Sentence], predictions: Sequence[Json]) -> dict[str, Interval]:
+        """Return intervals over sentences: the words and entities of one are right or wrong together."""
+        lines = zip(examples, predictions, strict=True)
+        pairs = [(example.tags, line["predicted"]) for example, line in lines if example.tags is not None]
+        right = [sum(map(eq, gold, predicted)) for gold, predicted in pairs]
+        words = {"accuracy": ratio_interval(right, [len(gold) for gold, _ in pairs])}
+        return words | (entity_intervals(pairs) if self.has_entity_tags else {})
 
     def settings(self) -> Json:
         columns = {"text": self.text, "label": self.label}
