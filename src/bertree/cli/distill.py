@@ -65,7 +65,7 @@ def distill(run: "Run", options: SimpleNamespace) -> None:
     from bertree.run_folder import CHECKPOINTS, COMPARISON, METRICS, MODEL, REPORT
 
     def show(run: "Run") -> None:
-        if options.task is not None:
+        if options.store is None:
             print_finetuning(run)
             return
         print(f"{run.folder}: {MODEL}/, {REPORT}, {METRICS}, {CHECKPOINTS}/")

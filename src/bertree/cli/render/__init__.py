@@ -1,7 +1,6 @@
 """Results as tables and lines on the terminal, a module for each kind."""
 
 import os
-import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -14,4 +13,5 @@ def make_console() -> "Console":
     """Return a console for standard output: as wide as the terminal, or wide if it is a pipe or a file."""
     from rich.console import Console
 
-    return Console() if sys.stdout.isatty() or "COLUMNS" in os.environ else Console(width=WIDE)
+    console = Console()
+    return console if console.is_terminal or "COLUMNS" in os.environ else Console(width=WIDE)
