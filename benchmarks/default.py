@@ -167,13 +167,13 @@ class Bench:
             identity=name,
         )
         with tempfile.TemporaryDirectory() as place, contextlib.redirect_stdout(None):
-            signal, best, loop = tuner.run(Path(place), seed, False, [])
-        if signal is not None:
-            raise SystemExit(128 + signal)
-        lines, scores = evaluate_split(data.task, loop.network, dev, loop.autocast)
-        parameters = sum(p.numel() for p in loop.network.encoder.parameters())
+            trained = tuner.run(Path(place), seed, False, [])
+        if trained.signal is not None:
+            raise SystemExit(128 + trained.signal)
+        lines, scores = evaluate_split(data.task, trained.network, dev, trained.autocast)
+        parameters = sum(p.numel() for p in trained.network.encoder.parameters())
         settings = {"epochs": config.train.epochs, "batch": config.train.batch, "lr": config.optim.lr}
-        return _result(data.task, scores, lines) | {"parameters": parameters, "step": best.step} | settings
+        return _result(data.task, scores, lines) | {"parameters": parameters, "step": trained.best_step} | settings
 
     def _split(self, data: Data, part: str, start: Model, longest: int) -> EncodedSplit[TextExample]:
         tokenizer = start.required_tokenizer

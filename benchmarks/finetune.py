@@ -169,9 +169,9 @@ def ours(tuner: FineTuning, seed: int) -> tuple[float, float]:
     with tempfile.TemporaryDirectory() as place, contextlib.redirect_stdout(None):
         synchronize()
         began = time.perf_counter()
-        _, best, _ = tuner.run(Path(place), seed, False, [])
+        trained = tuner.run(Path(place), seed, False, [])
         synchronize()
-        return best.score, time.perf_counter() - began
+        return trained.best_score, time.perf_counter() - began
 
 
 def prepared(name: str, model: str, root: Path, device: str, limit: int, epochs_instead: int = 0) -> FineTuning:

@@ -140,12 +140,12 @@ class Bench:
                 task_job = vectors_job(model, str(self.options.model), self.data(loss), given, [name])
                 job = encode_job(task_job, Path(place) / "run", World.alone())
                 Path(place, "run").mkdir()
-                signal, best, loop = job.tuner.run(Path(place) / "run", seed, False, [])
-            if signal is not None:
-                raise SystemExit(128 + signal)
+                trained = job.tuner.run(Path(place) / "run", seed, False, [])
+            if trained.signal is not None:
+                raise SystemExit(128 + trained.signal)
             assert task_job.select_saved is not None
-            model = make_model(task_job.select_saved(job, loop.network))
-            found[loss] = {"step": best.step, "examples": len(job.splits["train"].examples)}
+            model = make_model(task_job.select_saved(job, trained.network))
+            found[loss] = {"step": trained.best_step, "examples": len(job.splits["train"].examples)}
         seconds = round(time.perf_counter() - began, 1)
         return self._judged(model) | {"stages": found, "seconds": seconds}
 

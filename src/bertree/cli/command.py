@@ -53,7 +53,18 @@ class PanelGroup(TyperGroup):
 
 
 class VerbCommand(TyperCommand):
-    """A command whose help lists the registered tasks; the registry is imported only when help is shown."""
+    """A command whose help lists the registered tasks (the registry is imported only when help is shown), and whose
+    options may have a value that need not be written."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments; options that may be written without a value get theirs."""
+        bare = {f"--{name.replace('_', '-')}": option.bare for name, option in OPTIONS.items() if option.bare}
+        completed = []
+        for argument, following in zip(args, [*args[1:], "-"], strict=True):
+            completed.append(argument)
+            if argument in bare and (following.startswith("-") or "=" in following):
+                completed.append(bare[argument])
+        return super().parse_args(ctx, completed)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help text."""

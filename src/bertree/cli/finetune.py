@@ -58,7 +58,8 @@ def finetune(run: "Run", options: SimpleNamespace) -> None:
 
     Settings: epochs=3 batch=32 lr=(by the model's width) max_length=(the task's) warmup=0.1 shape=linear
     evaluations=1 (per epoch) patience=3 held_out=0.1 seed=0 weight_decay=0.01 clip=1 dropout=... attention_dropout=0
-    layer_decay=1 (rate of a layer as a multiple of that above) metric=... lstm=0 lstm_layers=2 micro_tokens=0;
+    layer_decay=1 (rate of a layer as a multiple of that above) metric=... lstm=0 lstm_layers=2 micro_tokens=0
+    examples=(all) per_class=(all) pooled=(with --frozen) c=(chosen, for a head that is solved);
     SQuAD: stride=128 max_answer=30 best=20 threshold=0
     head=span (or beam: the end given the start); tags: crf=false scheme=auto. Left-to-right models:
     lm=0.5 (weight of the language-model loss on the task's texts), both_orders (of a pair; true for mrpc, qqp, sts-b),
@@ -67,6 +68,8 @@ def finetune(run: "Run", options: SimpleNamespace) -> None:
     [dim]bertree finetune my-bert --task sst-2 --data glue/SST-2 --out my-sst
     bertree finetune my-bert --task squad2 --data squad --out my-qa epochs=2 batch=16
     bertree finetune my-bert --task ner --data conll2003 --out my-ner --seeds 3 crf=true
+    bertree finetune my-bert --task sst-2 --data glue/SST-2 --out my-linear --frozen
+    bertree finetune my-bert --task sst-2 --data glue/SST-2 --out my-few --few-shot per_class=8
     bertree finetune my-bert --task ner --data conll2003 --out frozen --frozen concat-last-four lstm=256
     bertree finetune my-bert --task rte --data glue/RTE --from-task my-mnli --out my-rte epochs=5
     bertree finetune my-bert --task classification --data mail.csv --text body --label folder --out my-mail[/dim]

@@ -57,6 +57,7 @@ class Option:
     min: float | None = None
     max: float | None = None
     parser: Callable[[str], Any] | None = None
+    bare: str = ""  # the value if the option is written without one
 
     def option(self, keyword: Keyword | None = None) -> Any:
         """Return the description of an option for typer."""
@@ -129,8 +130,14 @@ OPTIONS: dict[str, Option] = {
     "task": Option(help=TASKS_HERE),
     "split": Option(help="dev, test ...", default="dev, else test, else what fine-tuning holds out"),
     "frozen": Option(
-        metavar="LAYERS",
-        help=f"Freeze the encoder and learn from its states: {LAYERS}. With lstm=256 a BiLSTM reads them.",
+        metavar="[LAYERS]",
+        help=f"Keep the encoder as it is and solve a linear head on its vectors. LAYERS that are read: {LAYERS}. For "
+        "tags, and with lstm=256 (a BiLSTM reads them), the head is trained.",
+        bare="last",
+    ),
+    "few_shot": Option(
+        help="For 8 to 64 examples of a class: the encoder learns to tell the classes apart by pairs of texts, then "
+        "the head is solved. per_class=8 draws that many."
     ),
     "from_task": Option(
         metavar="RUN", help="A run on another task that began with MODEL: start from its encoder, with a new head."

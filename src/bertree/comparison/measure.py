@@ -107,8 +107,9 @@ def counts(network: Network, head: str | None = None) -> tuple[int, int, int, in
     module = network.heads[head] if head is not None else None
     above = 0
     if module is not None:
-        pooled = isinstance(module, ClassHead) and module.reads == "pooled"
-        above = sum(map(_size, (module, network.features, network.crf))) + (pooler if pooled else 0)
+        reads = module.reads if isinstance(module, ClassHead) else ""
+        pooling = {"pooled": pooler, "vector": _size(network.vector)}.get(reads, 0)
+        above = sum(map(_size, (module, network.features, network.crf))) + pooling
     layers = _size(encoder) - tables - pooler
     return tables + layers + above, tables, layers, above
 

@@ -36,6 +36,12 @@ class TrainSettings:
     # weight of the language-model loss on the task's texts; None: 0.5 if the model reads left to right and has the head
     lm: Annotated[float | None, AtLeast(0)] = None
     held_out: Annotated[float, Share()] = 0.1  # share of the training data used as dev split if there is none
+    # training examples that are used, drawn at random with the seed: in all, or of each class. None: all there are
+    examples: Annotated[int | None, AtLeast(1)] = None
+    per_class: Annotated[int | None, AtLeast(1)] = None
+    few_shot: bool | None = (
+        None  # the encoder learns to tell the classes apart by pairs of texts; then the head is solved
+    )
 
 
 @dataclass(frozen=True)
@@ -48,6 +54,10 @@ class ReadoutSettings:
     lstm: Annotated[int, AtLeast(0), AtMost(MOST)] = 0  # width of each direction of a BiLSTM over them; 0: none
     lstm_layers: Annotated[int, AtLeast(1), AtMost(64)] = 2
     crf: bool = False  # a CRF chooses the tags of the token head together
+    # heads on whole texts read the text's vector, as `embed` gives it; None: where the head is solved
+    pooled: bool | None = None
+    # C of a head that is solved: a small one keeps its weights small, as in scikit-learn. None: chosen on the examples
+    c: Annotated[float | None, Above(0)] = None
 
     def __post_init__(self) -> None:
         if self.frozen and self.layers != "last":
@@ -59,7 +69,8 @@ class ReadoutSettings:
     def of_network(self) -> Readout:
         """The readout of the network."""
         layers = self.frozen or self.layers
-        return Readout(layers, self.lstm, self.lstm_layers, frozen=bool(self.frozen), crf=self.crf)
+        pooled = bool(self.pooled)
+        return Readout(layers, self.lstm, self.lstm_layers, frozen=bool(self.frozen), crf=self.crf, pooled=pooled)
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from bertree.finetuning.job import EncodedJob, TaskJob, encode_job
 from bertree.finetuning.learning import advice, degenerate_reason
 from bertree.finetuning.page import write_page
 from bertree.finetuning.scored import training_digest
+from bertree.finetuning.tuner import TrainedSeed
 from bertree.inference.trained_run import Run
 from bertree.interop import folder
 from bertree.interop.contents import Contents
@@ -48,7 +49,7 @@ from bertree.scale.launch import launched
 from bertree.scale.world import join
 from bertree.tasks.task import Task
 from bertree.train.device_setup import set_threads, uses_gpu
-from bertree.train.loop import Diverged, Loop
+from bertree.train.loop import Diverged
 from bertree.train.metrics_log import announce_model
 from bertree.train.signals import catch_signals
 
@@ -146,15 +147,15 @@ def _run_seed(job: EncodedJob, seed: int, resume: bool, earlier: Sequence[Json])
     world.check_together(lambda: seed_folder.mkdir(parents=True, exist_ok=True))
     intro = [*(job.intro if not earlier else ()), f"seed {seed}"]
     try:
-        signal, best, loop = job.tuner.run(seed_folder, seed, resume, intro)
+        trained = job.tuner.run(seed_folder, seed, resume, intro)
     except Diverged as error:
         result: Json = {"seed": seed, metric: None, "diverged": str(error)}
     except torch.OutOfMemoryError:
         raise UserError("the GPU's memory is full; compute less at once (micro_tokens=...) or set batch=...") from None
     else:
-        if signal is not None:
-            return Interrupted(signal)
-        evaluate = partial(_evaluate_seed, job, seed, best.step, loop, earlier)
+        if trained.signal is not None:
+            return Interrupted(trained.signal)
+        evaluate = partial(_evaluate_seed, job, seed, trained, earlier)
         result = world.check_together(lambda: evaluate() if world.is_first else {})
     result["run"] = job.tuner.run_identity(seed)
     world.check_together(lambda: _mark_finished(seed_folder, result) if world.is_first else None)
@@ -179,20 +180,23 @@ def _read_finished(job: EncodedJob, seed: int) -> Json | None:
     return result
 
 
-def _evaluate_seed(job: EncodedJob, seed: int, best_step: int, loop: Loop, earlier: Sequence[Json]) -> Json:
+def _evaluate_seed(job: EncodedJob, seed: int, trained: TrainedSeed, earlier: Sequence[Json]) -> Json:
     """Score the best weights of a seed, and write them if they are the best so far."""
-    network, task = loop.network, job.tuner.task
+    network, task = trained.network, job.tuner.task
     tuned, scores, lines = evaluate_dev(
-        task, job.splits, lambda name: evaluate_split(task, network, job.splits[name], loop.autocast)
+        task, job.splits, lambda name: evaluate_split(task, network, job.splits[name], trained.autocast)
     )
-    result = {"seed": seed, **scores, "best_step": best_step, "diverged": degenerate_reason(lines["dev"])}
+    diverged = degenerate_reason(lines["dev"])
+    result: Json = {"seed": seed, **scores, "best_step": trained.best_step, "diverged": diverged}
+    result |= {"head": trained.head} if trained.head else {}
     rank = scores_of.rank(result, task.metric)
     if all(rank > scores_of.rank(result_before, task.metric) for result_before in earlier):
+        job.tuner.finish(trained)
         select = job.job.select_saved
         folder.write(select(job, network) if select else _saved_contents(job, tuned, network), job.out / MODEL)
         for split, predictions in lines.items():
             write_json_lines(job.out / predictions_file(split), predictions)
-        announce_model(job.out / f"seed-{seed}", job.out / MODEL, best_step, best_step)
+        announce_model(job.out / f"seed-{seed}", job.out / MODEL, trained.best_step, trained.best_step)
     return result
 
 

@@ -5,19 +5,21 @@ first seed and after the last. Building one reads files and loads models; `encod
 examples; `execute.py` runs it.
 """
 
-import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
+from bertree import keyed_random
 from bertree.console import note
 from bertree.errors import UserError
 from bertree.files.formats import Json
 from bertree.finetuning import config as configs
-from bertree.finetuning.config import FineTuneConfig
+from bertree.finetuning.config import FineTuneConfig, TrainSettings
 from bertree.finetuning.evaluate import EncodedSplit, encode_split
 from bertree.finetuning.scored import count_overlap, data_digest, hold_out, overlap_line
 from bertree.finetuning.tuner import FineTuning, InitialModel
@@ -25,6 +27,7 @@ from bertree.inference.load import make_model
 from bertree.inference.model import Model
 from bertree.interop.contents import Contents, head_classes
 from bertree.model.network import Network, build
+from bertree.objectives.embedding import CLASS_CONTRAST
 from bertree.objectives.objective import Objective
 from bertree.objectives.supervised import HEAD_KINDS
 from bertree.report.formats import describe_architecture
@@ -49,6 +52,7 @@ class TaskExamples:
     files: Mapping[str, tuple[Path, ...]]  # of each split
     examples: Mapping[str, Sequence[Any]]
     held_out: int = 0  # examples held out of the training data because there is no dev split
+    drawn: bool = False  # the training examples are a random part of those in the files
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +127,31 @@ def split_examples(
     return TaskExamples(task=task, files=files, examples=examples, held_out=len(examples["dev"]))
 
 
+def draw_examples(data: TaskExamples, train: TrainSettings, seed: int) -> TaskExamples:
+    """Return the data with as many training examples as set, in all or of each class, drawn at random."""
+    if data.drawn or (train.examples is None and train.per_class is None):
+        return data
+    if train.examples is not None and train.per_class is not None:
+        raise UserError("examples, per_class: are two ways to say how many examples are used; give one of them")
+    if train.per_class is not None and (data.task.head != "sequence" or data.task.regression):
+        raise UserError(f"per_class: {data.task.name} has no class for each example; use examples=N")
+    wanted = train.examples or train.per_class or 0
+    pool = [e for e in data.examples["train"] if train.per_class is None or e.gold is not None]
+    order = np.argsort(keyed_random.bits(keyed_random.key(seed, "examples"), np.arange(len(pool))), kind="stable")
+    drawn: list[int] = []
+    counts = Counter[str]()
+    for number in order.tolist():
+        group = "" if train.per_class is None else str(pool[number].gold)
+        if counts[group] < wanted:
+            counts[group] += 1
+            drawn.append(number)
+    if few := {group: count for group, count in counts.items() if count < wanted}:
+        where = f"of class '{next(iter(few))}'" if train.per_class else "in the training data"
+        note(f"there are only {min(few.values())} examples {where}, fewer than {wanted}; all of them are used")
+    examples = {**data.examples, "train": [pool[number] for number in sorted(drawn)]}
+    return replace(data, examples=examples, drawn=True)
+
+
 def with_layout(task: Task[Any], model: Model, settings: Json) -> Task[Any]:
     """Return the task in the layout that suits the model; what the user has set stays."""
     a = model.architecture
@@ -171,6 +200,9 @@ def encode_job(job: TaskJob, out: Path, world: World) -> EncodedJob:
     """Check a job, choose the device, and encode the examples."""
     set_deterministic(job.config.run.deterministic)
     device_setup = DeviceSetup.from_settings(job.config.run)
+    if job.config.train.few_shot and job.objective is not CLASS_CONTRAST:
+        raise UserError("few_shot: is a setting of finetune alone")
+    job = replace(job, data=draw_examples(job.data, job.config.train, job.config.run.seed))
     initial, task, data = job.initial, job.data.task, job.data
     longest = initial.sequence_length(job.config.train.max_length, task.max_length)
     train = replace(job.config.train, max_length=longest, lm=language_model_weight(job))
@@ -205,7 +237,7 @@ def encode_job(job: TaskJob, out: Path, world: World) -> EncodedJob:
     )
     tuner.check()
     overlaps = _overlaps(task, data.examples)
-    intro = [*_intro(tuner, data.held_out)]
+    intro = [*_intro(tuner, data)]
     if longest == initial.max_length < task.max_length and longest < initial.architecture.max_positions:
         intro.append(
             f"{longest} tokens are the model's maximum length, of {initial.architecture.max_positions} positions; a "
@@ -245,20 +277,21 @@ def _check_labels(job: TaskJob, splits: Mapping[str, EncodedSplit[Any]]) -> None
             raise UserError(f"{where}: no example has a gold answer, so it cannot be the {name} split")
 
 
-def _intro(tuner: FineTuning, held_out: int) -> list[str]:
+def _intro(tuner: FineTuning, data: TaskExamples) -> list[str]:
     """Describe the run in a few lines."""
     task, config = tuner.task, tuner.config
     labels = f": {', '.join(task.labels[:8])}{', ...' if len(task.labels) > 8 else ''}" if task.labels else ""
     kind = "one score" if task.regression else f"{task.classes} classes{labels}" if task.labels else task.head
-    dev = f"{len(tuner.dev.examples):,} held out of them" if held_out else f"{len(tuner.dev.examples):,} dev"
+    count = len(tuner.train.examples)
+    examples = f"{count:,} examples drawn" if data.drawn else f"{count + data.held_out:,} examples"
+    dev = f"{len(tuner.dev.examples):,} dev"
+    if data.held_out:
+        dev = f"{data.held_out:,} held out {'for dev' if data.drawn else 'of them'}"
     where = tuner.device_setup.description
     where += f"; {tuner.world.data} data ranks" if tuner.world.joined else ""
-    lm = f"; {config.train.lm:g} times the language-model loss is added" if config.train.lm else ""
     frozen = f"; encoder frozen, reading {config.readout.frozen}" if config.readout.frozen else ""
-    steps = max(1, math.ceil(tuner.steps_per_epoch * config.train.epochs))
     return [
         f"{describe_architecture(tuner.architecture)} on {where}{frozen}",
-        f"{task.name}: {len(tuner.train.examples) + held_out:,} examples, {dev}; {kind}",
-        f"{steps:,} steps of {config.train.batch}, rate {config.optim.lr:g}, up to {config.train.max_length} tokens; "
-        f"best by {task.metric}{'; the head of the model is reused' if tuner.reuses_head else ''}{lm}",
+        f"{task.name}: {examples}, {dev}; {kind}",
+        tuner.describe_steps(),
     ]

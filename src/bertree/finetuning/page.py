@@ -59,7 +59,7 @@ def finetuning_page(out: Path, task: Task[Any], metrics: Json, splits: Mapping[s
         state=None if learned else ("no seed has learned the task", "bad"),
         tiles=_tiles(task, metrics, splits),
         comparison=comparison_of_run(out),
-        sections=[*_scores(out, task, metrics, seeds), *_curves(out, task, seeds)],
+        sections=[*_scores(out, task, metrics, seeds), *_curves(out, task, seeds), *_solved_head(metrics)],
         splits=[(name, _split(task, lines, metrics)) for name, lines in splits.items()],
     )
 
@@ -93,6 +93,9 @@ def _tiles(task: Task[Any], metrics: Json, splits: Mapping[str, Sequence[Json]])
         more += f"{overlap:,} are trained on too; " if overlap else ""
         more += f"few: {few_line('', len(lines)).partition(', so ')[2]}" if gold and len(lines) < FEW else ""
         tiles.append((f"examples, {name}", f"{len(lines):,}", more.removesuffix("; ")))
+    if head := metrics.get("head"):
+        how = "chosen by cross-validation" if head["trials"] else "set"
+        tiles.append(("head, solved", f"C = {head['C']:.3g}", f"{how}; {head['width']:,} numbers a text"))
     counts = metrics.get("examples")
     if isinstance(counts, dict) and "train" in counts:
         tiles.append(("examples, train", f"{counts['train']:,}", ""))
@@ -178,6 +181,22 @@ def _curves(out: Path, task: Task[Any], seeds: Sequence[Json]) -> list[Section]:
         charts.append(curve_svg("Training loss", loss, y=Axis(log=None), span=span))
     left = [f"the first {MAX_CURVES} of {len(seeds)} seeds drawn"] if len(seeds) > MAX_CURVES else []
     return [Section("Learning", charts, left)]
+
+
+def _solved_head(metrics: Json) -> list[Section]:
+    """Return how the head was solved: each strength that was tried, with its loss on held-out training examples."""
+    head = metrics.get("head")
+    if not head:
+        return []
+    seconds = f"{head['encoding_s']:.1f} s to encode the texts, {head['solving_s']:.1f} s to solve"
+    text = f"{head['kind']} on {head['examples']:,} vectors of {head['width']:,} numbers; {seconds}."
+    rows: list[list[Cell]] = [
+        [one_line(Piece(f"{c:.3g}, chosen", "good")) if c == head["C"] else f"{c:.3g}", f"{loss:.4f}"]
+        for c, loss in head["trials"]
+    ]
+    folds = f"{head['folds']} folds" if head["folds"] > 1 else "a fifth"
+    table = PageTable(["C", f"loss on {folds} of the training examples"], rows, numbers=range(1, 2))
+    return [Section("The head", blocks=[text, *([table] if rows else [])])]
 
 
 def _split(task: Task[Any], lines: Sequence[Json], metrics: Json) -> list[Section]:

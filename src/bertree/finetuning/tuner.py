@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -13,11 +13,12 @@ from bertree.config import settings
 from bertree.config.sections import Phase, ScheduleSettings
 from bertree.files.formats import Json
 from bertree.finetuning.config import FineTuneConfig
-from bertree.finetuning.evaluate import EncodedSplit, evaluate_split
+from bertree.finetuning.evaluate import Autocast, EncodedSplit, evaluate_split
 from bertree.finetuning.feed import ShapeBuckets, UnitFeed, steps_per_epoch
 from bertree.model.architecture import Architecture
 from bertree.model.init import without_weights
 from bertree.model.network import Network, build
+from bertree.model.pooling import PoolingConfig
 from bertree.objectives.objective import Objective, WeightedTerms
 from bertree.objectives.supervised import supervised_objective, with_language_model
 from bertree.scale.distribute import Distribution
@@ -26,7 +27,7 @@ from bertree.tasks.task import Task
 from bertree.train.cuda_graph import CudaGraphRecorder
 from bertree.train.device_setup import CPU_TOKENS, GPU_TOKENS, DeviceSetup
 from bertree.train.grad_cache import WholeStepObjective, cached_gradients
-from bertree.train.keep import BestEvaluation, KeepBestWeights
+from bertree.train.keep import KeepBestWeights
 from bertree.train.loop import Loop, plain_gradients
 from bertree.train.optimizer import build_optimizer
 from bertree.train.schedule import TrainingSchedule
@@ -44,6 +45,17 @@ class InitialModel:
     labels: Sequence[str]
     task: str = ""  # it was fine-tuned for
     redraw: bool = False  # its weights are random: draw new ones for every seed
+
+
+class TrainedSeed(NamedTuple):
+    """What training with one seed gave."""
+
+    network: Network  # with the weights of the best evaluation
+    autocast: Autocast  # the context it is computed in
+    best_step: int = 0
+    best_score: float = -math.inf  # of the task's metric; -inf: nothing was scored
+    signal: int | None = None  # that ended the run early
+    head: Json | None = None  # how the head was solved, if it was
 
 
 @dataclass(kw_only=True)
@@ -86,12 +98,21 @@ class FineTuning:
     def new_network(self) -> Network:
         """Build the network with random weights."""
         heads = {self.task.head: self.task.classes} | ({"mask": 0} if self.config.train.lm else {})
-        return build(self.architecture, heads, self.config.readout.of_network)
+        readout = self.config.readout.of_network
+        return build(self.architecture, heads, readout, self._pooling if readout.pooled else None)
+
+    @property
+    def _pooling(self) -> PoolingConfig:
+        """How a text becomes the vector that a head reads: as in the initial model. Its dense layers are for its last
+        hidden states alone."""
+        vector = self.initial.network.vector
+        pooling = PoolingConfig() if vector is None else vector.config
+        return replace(pooling, dense=()) if self.config.readout.of_network.transforms else pooling
 
     @property
     def pretrained(self) -> tuple[str, ...]:
         """How the names of weights begin that are taken from the initial model, where they fit."""
-        return ("encoder.", "heads.mask.") + (("heads.", "features.", "crf.") if self.reuses_head else ())
+        return ("encoder.", "heads.mask.", "vector.") + (("heads.", "features.", "crf.") if self.reuses_head else ())
 
     def check(self) -> None:
         """Raise an error if the network cannot be built, before anything is written."""
@@ -103,7 +124,7 @@ class FineTuning:
         """True if the initial model has the head of this task (or, if it names no task, of these labels), and the head
         reads the same hidden states."""
         new, old = self.config.readout.of_network, self.initial.network.readout
-        if (new.layers, new.lstm, new.lstm_layers) != (old.layers, old.lstm, old.lstm_layers):
+        if (new.layers, new.lstm, new.lstm_layers, new.pooled) != (old.layers, old.lstm, old.lstm_layers, old.pooled):
             return False
         same = self.initial.task == self.task.name if self.initial.task else bool(self.task.labels)
         return same and self.task.head in self.initial.network.heads and tuple(self.initial.labels) == self.task.labels
@@ -168,6 +189,15 @@ class FineTuning:
         assert isinstance(objective, WeightedTerms), "a language model shares the pass of other terms"
         return with_language_model(objective, self.config.train.lm)
 
+    def describe_steps(self) -> str:
+        """Describe the steps of a run in one line."""
+        train, rate = self.config.train, self.config.optim.lr
+        lm = f"; {train.lm:g} times the language-model loss is added" if train.lm else ""
+        return (
+            f"{len(self._schedule()):,} steps of {train.batch}, rate {rate:g}, up to {train.max_length} tokens; "
+            f"best by {self.task.metric}{'; the head of the model is reused' if self.reuses_head else ''}{lm}"
+        )
+
     def recipe(self, seed: int) -> str:
         """Return every setting of a run with this seed as TOML."""
         return settings.as_toml(replace(self.config, run=replace(self.config.run, seed=seed)))
@@ -176,16 +206,14 @@ class FineTuning:
         """Return a hash of settings, model and data: what must be the same when a run with this seed is resumed."""
         return hashlib.sha256((self.recipe(seed) + self.identity).encode(errors="surrogateescape")).hexdigest()
 
-    def run(self, out: Path, seed: int, resume: bool, intro: Sequence[str]) -> tuple[int | None, BestEvaluation, Loop]:
-        """Train with a seed. Return the signal that ended the run early, if any, the best evaluation, and the loop with
-        the weights of the best evaluation."""
+    def run(self, out: Path, seed: int, resume: bool, intro: Sequence[str]) -> TrainedSeed:
+        """Train with a seed."""
         loop, feed = self._build(seed)
-        steps, every = len(feed.schedule), max(1.0, self.steps_per_epoch / self.config.train.evaluations)
         keep = KeepBestWeights(
             loop=loop,
             evaluate=lambda: self._evaluate(loop),
             metric=self.task.metric,
-            evaluations=[*(round(every * k) for k in range(1, math.ceil(steps / every))), steps],
+            evaluations=self._evaluations(len(feed.schedule)),
             patience=self.config.train.patience,
         )
         identity: Json = {WHOLE_RUN: self.run_identity(seed)}
@@ -198,7 +226,16 @@ class FineTuning:
             identity=identity,
             keep=keep,
         )
-        return session.run(resume, intro), keep.best, loop
+        signal = session.run(resume, intro)
+        return TrainedSeed(loop.network, loop.autocast, keep.best.step, keep.best.score, signal)
+
+    def _evaluations(self, steps: int) -> list[int]:
+        """Return the steps after which the dev split is scored; the best evaluation is kept."""
+        every = max(1.0, self.steps_per_epoch / self.config.train.evaluations)
+        return [*(round(every * k) for k in range(1, math.ceil(steps / every))), steps]
+
+    def finish(self, trained: TrainedSeed) -> None:
+        """Complete the weights that are saved, after they were scored."""
 
     def _evaluate(self, loop: Loop) -> dict[str, float]:
         """Return the scores on the dev split; all ranks go by those of rank 0."""

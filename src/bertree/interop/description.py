@@ -79,7 +79,7 @@ class Description:
             model["storage"] = self.storage
         tables: Json = {"model": model, "heads": self.heads, "architecture": self.architecture.written_axes()}
         if not self.readout.trivial:
-            tables["top"] = asdict(self.readout)
+            tables["top"] = self.readout.as_mapping()
         if self.vector is not None:
             tables["vector"] = self.vector.as_mapping()
         if self.task:

@@ -98,8 +98,8 @@ class ClassHead(nn.Module):
     """A logit per class for each input state: a token's or a sequence's.
 
     With `dense` the head first transforms the state (RoBERTa, DistilBERT), with `norm` it also norms it (ModernBERT).
-    `reads`: the input states: each token's ("tokens"), the pooler's output ("pooled"), or one state per
-    sequence ("sequence").
+    `reads`: the input states: each token's ("tokens"), the pooler's output ("pooled"), one state per sequence
+    ("sequence"), or the text's vector ("vector").
     """
 
     def __init__(

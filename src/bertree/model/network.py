@@ -121,18 +121,29 @@ class Network(nn.Module):
         """Return the logits of any other head: a row per sequence, or per (chosen) token for `token` and `span`.
 
         The states of a batch's orders (`Batch.orders`) are added before the head, so they share a row."""
-        head = self.heads[name]
-        assert isinstance(head, ClassHead)
+        head = self._class_head(name)
         if head.reads == "tokens":
             states = hidden_tw if chosen_m is None else hidden_tw[chosen_m]
-        elif head.reads == "pooled":
-            states = self.encoder.pool(hidden_tw, batch)
         else:
-            states = self.sequence_states(hidden_tw, batch)
-        if head.reads != "tokens" and batch.orders > 1:
-            states = states.unflatten(0, (-1, batch.orders)).sum(1)
+            states = self.text_states(name, hidden_tw, batch)
         logits: Tensor = head(states)
         return logits
+
+    def text_states(self, name: str, hidden_tw: Tensor, batch: Batch) -> Tensor:
+        """Return what a head on whole texts reads: a row per text. The states of a batch's orders are added."""
+        reads = self._class_head(name).reads
+        if reads == "pooled":
+            states = self.encoder.pool(hidden_tw, batch)
+        elif reads == "vector":
+            states = self.vectors(hidden_tw, batch)
+        else:
+            states = self.sequence_states(hidden_tw, batch)
+        return states.unflatten(0, (-1, batch.orders)).sum(1) if batch.orders > 1 else states
+
+    def _class_head(self, name: str) -> ClassHead:
+        head = self.heads[name]
+        assert isinstance(head, ClassHead)
+        return head
 
     def beam_scores(self, hidden_tw: Tensor, chosen_m: Tensor, grid: Grid) -> Tensor:
         """Return what a search for answers needs of each chosen token: see `BeamSpanHead`."""
@@ -162,7 +173,10 @@ def build(
     readout, heads = readout or Readout(), heads or {}
     encoder = build_encoder(a)
     features, width = build_features(a, readout)
-    built = {name: build_head(a, name, classes, readout, width) for name, classes in heads.items()}
+    if readout.pooled:
+        vector = vector or PoolingConfig()
+    text_width = vector.width(width) if readout.pooled and vector else 0
+    built = {name: build_head(a, name, classes, readout, width, text_width) for name, classes in heads.items()}
     pooling = SentencePooling(width, vector, a.ends_in_summary) if vector is not None else None
     if pooling is not None:
         initialize(pooling, a.init_std)
@@ -176,9 +190,16 @@ def build_encoder(a: Architecture) -> Encoder:
 
 
 def build_head(
-    a: Architecture, name: str, classes: int = 0, readout: Readout | None = None, width: int = 0
+    a: Architecture,
+    name: str,
+    classes: int = 0,
+    readout: Readout | None = None,
+    width: int = 0,
+    text_width: int = 0,
 ) -> nn.Module:
-    """Build a head with random weights for the encoder of `a`, or for the features of `readout`, of that width."""
+    """Build a head with random weights for the encoder of `a`, or for the features of `readout`, of that width.
+
+    `text_width`: that of a text's vector, where heads on whole texts read it."""
     readout = readout or Readout()
     if name not in HEADS:
         raise UserError(f"{name}: unknown head, {suggest(name, HEADS)}")
@@ -197,6 +218,8 @@ def build_head(
         raise UserError(f"head '{name}': needs at least one class")
     elif name in TOKEN_HEADS:
         head = _token_head(a, name, classes, width, readout.transforms)
+    elif readout.pooled and name != "pair":
+        head = ClassHead(nn.Linear(text_width, classes), "vector", a.classifier_dropout)
     elif readout.reads_states and name != "pair":
         read = width if readout.transforms and width else a.sequence_width
         head = ClassHead(nn.Linear(read, classes), "sequence", a.classifier_dropout)

@@ -108,6 +108,7 @@ class Readout:
     lstm_layers: int = 2
     frozen: bool = False  # the encoder is not trained
     crf: bool = False  # a CRF chooses the tags of the token head together
+    pooled: bool = False  # heads on whole texts read the text's vector (pooling.py)
 
     def __post_init__(self) -> None:
         if self.layers not in DEPTHS:
@@ -116,6 +117,8 @@ class Readout:
             raise UserError(f"top.lstm: must lie between 0 and {MOST}, not {self.lstm}")
         if not 1 <= self.lstm_layers <= 64:
             raise UserError(f"top.lstm_layers: must lie between 1 and 64, not {self.lstm_layers}")
+        if self.pooled and self.lstm:
+            raise UserError("top.pooled: a text's vector is pooled from hidden states; leave it out, or top.lstm")
 
     @property
     def trivial(self) -> bool:
@@ -125,7 +128,7 @@ class Readout:
     @property
     def reads_states(self) -> bool:
         """True if heads are plain linear layers on the features. (A frozen encoder's pooler would be frozen too.)"""
-        return self.frozen or self.transforms
+        return self.frozen or self.pooled or self.transforms
 
     @property
     def transforms(self) -> bool:
@@ -136,6 +139,10 @@ class Readout:
         """List the settings that are not the defaults, for messages."""
         defaults = asdict(Readout())
         return ", ".join(f"{key} = {value}" for key, value in asdict(self).items() if value != defaults[key])
+
+    def as_mapping(self) -> dict[str, object]:
+        """Return plain values, as bertree.toml holds them; `pooled` only if true: older files have no such key."""
+        return {key: value for key, value in asdict(self).items() if key != "pooled" or value}
 
 
 class ScalarMix(nn.Module):

@@ -177,6 +177,39 @@ class ContrastiveObjective(EmbeddingObjective):
         return self.loss_on(network, torch.cat(list(parts)), torch.cat(list(answers)))
 
 
+class ClassPairs:
+    """Texts of one class shall have the cosine 1, texts of different classes 0: squared errors over all pairs of a
+    step, where both kinds of pairs weigh the same (SetFit)."""
+
+    name: ClassVar[str] = "pairs"
+    whole_step: ClassVar[bool] = True
+
+    def count(self, answers: Tensor) -> int:
+        """Count the texts."""
+        return len(answers)
+
+    def __call__(self, network: Network, table_qwd: Tensor, answers: Tensor) -> Loss:
+        """Sum, over the texts, of the mean error of a pair. There is one vector in each row of the table."""
+        unit_qd = F.normalize(table_qwd[:, 0].float(), dim=-1)
+        same_qq = answers[:, None] == answers
+        errors_qq = (unit_qd @ unit_qd.T - same_qq.float()).square()
+        alike_qq = same_qq & ~torch.eye(len(answers), dtype=torch.bool, device=answers.device)
+        means = [(errors_qq * kind).sum() / kind.sum().clamp(min=1) for kind in (alike_qq, ~same_qq)]
+        return Loss(len(answers) * (means[0] + means[1]) / 2, None)
+
+
+class ClassContrast(ContrastiveObjective):
+    """`ClassPairs` on what the head of a task on whole texts reads."""
+
+    def part(self, network: nn.Module, batch: Batch) -> Tensor:
+        """Return the table of vectors of a batch: one in each row."""
+        assert isinstance(network, Network)
+        return network.text_states("sequence", network(batch), batch)[:, None]
+
+
+CLASS_CONTRAST = ClassContrast(ClassPairs.name, ClassPairs())
+
+
 def embedding_objective(loss: NamedLoss, dimensions: tuple[int, ...] = ()) -> EmbeddingObjective:
     """Build the objective of a loss; with `dimensions`, of its sum over vectors truncated to each of them."""
     kind = ContrastiveObjective if loss.whole_step else EmbeddingObjective

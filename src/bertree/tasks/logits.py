@@ -51,6 +51,22 @@ def logits(
     return _run_batches(network, head, units, head_outputs, autocast, advance)
 
 
+def text_states(
+    network: Network,
+    head: str,
+    units: Sequence[Unit],
+    encode: Callable[[Batch], Tensor],
+    autocast: Autocast = nullcontext,
+    advance: Advance = lambda count: None,
+) -> Logits:
+    """Return what a head on whole texts reads, a row for each unit. `encode` computes the hidden states."""
+
+    def head_inputs(hidden_tw: Tensor, batch: Batch) -> Tensor:
+        return network.text_states(head, hidden_tw, batch)
+
+    return np.concatenate(_run_batches(network, head, units, head_inputs, autocast, advance, encode))
+
+
 def token_states(network: Network, units: Sequence[Unit], autocast: Autocast = nullcontext) -> list[Logits]:
     """Return the hidden states that a head would read at the chosen tokens of each unit, a row for each token."""
 
@@ -69,6 +85,7 @@ def _run_batches(
     head_outputs: Callable[[Tensor, Batch], Tensor],
     autocast: Autocast,
     advance: Advance,
+    encode: Callable[[Batch], Tensor] | None = None,
 ) -> list[Logits]:
     device = next(network.parameters()).device
     by_row: dict[int, Logits] = {}
@@ -80,7 +97,7 @@ def _run_batches(
                 unlabelled = [units[row]._replace(answer=None, teacher_logits=None) for row in rows]
                 batch = collate(unlabelled, head).to(device)
                 with autocast():
-                    outputs = head_outputs(network(batch), batch)
+                    outputs = head_outputs((encode or network)(batch), batch)
                 sizes = [logit_rows(unit, head) for unit in unlabelled]
                 pieces = np.split(outputs.float().cpu().numpy(), np.cumsum(sizes)[:-1])
                 by_row.update(zip(rows, pieces, strict=True))
