@@ -207,9 +207,8 @@ def evaluate_embeddings(
         sets = sts.find(paths, sts.PairColumns(text, pair, label), split)
         for one in sets:
             correlation.check(one)
-            for line in (*one.notes, few_line(one.name, one.pairs)):
-                if line:
-                    note(line)
+            for line in one.notes:
+                note(line)
             if one.skipped:
                 note(f"{one.name}: {one.skipped:,} pairs have no gold score and are left out")
         results = []
@@ -226,6 +225,8 @@ def evaluate_embeddings(
             for pairs, set_scores in zip(sets, result.row.sets, strict=True):
                 for line in correlation.undefined(pairs, set_scores):
                     note(f"{result.row.name}: {line}")
+        for line in filter(None, (few_line(one.name, one.pairs) for one in sets)):
+            note(line)
         scores = EmbeddingScores(sets, results)
         if folder is not None:
             with new_folder(folder, ()) as work:  # all of it or nothing: a folder that holds something is refused
