@@ -3,7 +3,8 @@
 Sequences of any lengths follow each other in one flat stream of tokens; `cu_seqlens` says where each starts. Nothing
 is padded, so no layer computes on padding. The price is that whatever mixes tokens (attention) needs the boundaries.
 
-Shape letters: t tokens in the batch, s sequences in the batch, m tokens to predict, k tokens of a teacher.
+Shape letters: t tokens in the batch, s sequences in the batch, m tokens to predict, k tokens of a teacher, n words that
+are not in the vocabulary, d distinct ones, c characters of a word.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -134,6 +135,15 @@ class Permutation(TensorTree):
 
 
 @dataclass(frozen=True)
+class SpelledWords(TensorTree):
+    """Words that are not in the vocabulary, for models that read characters."""
+
+    tokens: Tensor  # n, int64: tokens of the stream
+    words: Tensor  # n, int64: which of the distinct words each is
+    characters: Tensor  # d x c, int16
+
+
+@dataclass(frozen=True)
 class Batch(TensorTree):
     """A flat stream of tokens and the boundaries of the sequences in it."""
 
@@ -151,6 +161,7 @@ class Batch(TensorTree):
     permutation: Permutation | None = None  # None: every token sees what the architecture's mask says
     # s, int64: the token that represents each sequence, where the data knows it. None: the architecture's choice.
     summary: Tensor | None = None
+    spelled: SpelledWords | None = None  # words outside the vocabulary; their ids are that of the unknown token
     labels: Labels | None = None
 
     @classmethod
@@ -160,7 +171,8 @@ class Batch(TensorTree):
         segments: Sequence[Sequence[int] | None] | None = None,
         second: Sequence[int] = (),
     ) -> "Batch":
-        """Pack id sequences; without segments every token belongs to segment 0.
+        """Pack id sequences; without segments every token belongs to segment 0. Ids below 0 may be words outside the
+        vocabulary (`text/spelling.py`).
 
         `second` counts the tokens before each sequence's second text, if segments do not tell; 0: there is none."""
         lengths = np.fromiter(map(len, sequences), np.int64, len(sequences))
@@ -170,14 +182,18 @@ class Batch(TensorTree):
         for start, kinds_of_text in zip(ends.tolist(), segments or (), strict=False):
             if kinds_of_text is not None:
                 kinds[start : start + len(kinds_of_text)] = kinds_of_text
+        ids, spelled = np.fromiter(chain(*sequences), np.int64, total), None
+        if total and ids.min() < 0:
+            spelled = _spelled_words(ids, sequences)
         return cls(
-            ids=torch.from_numpy(np.fromiter(chain(*sequences), np.int64, total)),
+            ids=torch.from_numpy(ids),
             positions=torch.from_numpy(np.arange(total) - ends[:-1].repeat(lengths)),
             segments=torch.from_numpy(kinds),
             cu_seqlens=torch.from_numpy(ends.astype(np.int32)),
             max_seqlen=int(lengths.max(initial=0)),
             second=_second_starts(np.asarray(second, np.int64), ends) if any(second) else None,
             one_segment=all(kinds_of_text is None for kinds_of_text in segments or ()),
+            spelled=spelled,
         )
 
     def to(self, device: torch.device | str) -> "Batch":
@@ -234,6 +250,23 @@ class Batch(TensorTree):
 def _second_starts(second_s: NDArray[np.int64], ends: NDArray[np.int64]) -> Tensor:
     """Turn counts of tokens before the second texts into indices of the stream."""
     return torch.from_numpy(np.where(second_s > 0, ends[:-1] + second_s, ends[1:]))
+
+
+def _spelled_words(ids: NDArray[np.int64], sequences: Sequence[Sequence[int]]) -> SpelledWords | None:
+    """Return the words that carry their characters, and set their ids to that of the unknown token; ids below 0 that
+    carry none are left as they are."""
+    tokens = [at for at, token in enumerate(chain(*sequences)) if hasattr(token, "characters")]
+    if not tokens:
+        return None
+    words: list[Any] = [token for token in chain(*sequences) if hasattr(token, "characters")]
+    ids[tokens] = -1 - ids[tokens]
+    distinct = {word.characters: None for word in words}
+    number = {characters: row for row, characters in enumerate(distinct)}
+    return SpelledWords(
+        tokens=torch.tensor(tokens),
+        words=torch.tensor([number[word.characters] for word in words]),
+        characters=torch.tensor(list(distinct), dtype=torch.int16),
+    )
 
 
 def _extend(labels: Tensor, spare: int) -> Tensor:

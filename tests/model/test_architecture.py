@@ -114,8 +114,8 @@ def test_an_encoder_is_used_by_its_protocol(kind: str) -> None:
 
 
 def test_an_unknown_kind_is_refused() -> None:
-    with pytest.raises(UserError, match="body: unknown value 'lstm', did you mean 'bilstm'"):
-        Architecture.from_axes({"body": "lstm"})
+    with pytest.raises(UserError, match="body: unknown value 'bilsm', did you mean 'bilstm'"):
+        Architecture.from_axes({"body": "bilsm"})
 
 
 def test_no_code_asks_for_the_kind_by_its_name() -> None:

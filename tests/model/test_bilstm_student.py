@@ -161,7 +161,7 @@ def test_dropout_is_on_embeddings_and_between_layers() -> None:
         ({"segments": 2}, "segments: .* it is 0, not 2"),
         ({"pooler": True}, "pooler: "),
         ({"sequence_head": "pooler"}, "relu .single texts. or compare"),
-        ({"body": "lstm"}, "body: unknown value 'lstm', did you mean 'bilstm'"),
+        ({"body": "bilsm"}, "body: unknown value 'bilsm', did you mean 'bilstm'"),
         ({"body": "transformer", "sequence_head": "compare"}, "which only body = bilstm does"),
     ],
 )

@@ -25,7 +25,7 @@ def test_every_value_of_an_axis_is_one_that_a_transformer_may_have() -> None:
     json.dumps(axes, allow_nan=False)
     names = [axis["name"] for axis in axes]
     assert set(MEANING) - set(names) == {
-        *("cutoffs", "output_projections", "axial_shape", "axial_widths", "buckets"),
+        *("cutoffs", "output_projections", "axial_shape", "axial_widths", "buckets", "filters"),
     }, "lists written as text"
     allowed = 0
     for axis in axes:

@@ -1,4 +1,4 @@
-"""Small runs of six families, and the command in processes of their own that cost next to nothing to start.
+"""Small runs of seven families, and the command in processes of their own that cost next to nothing to start.
 
 The processes are forked from a server that has imported everything: what they run is `bertree`'s main function,
 and a SIGKILL is as final there as anywhere.
@@ -97,20 +97,31 @@ held_out_share = 0.1
 [schedule]
 warmup = 3
 """
+RECIPES["elmo"] = """
+extends = "elmo-tiny"
+[data]
+held_out_share = 0.1
+[schedule]
+warmup = 3
+"""
 REMEMBERING = ("transformer-xl", "xlnet")  # families that read in lanes and mask nothing
-UNMASKED = (*REMEMBERING, "reformer")
+UNMASKED = (*REMEMBERING, "reformer", "elmo")
+PRESETS = {"elmo": "elmo-tiny"}
 MORE_AXES = {
     "albert": "embedding_width = 16\n",
     "transformer-xl": 'ffn_width = 64\nmemory = 40\ncutoffs = "100,300"\nembedding_divisor = 2\n',
     "xlnet": "ffn_width = 64\nmemory = 40\n",
     "reformer": 'axial_shape = "8,8"\nchunk_length = 8\nlsh_chunk_length = 8\nffn_chunk = 16\n',
+    "elmo": 'ffn_width = 16\nfilters = "1:4,3:8"\ncutoffs = "100,300"\n',
 }
 
 
 def recipe(family: str, folder: Path) -> Path:
     """The recipe of a small run, as a file."""
     path = folder / f"{family}.toml"
-    path.write_text(RECIPES[family] + MODEL.format(preset=f"{family}-base") + MORE_AXES.get(family, "") + RUN)
+    path.write_text(
+        RECIPES[family] + MODEL.format(preset=PRESETS.get(family, f"{family}-base")) + MORE_AXES.get(family, "") + RUN
+    )
     return path
 
 

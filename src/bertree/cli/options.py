@@ -182,7 +182,7 @@ OPTIONS: dict[str, Option] = {
     "clusters": Option(min=1, help="Number of clusters; without it, all groups that are similar enough."),
     "layers": Option(help=f"{LAYERS}."),
     # Text and tokens
-    "kind": Option(help="wordpiece (BERT), bpe (RoBERTa), unigram (ALBERT), xlnet or bytes."),
+    "kind": Option(help="wordpiece (BERT), bpe (RoBERTa), unigram (ALBERT), xlnet, words (ELMo) or bytes."),
     "vocab_size": Option(help="Tokens in the vocabulary."),
     "cased": Option(
         flags=("--cased/--uncased",),
@@ -207,7 +207,7 @@ OPTIONS: dict[str, Option] = {
         default="none",
     ),
     # Convert
-    "to": Option(metavar="bertree|huggingface|onnx", help="Kind of folder to write; hf is huggingface."),
+    "to": Option(metavar="bertree|huggingface|onnx|elmo", help="Kind of folder to write; hf is huggingface."),
     "force": Option(help="Replace DST if it holds a model already."),
     # Indexes
     "schema": Option(help="Schema in the database."),

@@ -68,10 +68,10 @@ def train_tokenizer(
 ) -> TrainedTokenizer:
     """Train a tokenizer on text files, save it as a folder and measure it on held-out documents.
 
-    `corpus` are files, folders or globs; `kind` is wordpiece (BERT), bpe (RoBERTa), unigram (ALBERT), xlnet or bytes;
-    `cased` keeps capitals (default: as usual for the kind). `text` is the field of JSON, CSV and parquet records;
-    `format` is the format of files whose suffix does not say it; with `whole_files` a text file is one document; with
-    `wrapped` a single line end is a space.
+    `corpus` are files, folders or globs; `kind` is wordpiece (BERT), bpe (RoBERTa), unigram (ALBERT), xlnet, words
+    (ELMo) or bytes; `cased` keeps capitals (default: as usual for the kind). `text` is the field of JSON, CSV and
+    parquet records; `format` is the format of files whose suffix does not say it; with `whole_files` a text file is one
+    document; with `wrapped` a single line end is a space.
 
     >>> bertree.train_tokenizer("corpus/", "my-tokenizer", kind="wordpiece", vocab_size=30_000).report.fertility
     """

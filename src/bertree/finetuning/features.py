@@ -15,6 +15,7 @@ from bertree.finetuning.evaluate import encode_split
 from bertree.finetuning.job import with_layout
 from bertree.inference.load import choose_device, load_or_take
 from bertree.inference.model import Model
+from bertree.model.layers.characters import copy_spelling
 from bertree.model.network import build
 from bertree.model.readout import Readout
 from bertree.tasks.files import read_inputs
@@ -60,6 +61,7 @@ def write_features(
         kept = ("encoder.", "features.join.") if loaded.network.readout.layers == layers else ("encoder.",)
         weights = {name: tensor for name, tensor in loaded.network.state_dict().items() if name.startswith(kept)}
         network.load_state_dict(weights, strict=False)
+        copy_spelling(network, loaded.network)
         network.to(loaded.device)
     task = with_layout(TaggingTask("tagging"), loaded, {})
     longest = loaded.sequence_length(max_length)

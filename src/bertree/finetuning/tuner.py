@@ -17,6 +17,7 @@ from bertree.finetuning.evaluate import Autocast, EncodedSplit, evaluate_split
 from bertree.finetuning.feed import ShapeBuckets, UnitFeed, steps_per_epoch
 from bertree.model.architecture import Architecture
 from bertree.model.init import without_weights
+from bertree.model.layers.characters import copy_spelling
 from bertree.model.network import Network, build
 from bertree.model.pooling import PoolingConfig
 from bertree.objectives.objective import Objective, WeightedTerms
@@ -93,6 +94,7 @@ class FineTuning:
                 if name.startswith(self.pretrained) and name in weights and weights[name].shape == tensor.shape
             }
             network.load_state_dict(pretrained, strict=False)
+        copy_spelling(network, self.initial.network)
         return network.to(self.device_setup.device)
 
     def new_network(self) -> Network:

@@ -12,7 +12,7 @@ from bertree.errors import UserError, suggest
 from bertree.inference.loaded import DTYPES, weights_dtype
 from bertree.inference.mask_filling import Candidate
 from bertree.inference.model import Model
-from bertree.interop import folder, onnx
+from bertree.interop import elmo, folder, onnx
 from bertree.interop.contents import Contents, head_classes
 from bertree.interop.description import LAYOUTS
 from bertree.model.architecture import Architecture
@@ -135,7 +135,7 @@ def stored_task(model: str | Path | Model, columns: Mapping[str, str | None]) ->
     return task_of_settings(stored, columns)
 
 
-ONNX = "onnx"
+ELMO, ONNX = "elmo", "onnx"
 
 
 def convert(
@@ -143,20 +143,24 @@ def convert(
 ) -> Architecture:
     """Read a model folder of either kind and write another; return its architecture.
 
-    `to`: bertree, huggingface (or hf) or onnx. `precision`: of the written weights. `force=True` replaces a model in
-    `target`.
+    `to`: bertree, huggingface (or hf), onnx, or elmo (its authors' layout, always float32). `precision`: of the written
+    weights. `force=True` replaces a model in `target`.
     """
     to = "huggingface" if to == "hf" else to
-    if to not in (*LAYOUTS, ONNX):
-        raise UserError(f"`to={to}`: {suggest(to, (*LAYOUTS, ONNX))}")
+    if to not in (*LAYOUTS, ONNX, ELMO):
+        raise UserError(f"`to={to}`: {suggest(to, (*LAYOUTS, ONNX, ELMO))}")
     precision = parse_precision(precision)
     source, target = resolve_model_path(source), Path(target)
     if not source.exists():
         raise UserError(f"{source}: no such folder")
-    if any((target / name).exists() for name in (folder.CONFIG, onnx.FILE)) and not force:
+    if any((target / name).exists() for name in (folder.CONFIG, onnx.FILE, elmo.OPTIONS)) and not force:
         raise UserError(f"{target}: holds a model already; give another folder, or `force=True` to replace it")
     contents = folder.read(source)
-    if to == ONNX:
+    if to == ELMO:
+        elmo.write_elmo(contents, target)
+        if heads := list(contents.network.heads):
+            note(f"{target}: holds the encoder; the head '{heads[0]}' is left out")
+    elif to == ONNX:
         onnx.write(contents, target, precision)
     else:
         if to == "huggingface":

@@ -29,6 +29,7 @@ from bertree.model.architecture import Architecture
 from bertree.model.network import Network
 from bertree.model.pooling import PoolingConfig, SentencePooling
 from bertree.text.identity import tokenizer_hash
+from bertree.text.spelling import SpelledWord
 from bertree.text.tokenizer import Encoded, Tokenizer
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ class LoadedModel:
 
     @tokenizer.setter
     def tokenizer(self, tokenizer: Tokenizer | None) -> None:
-        self._contents.tokenizer = tokenizer
+        self._contents.set_tokenizer(tokenizer)
 
     @property
     def required_tokenizer(self) -> Tokenizer:
@@ -300,7 +301,10 @@ class LoadedModel:
     def token_names(self, encoded: Encoded) -> list[str]:
         """Return the tokens of a tokenized text as the tokenizer writes them."""
         backend = self.required_tokenizer.backend
-        return [backend.id_to_token(token) or f"<{token}>" for token in encoded.ids]
+        return [
+            token.word if isinstance(token, SpelledWord) else backend.id_to_token(token) or f"<{token}>"
+            for token in encoded.ids
+        ]
 
     def batch(self, texts: "Sequence[Input] | str", max_length: int | None = None) -> Batch:
         """Pack texts, pairs of texts or lists of token ids into one batch on the model's device.

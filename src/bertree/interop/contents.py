@@ -11,6 +11,7 @@ from bertree.interop import sentence_transformers
 from bertree.model.architecture import Architecture
 from bertree.model.heads import ClassHead
 from bertree.model.init import without_weights
+from bertree.model.layers.characters import spell_network
 from bertree.model.network import Network, build
 from bertree.model.pooling import PoolingConfig, SentencePooling
 from bertree.model.readout import Readout
@@ -29,6 +30,16 @@ class Contents:
     task: Json = field(default_factory=dict)  # name and settings of the task that the model was trained for
     controls: tuple[str, ...] = ()  # control codes that texts may begin with
     takes_given: bool = False  # other texts, such as URLs, may follow the codes
+
+    def __post_init__(self) -> None:
+        self.set_tokenizer(self.tokenizer)
+
+    def set_tokenizer(self, tokenizer: Tokenizer | None) -> None:
+        """Set the tokenizer, and let a network that reads characters know how its tokens are spelled."""
+        self.tokenizer = tokenizer
+        length = self.architecture.axes().get("characters", 0)
+        if length and tokenizer is not None:
+            spell_network(self.network, torch.from_numpy(tokenizer.spelling(length)))
 
 
 def maximum_length(a: Architecture, limit: int | None, task: Json) -> int:

@@ -16,7 +16,7 @@ from bertree.config.model_names import MODEL_FILES
 from bertree.errors import UserError
 from bertree.files.atomic import new_folder, write_text
 from bertree.files.formats import Json
-from bertree.interop import sentence_transformers, weights
+from bertree.interop import elmo, sentence_transformers, weights
 from bertree.interop.contents import Contents, add_pooling, build_empty, head_classes, maximum_length
 from bertree.interop.description import INT8, Description, checksums, compare_weights, read_description
 from bertree.interop.huggingface import folder as hf_folder
@@ -46,17 +46,20 @@ def read(folder: Path, dtype: torch.dtype = torch.float32, tokenizer: Tokenizer 
             contents = _read_bertree(folder, dtype)
         elif (folder / CONFIG).is_file():
             contents = read_huggingface(folder, dtype)
+        elif options := elmo.find_elmo(folder):
+            contents = elmo.read_elmo(options, dtype)
         else:
             raise _not_a_model(folder)
     except OSError as error:
         raise UserError(f"{error.filename or folder}: cannot be read ({error.strerror})") from None
-    contents.tokenizer = tokenizer or Tokenizer.load(folder)
+    contents.tokenizer = tokenizer or contents.tokenizer or Tokenizer.load(folder)
     if tokenizer is None and contents.tokenizer is not None and sentence_transformers.wants_lowercase(folder):
         contents.tokenizer = contents.tokenizer.with_lowercase()
-    if not (folder / DESCRIPTION).is_file():
+    if (folder / CONFIG).is_file() and not (folder / DESCRIPTION).is_file():
         contents.tokenizer = contents.tokenizer or hf_folder.known_tokenizer(folder, contents.architecture)
         contents.controls = hf_folder.read_controls(folder, contents.tokenizer)
         contents.takes_given = "Links" in contents.controls  # CTRL's code before a URL
+    contents.set_tokenizer(contents.tokenizer)
     _check_vocabulary(contents, folder)
     _check_max_length(contents, folder)
     return contents
@@ -66,9 +69,11 @@ def read_architecture(folder: Path) -> Architecture:
     """Read the architecture of a folder without its weights."""
     if (folder / DESCRIPTION).is_file():
         return read_description(folder / DESCRIPTION).architecture
-    if not (folder / CONFIG).is_file():
-        raise _not_a_model(folder)
-    return read_huggingface_architecture(folder)
+    if (folder / CONFIG).is_file():
+        return read_huggingface_architecture(folder)
+    if options := elmo.find_elmo(folder):
+        return elmo.read_elmo_architecture(options)
+    raise _not_a_model(folder)
 
 
 def read_max_length(folder: Path) -> int:

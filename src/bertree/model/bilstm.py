@@ -34,11 +34,10 @@ class BidirectionalLstm(nn.Module):
         x_tw = x_tw.to(next(self.lstm.parameters()).dtype)
         if not len(x_tw):
             return x_tw.new_zeros(0, self.width)
-        order_t, sizes = _step_order(batch)
+        order_t, sizes = step_order(batch, batch.positions), batch.positions.bincount().cpu()
         with torch.autocast(x_tw.device.type, enabled=False):
             packed, _ = self.lstm(PackedSequence(x_tw[order_t], sizes))
-        back_t = torch.empty_like(order_t).scatter_(0, order_t, torch.arange(len(order_t), device=order_t.device))
-        out_tu: Tensor = packed.data[back_t]
+        out_tu: Tensor = packed.data[inverse_order(order_t)]
         return out_tu
 
     def final_states(self, out_tu: Tensor, batch: Batch) -> Tensor:
@@ -48,14 +47,19 @@ class BidirectionalLstm(nn.Module):
         return torch.cat([forward_tu[batch.last], backward_tu[batch.first]], -1)
 
 
-def _step_order(batch: Batch) -> tuple[Tensor, Tensor]:
-    """Return the order of the stream's tokens step by step, and the number of tokens of each step (on the host)."""
+def step_order(batch: Batch, positions_t: Tensor) -> Tensor:
+    """Return the order of the stream's tokens step by step, given the step of each token in its sequence (t)."""
     lengths = batch.lengths
     rank_s = torch.empty_like(lengths, dtype=torch.int64)
     longest_first = lengths.argsort(descending=True, stable=True)
     rank_s[longest_first] = torch.arange(len(lengths), device=lengths.device)
     rank_t = rank_s.repeat_interleave(lengths, output_size=len(batch.ids))
-    return (batch.positions * len(lengths) + rank_t).argsort(), batch.positions.bincount().cpu()
+    return (positions_t * len(lengths) + rank_t).argsort()
+
+
+def inverse_order(order_t: Tensor) -> Tensor:
+    """Return the order that leads back."""
+    return torch.empty_like(order_t).scatter_(0, order_t, torch.arange(len(order_t), device=order_t.device))
 
 
 class BiLstmStack(nn.Module):

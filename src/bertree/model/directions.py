@@ -8,7 +8,7 @@ backward one, as in ELMo; they share the embeddings, and through them the output
 Shape letters: t tokens, s sequences, m predicted tokens, h width of a reader, w width of all readers, n layers.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -93,11 +93,7 @@ class DirectedEncoder(Encoder):
     def predictions(self, batch: Batch, chosen_m: Tensor, targets_m: Tensor) -> tuple[Tensor, Tensor]:
         """Return the rows of `reader_states` that predict tokens, and the tokens: where one predicts the next, the next
         predicts the one before it."""
-        rows_m = (chosen_m + 1).clamp(max=len(batch.ids) - 1)  # labels that are ignored may be of the last token
-        before_m = torch.where(targets_m < 0, targets_m, batch.ids[chosen_m])
-        if self.readers == 1:
-            return rows_m, before_m
-        return torch.cat([2 * chosen_m, 2 * rows_m + 1]), torch.cat([targets_m, before_m])
+        return directed_predictions(batch, chosen_m, targets_m, self.readers)
 
     def reader_states(self, hidden_th: Tensor) -> Tensor:
         """Return a row for each token and reader: forward and backward in turn (readers t x h)."""
@@ -112,12 +108,7 @@ class DirectedEncoder(Encoder):
         backward reader at the first token, those of the forward reader at the last; or the mean of all."""
         if self.summary == "mean":
             return mean_states(hidden_th, batch).to(hidden_th.dtype)
-        if self.readers == 1:
-            return hidden_th[batch.first]
-        size = (-1, 2, self.width // 2)
-        ahead_snh = hidden_th[batch.last].unflatten(-1, size)[:, :, 0]
-        back_snh = hidden_th[batch.first].unflatten(-1, size)[:, :, 1]
-        return torch.stack([ahead_snh, back_snh], 2).flatten(1)
+        return end_states(hidden_th, batch, self.width, (False, True)[-self.readers :])
 
     def pool(self, hidden_th: Tensor, batch: Batch) -> Tensor:
         """Return the pooler's output for each sequence (s x h)."""
@@ -138,6 +129,22 @@ class DirectedEncoder(Encoder):
             self.embeddings, reader.stack, width=width, norm=reader.norm, pooler=None, causal=True
         )
         return encoder.train(self.training)
+
+
+def directed_predictions(batch: Batch, chosen_m: Tensor, targets_m: Tensor, readers: int) -> tuple[Tensor, Tensor]:
+    """Return the rows that predict tokens, and the tokens, of a backward reader, or of two: see `Encoder`."""
+    rows_m = (chosen_m + 1).clamp(max=len(batch.ids) - 1)  # labels that are ignored may be of the last token
+    before_m = torch.where(targets_m < 0, targets_m, batch.ids[chosen_m])
+    if readers == 1:
+        return rows_m, before_m
+    return torch.cat([2 * chosen_m, 2 * rows_m + 1]), torch.cat([targets_m, before_m])
+
+
+def end_states(hidden_th: Tensor, batch: Batch, width: int, backward: Sequence[bool]) -> Tensor:
+    """Return each reader's state where it has read the whole sequence, of one or several layers' states of `width`."""
+    ends = [hidden_th[batch.first if back else batch.last] for back in backward]
+    parts = [end.unflatten(-1, (-1, len(ends), width // len(ends)))[:, :, i] for i, end in enumerate(ends)]
+    return torch.stack(parts, 2).flatten(1)
 
 
 def reverse_sequences(batch: Batch) -> tuple[Tensor, Batch]:

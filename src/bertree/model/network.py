@@ -18,13 +18,14 @@ from torch import Tensor, nn
 
 from bertree.batch import Batch
 from bertree.errors import UserError, suggest
-from bertree.model.architecture import Architecture, BiLstm, Transformer
+from bertree.model.architecture import Architecture, BiLstm, Lstm, Transformer
 from bertree.model.bilstm import build_bilstm
 from bertree.model.directions import build_directed
 from bertree.model.encoder import Encoder, EncoderOutput, State, StateSpec
 from bertree.model.heads import BeamSpanHead, ClassHead, Grid, MaskHead
 from bertree.model.init import initialize
 from bertree.model.layers.embeddings import AdaptiveSoftmax
+from bertree.model.lstm import build_lstm, build_lstm_mask_head
 from bertree.model.pooling import PoolingConfig, SentencePooling
 from bertree.model.readout import Crf, LayerFeatures, Readout, build_crf, build_features
 from bertree.model.transformer import build_transformer, vocabulary_clusters
@@ -207,11 +208,11 @@ def build_head(
         raise UserError(f"head '{name}': reads an encoder's last states, which top.layers and top.lstm replace")
     if name not in a.head_names:
         *most, last = a.head_names
-        raise UserError(f"head '{name}': a {a.body} is not pretrained; its heads are {', '.join(most)} and {last}")
+        why = "has no sentence pairs" if a.pretrainable else "is not pretrained"
+        raise UserError(f"head '{name}': a {a.body} {why}; its heads are {', '.join(most)} and {last}")
     classes = FIXED_CLASSES.get(name, classes)
     if name == "mask":
-        assert isinstance(a, Transformer)
-        head: nn.Module = build_mask_head(a)
+        head: nn.Module = BUILDERS[type(a)].mask_head(a)
     elif name == "beam-span":
         head = BeamSpanHead(width or a.output_width, a.norm_eps)
     elif classes < 1:
@@ -297,16 +298,29 @@ def _bilstm_head(a: BiLstm, name: str, classes: int) -> ClassHead:
     return ClassHead(out, "sequence", a.classifier_dropout, dense=dense, activation="relu")
 
 
+def _lstm_head(a: Lstm, name: str, classes: int) -> ClassHead:
+    """Build the classifier of an LSTM language model."""
+    return ClassHead(nn.Linear(a.sequence_width, classes), "sequence", a.classifier_dropout)
+
+
+def _no_mask_head(a: BiLstm) -> nn.Module:
+    raise AssertionError("a bilstm has no such head")
+
+
 class Builders(NamedTuple):
     """What is built for one kind of architecture."""
 
     encoder: Callable[[Any], Encoder]
     sequence_head: Callable[[Any, str, int], ClassHead]  # of a head's name and its number of classes
+    mask_head: Callable[[Any], nn.Module] = _no_mask_head
 
 
 BUILDERS: dict[type[Architecture], Builders] = {
     Transformer: Builders(
-        lambda a: build_transformer(a) if a.direction == "forward" else build_directed(a), _transformer_head
+        lambda a: build_transformer(a) if a.direction == "forward" else build_directed(a),
+        _transformer_head,
+        build_mask_head,
     ),
     BiLstm: Builders(build_bilstm, _bilstm_head),
+    Lstm: Builders(build_lstm, _lstm_head, build_lstm_mask_head),
 }

@@ -94,7 +94,7 @@ DEPTHS: dict[str, tuple[int, ...]] = {
     "second-to-last": (-2,),
     "sum-last-four": LAST_FOUR,
     "concat-last-four": LAST_FOUR,
-    "sum-all": (),  # every layer, without the embeddings
+    "sum-all": (),  # every layer; without the embeddings, except ELMo's
 }
 MOST = 2**14  # files are not trusted: a width of a billion must not be built
 
@@ -199,9 +199,9 @@ def build_features(a: Architecture, readout: Readout) -> tuple[LayerFeatures | N
         return None, a.output_width
     if not a.layers_readable:
         raise UserError("top.layers, top.lstm: are for transformers; of a bilstm only the last states can be read")
-    chosen = DEPTHS[readout.layers] or tuple(range(1, a.layers + 1))
+    chosen = DEPTHS[readout.layers] or tuple(range(0 if a.mixes_embeddings else 1, a.layers + 1))
     depths = [depth if depth >= 0 else a.layers + 1 + depth for depth in chosen]
-    if readout.layers not in ("last", "embeddings") and min(depths) < 1:
+    if readout.layers not in ("last", "embeddings", "sum-all") and min(depths) < 1:
         raise UserError(
             f"top.layers: {readout.layers} needs {-min(chosen)} layers, but the encoder has {a.layers}; try sum-all"
         )

@@ -2,17 +2,16 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any
 
 from bertree.errors import UserError
 from bertree.model import cost
-from bertree.model.architecture import MEANING, TYPES, Architecture, Transformer, check_type
+from bertree.model.architecture import AXES, MEANING, TYPES, Architecture, Transformer, check_type
 from bertree.model.architecture.base import KINDS, list_of, one_of, positive, probability
 from bertree.model.presets import PRESETS, preset
 
 _YEAR = re.compile(r"\b(?:19|20)\d\d\b")
-_BOUNDS: dict[str, tuple[Any, ...]] = {field.name: field.metadata.get("bounds", ()) for field in fields(Transformer)}
+_BOUNDS: dict[str, tuple[Any, ...]] = {name: field.metadata.get("bounds", ()) for name, field in AXES.items()}
 
 
 def describe_presets() -> list[dict[str, Any]]:
@@ -37,7 +36,7 @@ def describe_axes() -> list[dict[str, Any]]:
     The largest whole number is the largest of any preset: what is in use, not what is allowed. Axes whose value is
     a list written as text (cutoffs, axial_shape ...) are left out.
     """
-    usual = Transformer().axes()
+    usual = {name: field.default for name, field in AXES.items()} | Transformer().axes()
     described = ((name, _describe_axis(name, TYPES[name], usual[name])) for name in MEANING)
     return [
         {"name": name} | description | {"about": MEANING[name]}

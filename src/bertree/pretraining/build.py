@@ -66,7 +66,7 @@ def build_model(recipe: Recipe, store: Store) -> Contents:
         contents = build_untrained(a, heads, recipe.run.seed)
     else:
         raise UserError(f"{recipe.source}: model.preset: is not set; give a preset's name (see `bertree info`)")
-    contents.tokenizer = contents.tokenizer or tokenizer
+    contents.set_tokenizer(contents.tokenizer or tokenizer)
     return fit_to_recipe(contents, recipe, store)
 
 

@@ -158,6 +158,7 @@ def _build_training(job: StoreJob, device_setup: DeviceSetup, out: Path, resume:
         note("data.format: lanes that start at documents vary in shape, so steps are not compiled")
         device_setup = replace(device_setup, compiled=False)
     a = trainee.contents.architecture
+    device_setup = replace(device_setup, compiled=device_setup.compiled and a.compilable)
     check_tensor(a, world.tensor)
     if not resume and (problem := problem_with_transformers(trainee.contents)):
         note(f"transformers will not open this model: {problem}")

@@ -307,6 +307,10 @@ def check_architecture(recipe: Recipe, a: Architecture, unit: str, has_codes: bo
     where = f"{recipe.source}: data.masking"
     if a.direction != "forward":
         _check_direction(recipe, a.direction, unit, has_codes)
+    if recipe.data.in_lanes and not a.has_attention:
+        raise UserError(
+            f"{recipe.source}: data.format: a {a.body} starts every sequence afresh; set data.format=stream"
+        )
     if unit == "next" and not a.causal:
         kinds = str(a.axes().get("attention", "full"))
         way = "model.attention=causal" if "full" in kinds else "model.look_ahead=false"

@@ -46,7 +46,7 @@ def find_abilities(model: Model, task: Task[Any] | None) -> frozenset[str]:
     abilities = {"embed"}
     if "mask" in model.network.heads and model.network.features is None:
         if model.architecture.causal:
-            if model.architecture.direction == "forward":
+            if model.architecture.direction == "forward" and model.architecture.has_attention:
                 abilities.add("generate")
         elif model.tokenizer.id_of("mask") is not None:
             abilities.add("fill")

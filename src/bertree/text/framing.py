@@ -107,7 +107,7 @@ def encode_distinct(
 
 def tokenize_distinct(texts: Iterable[str], tokenizer: Tokenizer) -> dict[str, list[int]]:
     """Return the ids of each distinct text, without special tokens."""
-    return {text: encoding.ids for text, encoding in encode_distinct(texts, tokenizer)}
+    return {text: tokenizer.ids_of(encoding, text) for text, encoding in encode_distinct(texts, tokenizer)}
 
 
 def frames_texts(tokenizer: Tokenizer) -> bool:

@@ -13,6 +13,8 @@ from html import escape
 from pathlib import Path
 from typing import NamedTuple, overload
 
+import numpy as np
+from numpy.typing import NDArray
 from tokenizers import Encoding, normalizers
 from tokenizers import Tokenizer as Backend
 
@@ -20,9 +22,12 @@ from bertree.errors import UserError
 from bertree.files.formats import Json, read_json
 from bertree.text import tokenizer_checks, vocabulary_files
 from bertree.text.cleaning import replace_surrogates
+from bertree.text.spelling import SpelledWord, spell_vocabulary
 from bertree.text.tokenizer_calls import Text, TokenizerCalls
 
 JSON, CONFIG = "tokenizer.json", "tokenizer_config.json"
+CHARACTERS = "max_characters_per_token"  # in the configuration of a tokenizer whose unknown words are spelled
+MAX_CHARACTERS = 1024
 FILES = (
     JSON,
     CONFIG,
@@ -74,6 +79,10 @@ class Tokenizer(TokenizerCalls):
         self.name = name  # of its file, for messages
         self.config = config or {}
         self.files = files or {}
+        length = self.config.get(CHARACTERS, 0)
+        self.characters = (
+            length if type(length) is int and 3 <= length <= MAX_CHARACTERS else 0
+        )  # 0: nothing is spelled
         self._counted = (-1, 0)  # tokens when `size` was last asked for, and what it was
         self.special = {kind: token for kind in KINDS if (token := self._find_special(kind))}
 
@@ -143,7 +152,7 @@ class Tokenizer(TokenizerCalls):
 
     def encode_plain(self, texts: Sequence[str], offsets: bool = False) -> list[Encoding]:
         """Return the library's encodings of texts, without special tokens. `offsets` costs time."""
-        encode = self.backend.encode_batch if offsets else self.backend.encode_batch_fast
+        encode = self.backend.encode_batch if offsets or self.characters else self.backend.encode_batch_fast
         with tokenizer_checks.LibraryErrors(self.name, CANNOT_ENCODE):
             return encode(list(texts), add_special_tokens=False)
 
@@ -165,6 +174,8 @@ class Tokenizer(TokenizerCalls):
             marked = segments and any(self.backend.encode("a", "a").type_ids)
             inputs = ["input_ids", *(["token_type_ids"] if marked else []), "attention_mask"]
             new_config: Json = {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": inputs}
+            if self.characters:
+                new_config[CHARACTERS] = self.characters
             if self.cls_last:
                 new_config["padding_side"] = "left"  # models read their summary at the last token of a row
             files[CONFIG] = json.dumps(new_config | tokens, indent=2).encode()
@@ -232,11 +243,12 @@ class Tokenizer(TokenizerCalls):
         """
         cleaned = _clean(inputs)
         with tokenizer_checks.LibraryErrors(self.name, CANNOT_ENCODE):
-            encodings = self.backend.encode_batch_fast(cleaned)
+            encode = self.backend.encode_batch if self.characters else self.backend.encode_batch_fast
+            encodings = encode(cleaned)
         return [
             self._encode_truncated(text, max_length, cut)
             if max_length is not None and len(encoding) > max_length  # encoding.ids would copy them
-            else self._to_encoded(encoding, isinstance(text, tuple), 0)
+            else self._to_encoded(encoding, text, 0)
             for text, encoding in zip(cleaned, encodings, strict=True)
         ]
 
@@ -268,14 +280,32 @@ class Tokenizer(TokenizerCalls):
         for part, kept in zip(parts, truncated_lengths([len(part.ids) for part in parts], room), strict=True):
             part.truncate(kept, direction=cut)
         joined = self.backend.post_process(parts[0], parts[1] if pair else None)
-        return self._to_encoded(joined, pair, before - room)
+        return self._to_encoded(joined, text, before - room)
 
-    def _to_encoded(self, encoding: Encoding, pair: bool, dropped: int) -> Encoded:
-        if not pair:
-            return Encoded(encoding.ids, encoding.type_ids if self.marks_special else None, dropped)
+    def _to_encoded(self, encoding: Encoding, text: Text, dropped: int) -> Encoded:
+        ids = self.ids_of(encoding, text)
+        if not isinstance(text, tuple):
+            return Encoded(ids, encoding.type_ids if self.marks_special else None, dropped)
         segments, texts = encoding.type_ids, encoding.sequence_ids
         second = texts.index(1) if 1 not in segments and 1 in texts else 0
-        return Encoded(encoding.ids, segments, dropped, second)
+        return Encoded(ids, segments, dropped, second)
+
+    def ids_of(self, encoding: Encoding, text: Text) -> list[int]:
+        """Return the ids of an encoded text; unknown words are spelled, if the tokenizer does that."""
+        ids, unknown = encoding.ids, self.id_of("unk")
+        if not self.characters or unknown is None or unknown not in ids:
+            return ids
+        texts = (text,) if isinstance(text, str) else text
+        spans = zip(encoding.sequence_ids, encoding.offsets, strict=True)
+        return [
+            SpelledWord(unknown, texts[which][start:end], self.characters) if i == unknown and which is not None else i
+            for i, (which, (start, end)) in zip(ids, spans, strict=True)
+        ]
+
+    def spelling(self, length: int) -> NDArray[np.int16]:
+        """Return the characters of each entry of the vocabulary (size x length)."""
+        tokens = [self.backend.id_to_token(i) or "" for i in range(self.size)]
+        return spell_vocabulary(tokens, self.id_of("cls"), self.id_of("sep"), length)
 
 
 def _clean(inputs: Sequence[Text]) -> list[Text]:

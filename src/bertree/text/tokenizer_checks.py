@@ -22,6 +22,7 @@ import numpy as np
 from bertree.errors import UserError
 from bertree.files.formats import Json, parse_json
 from bertree.text import tokenizer_trial
+from bertree.text.spelling import WORDS
 
 MAX_ID = 1 << 24
 MAX_INSERTED = 64  # characters that a normalizer inserts
@@ -43,7 +44,7 @@ SAFE_REPLACEMENTS = (
     *(({"String": "``"}, '"'), ({"String": "''"}, '"'), ({"String": " "}, "▁")),
     *(({"Regex": " {2,}"}, " "), ({"Regex": r"\s+"}, " ")),
 )
-SAFE_SPLITS = ({"Regex": r"\S+\n?"},)  # CTRL's words
+SAFE_SPLITS = ({"Regex": r"\S+\n?"}, {"Regex": WORDS})  # CTRL's words, and ELMo's
 _TRIED: set[bytes] = set()  # hashes of files that passed the trial in this process
 
 

@@ -1,4 +1,4 @@
-"""Train a tokenizer: BERT's WordPiece, RoBERTa's byte-level BPE, ALBERT's or XLNet's Unigram, or bytes.
+"""Train a tokenizer: BERT's WordPiece, RoBERTa's byte-level BPE, ALBERT's or XLNet's Unigram, ELMo's words, or bytes.
 
 The algorithms are those of the `tokenizers` library. This module adds the family's normalization, special tokens and
 template, and a report on held-out documents.
@@ -34,10 +34,11 @@ NAMES = {
     "bpe": ROBERTA,
     "unigram": ALBERT,
     "xlnet": vocabulary_files.XLNET,
+    "words": vocabulary_files.ELMO,
     "bytes": vocabulary_files.BYTE_SPECIAL,
 }
 OF_BYTES = ("bpe", "bytes")
-CASED = (*OF_BYTES, "xlnet")  # kinds that keep capitals unless asked not to
+CASED = (*OF_BYTES, "xlnet", "words")  # kinds that keep capitals unless asked not to
 HELD_OUT = 20  # every n-th document is held out for the report
 HELD_OUT_CHARACTERS = 4_000_000  # at most, to bound the memory
 BYTES = 256
@@ -109,12 +110,14 @@ def train(
     if kind in OF_BYTES and cased is False:
         what = "byte-level BPE" if kind == "bpe" else "a tokenizer of bytes"
         raise UserError(f"cased: {what} keeps case; choose wordpiece or unigram, or drop this option")
+    if kind == "words" and cased is False:
+        raise UserError("cased: words are spelled as they stand in the text; choose wordpiece, or drop this option")
     lower = kind not in CASED if cased is None else not cased
     if kind == "bytes":
         for _ in documents():  # counted, and held out for the report
             pass
         return Tokenizer(vocabulary_files.build_bytes(), vocabulary_files.BYTE_CONFIG)
-    make = {"wordpiece": _wordpiece, "bpe": _bpe}.get(kind) or partial(_unigram, special=NAMES[kind])
+    make = {"wordpiece": _wordpiece, "bpe": _bpe, "words": _words}.get(kind) or partial(_unigram, special=NAMES[kind])
     try:
         backend = make(documents, vocab_size, lower)
     except UserError:
@@ -123,6 +126,8 @@ def train(
         raise UserError(f"{name}: a {kind} vocabulary cannot be trained on this text ({error})") from None
     if backend.get_vocab_size() <= len(NAMES[kind]):
         raise UserError(f"{name}: has no text to train a vocabulary on")
+    if kind == "words":
+        return Tokenizer(backend, vocabulary_files.ELMO_CONFIG)
     if kind == "bpe":
         vocabulary_files.set_roberta_template(backend)
     elif kind == "xlnet":
@@ -219,6 +224,15 @@ def _bpe(documents: Documents, vocab_size: int, lower: bool) -> Backend:
     )
     backend.train_from_iterator(_lines(documents), trainer)
     return backend
+
+
+def _words(documents: Documents, vocab_size: int, lower: bool) -> Backend:
+    """Count words; their ids are in the order of their frequency, as an adaptive softmax needs them."""
+    special = vocabulary_files.ELMO
+    counter = vocabulary_files.build_words({token: number for number, token in enumerate(special)})
+    trainer = trainers.WordLevelTrainer(vocab_size=vocab_size, special_tokens=special, show_progress=False)
+    counter.train_from_iterator(_lines(documents), trainer)
+    return vocabulary_files.build_words(counter.get_vocab(with_added_tokens=False))
 
 
 def _unigram(documents: Documents, vocab_size: int, lower: bool, special: list[str]) -> Backend:

@@ -5,6 +5,9 @@ vocabulary of GPT-1 has the same mark; the one of CTRL has no mark at the end of
 other piece. The library supports only the first form, so CTRL's vocabulary is translated into it, with its own ids.
 
 A tokenizer of bytes needs no files: id = byte + 2, as in google/reformer-enwik8; 0 pads, 1 ends a document.
+
+ELMo's vocabulary is whole words. It reads their characters, so words outside the vocabulary are spelled
+(`spelling.py`).
 """
 
 from typing import Any
@@ -14,7 +17,19 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from bertree.errors import UserError
 from bertree.files.formats import Json, parse_json
 from bertree.text.sentencepiece import UNIGRAM, PieceModel, build_plain, read_sentencepiece
+from bertree.text.spelling import WORDS
 
+ELMO = ["<S>", "</S>", "<UNK>"]
+ELMO_CHARACTERS = 50
+ELMO_CONFIG: Json = {
+    "tokenizer_class": "PreTrainedTokenizerFast",
+    "model_input_names": ["input_ids", "attention_mask"],
+    "clean_up_tokenization_spaces": False,
+    "max_characters_per_token": ELMO_CHARACTERS,
+    "cls_token": "<S>",
+    "sep_token": "</S>",
+    "unk_token": "<UNK>",
+}
 XLNET = ["<unk>", "<s>", "</s>", "<cls>", "<sep>", "<pad>", "<mask>", "<eod>", "<eop>"]  # special tokens, by their ids
 WORD_END, CONTINUED = "</w>", "@@"
 CTRL_WORDS = r"\S+\n?"  # CTRL's words: a line break belongs to the word before it
@@ -241,6 +256,19 @@ def _word_bpe(vocab: dict[str, int], pairs: Pairs, config: Json) -> models.BPE:
 def _finish_word_bpe(tokenizer: Tokenizer, config: Json) -> Tokenizer:
     tokenizer.decoder = decoders.BPEDecoder(suffix=WORD_END)
     tokenizer.add_special_tokens([AddedToken(_unknown(config), special=True, normalized=False)])
+    return tokenizer
+
+
+def build_words(vocab: dict[str, int]) -> Tokenizer:
+    """Build ELMo's tokenizer of whole words: <S> A </S>, or <S> A </S> B </S>."""
+    tokenizer = Tokenizer(models.WordLevel(vocab, "<UNK>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(WORDS), "removed", invert=True)
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in ELMO])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<S> $A </S>",
+        pair="<S>:0 $A:0 </S>:0 $B:0 </S>:0",
+        special_tokens=[(token, tokenizer.token_to_id(token)) for token in ("<S>", "</S>")],
+    )
     return tokenizer
 
 

@@ -35,6 +35,8 @@ def check_left_to_right(model: LoadedModel, what: str) -> None:
             f"{what}: {model.name} reads a text in both directions (direction = both), so it has no next token; give a "
             "model with direction = forward or backward"
         )
+    if not model.architecture.has_attention:
+        raise UserError(f"{what}: is for transformers; {model.name} is an LSTM")
 
 
 def is_backward(model: LoadedModel) -> bool:

@@ -1,8 +1,9 @@
 """The architecture of a model: one point in a space of choices, frozen and checked.
 
-There are two kinds, each a frozen dataclass: `Transformer` and `BiLstm`. Every field is one axis. A new model of the
-family is a new value in `presets`; a new idea is one more option on one axis. Questions about an architecture are
-its properties and class attributes (`Architecture`). Nothing here imports torch, so that `bertree info` starts fast.
+There are three kinds, each a frozen dataclass: `Transformer`, `BiLstm`, and `Lstm` for language models. Every field is
+one axis. A new model of the family is a new value in `presets`; a new idea is one more option on one axis. Questions
+about an architecture are its properties and class attributes (`Architecture`). Nothing here imports torch, so that
+`bertree info` starts fast.
 """
 
 from dataclasses import fields
@@ -11,6 +12,7 @@ from typing import Any, get_type_hints
 from bertree.errors import UserError, suggest
 from bertree.model.architecture.base import WRITTEN, Architecture, later_axes
 from bertree.model.architecture.bilstm import BiLstm
+from bertree.model.architecture.lstm import Lstm
 from bertree.model.architecture.transformer import Transformer
 from bertree.model.architecture.transformer_axes import ACTIVATIONS, SHARING
 
@@ -21,19 +23,21 @@ __all__ = [
     "TYPES",
     "Architecture",
     "BiLstm",
+    "Lstm",
     "Transformer",
     "check_type",
     "later_axes",
     "parse_override",
 ]
 
-_FIELDS = {field.name: field for field in fields(Transformer)}
-_ORDER = dict.fromkeys((*WRITTEN, *_FIELDS))
-_BODY = "kind of encoder: a transformer, or a bidirectional LSTM (bilstm)"
+AXES = {field.name: field for kind in (Lstm, Transformer) for field in fields(kind)}  # a transformer's, where both have
+_ORDER = dict.fromkeys((*WRITTEN, *(field.name for field in fields(Transformer)), *AXES))
+_BODY = "kind of encoder: a transformer, a bidirectional LSTM (bilstm), or an LSTM language model (lstm)"
+_HINTS = get_type_hints(Lstm) | get_type_hints(Transformer)
 # The meaning and the type of each axis, in the order of files.
-MEANING: dict[str, str] = {name: _FIELDS[name].metadata["meaning"] if name != "body" else _BODY for name in _ORDER}
-TYPES: dict[str, type] = {name: get_type_hints(Transformer)[name] if name != "body" else str for name in _ORDER}
-assert {field.name for field in fields(BiLstm)} <= set(_FIELDS), "a BiLSTM has no axes of its own"
+MEANING: dict[str, str] = {name: AXES[name].metadata["meaning"] if name != "body" else _BODY for name in _ORDER}
+TYPES: dict[str, type] = {name: _HINTS[name] if name != "body" else str for name in _ORDER}
+assert {field.name for field in fields(BiLstm)} <= set(AXES), "a BiLSTM has no axes of its own"
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
 
 

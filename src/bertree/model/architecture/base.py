@@ -128,11 +128,14 @@ class Architecture(ABC):
     )
     layers: int = axis(12, "depth: number of layers", positive, at_most(MAX_LAYERS))
     ffn_width: int = axis(
-        3072, "inner width of feed-forward; of a bilstm, of its classifier", positive, at_most(MAX_WIDTH)
+        3072,
+        "inner width of feed-forward; of a bilstm, of its classifier; of an lstm, its cells",
+        positive,
+        at_most(MAX_WIDTH),
     )
     embedding_width: int = axis(
         768,
-        "width of the token embeddings (E); E < H needs the projection, a bilstm does not",
+        "width of the token embeddings (E); E < H needs the projection, an LSTM does not",
         positive,
         at_most(MAX_WIDTH),
     )
@@ -171,15 +174,15 @@ class Architecture(ABC):
     @classmethod
     def from_axes(cls, values: Mapping[str, Any]) -> "Architecture":
         """Return the architecture with these values, as files have them: `body` says which kind."""
-        return _kind(values.get("body", "transformer"))._make(values)
+        return _kind(values.get("body", "transformer"), values)._make(values)
 
     def with_values(self, changes: Mapping[str, Any]) -> "Architecture":
         """Return an architecture with other values. Changes that follow from them on other axes are made too:
         an E that differs from H brings the projection; a new width keeps E = H and ffn = 4 H if they held; the MLM head
         keeps the activation of the layers; pre-norm comes as Megatron has it, without a norm on the embeddings and with
-        smaller initial matrices that write into the residual. A bilstm drops what only a transformer has; the way back
+        smaller initial matrices that write into the residual. An LSTM drops what only a transformer has; the way back
         ends at DistilBERT's kind, without segments and pooler."""
-        return _kind(changes.get("body", self.body))._changed(self, changes)
+        return _kind(changes.get("body", self.body), changes)._changed(self, changes)
 
     @classmethod
     @abstractmethod
@@ -216,6 +219,7 @@ class Architecture(ABC):
 
     has_attention: ClassVar[bool]
     pretrainable: ClassVar[bool]
+    compilable: ClassVar[bool] = True  # training steps can be compiled
     layers_readable: ClassVar[bool]  # states below the last layer, and an LSTM on top of them
     head_names: ClassVar[tuple[str, ...]]
 
@@ -238,6 +242,11 @@ class Architecture(ABC):
     def readers(self) -> int:
         """How many times a text is read: by layers for each direction."""
         return 2 if self.direction == "both" else 1
+
+    @property
+    def mixes_embeddings(self) -> bool:
+        """True if a sum of all layers has the embeddings too."""
+        return False
 
     @property
     def longest_input(self) -> int:
@@ -290,9 +299,15 @@ class Architecture(ABC):
         """The kind in letters."""
 
 
-def _kind(body: str) -> type[Architecture]:
+def _kind(body: str, values: Mapping[str, Any]) -> type[Architecture]:
+    """Return the class of a body, and refuse values of axes that only another kind has."""
     if body not in KINDS:
         raise UserError(f"architecture: body: unknown value '{body}', {suggest(body, KINDS)}")
+    names = {name: {field.name for field in fields(kind)} for name, kind in KINDS.items()}
+    for axis in values:
+        owners = [name for name, own in names.items() if axis in own]
+        if owners and body not in owners and "transformer" not in owners:
+            raise UserError(f"architecture: {axis}: a {body} has no such axis; only body = {owners[0]} has")
     return KINDS[body]
 
 

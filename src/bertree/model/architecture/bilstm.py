@@ -65,7 +65,8 @@ class BiLstm(Architecture):
     @classmethod
     def _make(cls, values: Mapping[str, Any]) -> Self:
         own = {field.name for field in fields(cls)}
-        _check_transformer_axes({name: value for name, value in values.items() if name not in own and name != "body"})
+        foreign = {name: value for name, value in values.items() if name not in own and name != "body"}
+        check_transformer_axes(foreign, cls.body, REASONS)
         return cls(**{name: value for name, value in values.items() if name in own})
 
     @classmethod
@@ -104,15 +105,15 @@ class BiLstm(Architecture):
         return "LSTM"
 
 
-def _check_transformer_axes(values: Mapping[str, Any]) -> None:
-    """Refuse values of a transformer's axes that are impossible, or that a BiLSTM cannot follow."""
+def check_transformer_axes(values: Mapping[str, Any], body: str, reasons: Mapping[str, str]) -> None:
+    """Refuse values of a transformer's axes that are impossible, or that another kind cannot follow: `reasons`."""
     axes = fields(Transformer)
     fixed = {field.name: field.default for field in axes} | FIXED
     problems = axis_problems(axes, values)
     for name, value in values.items():
-        reason = REASONS.get(name, "" if name in FIXED else "only a transformer has it")
+        reason = reasons.get(name, "" if name in FIXED else "only a transformer has it")
         if reason and value != fixed[name]:
-            problems.append(f"{name}: {reason}, so with body = bilstm it is {_lower(fixed[name])}, not {_lower(value)}")
+            problems.append(f"{name}: {reason}, so with body = {body} it is {_lower(fixed[name])}, not {_lower(value)}")
     for problem in problems:
         raise UserError(f"architecture: {problem}")
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, ClassVar, Self
 
-from bertree.model.architecture.base import MAX_ROWS, TASK_HEADS, Architecture, two_sizes
+from bertree.model.architecture.base import MAX_ROWS, TASK_HEADS, WRITTEN, Architecture, two_sizes
 from bertree.model.architecture.transformer_axes import TransformerAxes
 
 
@@ -191,7 +191,8 @@ class Transformer(TransformerAxes):
             narrow = before.embedding_width != before.width
             converted = {"embedding_norm": True, "sequence_head": "relu", "embedding_projection": narrow}
             implied = {"embedding_projection": before.embedding_width != changes.get("width", before.width)}
-            before = cls._make(before.axes() | converted)
+            shared = {name: value for name, value in before.axes().items() if name in WRITTEN}
+            before = cls._make(shared | converted)
         return replace(before, **(implied | before._implied(changes) | _without_body(changes)))
 
     def _implied(self, changes: Mapping[str, Any]) -> dict[str, Any]:

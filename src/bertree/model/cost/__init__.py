@@ -24,8 +24,9 @@ from math import isqrt
 from typing import Any, NamedTuple
 
 from bertree.errors import UserError
-from bertree.model.architecture import Architecture, BiLstm, Transformer
+from bertree.model.architecture import Architecture, BiLstm, Lstm, Transformer
 from bertree.model.cost.counts import BiLstmCosts, Costs, Parameters, classifier_parameters
+from bertree.model.cost.lstm import LstmCosts
 from bertree.model.cost.transformer import KEYS, MASK_RATE, QUERY_RATE, TransformerCosts
 
 __all__ = [
@@ -59,7 +60,11 @@ PUBLISHED_BATCHES = {
     "bert-large": (12, 6, 2, 1, 0, 0),
 }
 
-COSTS: dict[type[Architecture], Callable[[Any], Costs]] = {Transformer: TransformerCosts, BiLstm: BiLstmCosts}
+COSTS: dict[type[Architecture], Callable[[Any], Costs]] = {
+    Transformer: TransformerCosts,
+    BiLstm: BiLstmCosts,
+    Lstm: LstmCosts,
+}
 
 
 def costs(a: Architecture) -> Costs:

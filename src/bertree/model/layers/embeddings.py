@@ -91,14 +91,18 @@ class AdaptiveEmbeddings(nn.Module):
 
 
 class AdaptiveSoftmax(nn.Module):
-    """Log-probabilities of tokens by cluster. Its output matrices are the token embeddings, passed in, never copied.
+    """Log-probabilities of tokens by cluster. Its output matrices are the token embeddings, passed in, never copied; or
+    its own, if it is not `tied`.
 
     `own_projections`: clusters with a projection of their own; the others use the transposed one of the embeddings.
     """
 
-    def __init__(self, clusters: VocabularyClusters, width: int, own_projections: Sequence[int] = ()) -> None:
+    def __init__(
+        self, clusters: VocabularyClusters, width: int, own_projections: Sequence[int] = (), tied: bool = True
+    ) -> None:
         super().__init__()
         self.clusters = clusters
+        self.output = None if tied else AdaptiveEmbeddings(clusters, width, 1.0)
         self.bias = nn.Parameter(torch.zeros(clusters.starts[-1]))
         self.cluster_weight = nn.Parameter(torch.zeros(len(clusters) - 1, clusters.widths[0]))
         self.cluster_bias = nn.Parameter(torch.zeros(len(clusters) - 1))
@@ -108,6 +112,7 @@ class AdaptiveSoftmax(nn.Module):
 
     def _logits(self, hidden_mh: Tensor, embeddings: AdaptiveEmbeddings, cluster: int) -> Tensor:
         """Return the logits of a cluster's tokens; the first cluster's are followed by those of the other clusters."""
+        embeddings = embeddings if self.output is None else self.output
         projection_he = embeddings.projection(cluster)
         if str(cluster) in self.projections:
             own = self.projections[str(cluster)]
@@ -173,7 +178,7 @@ class Embeddings(nn.Module):
     def __init__(
         self,
         *,
-        tokens: TokenEmbeddings | AdaptiveEmbeddings,
+        tokens: nn.Module,
         positions: EmbeddedPositions | None,
         segments: nn.Embedding | None,
         norm: nn.Module | None,
@@ -196,7 +201,11 @@ class Embeddings(nn.Module):
         if self.positions is not None:
             x_te = x_te + self.positions.embed(batch)
         x_te = self.dropout(x_te if self.norm is None else self.norm(x_te))
-        x_te = x_te if self.projection is None else self.projection(x_te)
+        return self.to_stream(x_te if self.projection is None else self.projection(x_te))
+
+    @staticmethod
+    def to_stream(x_te: Tensor) -> Tensor:
+        """Return the input of the layers in their precision."""
         # Under autocast the residual stream has the precision of the products: half the memory, half the traffic.
         kind = x_te.device.type
         return x_te.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x_te

@@ -1,7 +1,39 @@
-"""GPT, CTRL, Transformer-XL, XLNet and Reformer."""
+"""ELMo, GPT, CTRL, Transformer-XL, XLNet and Reformer."""
 
 from bertree.model.presets.tree import add
 
+add(
+    "elmo",
+    "bert-base",
+    "Peters et al. 2018: characters through a CNN, then two LSTM language models, left to right and right to left",
+    "93.6M without the softmax",
+    body="lstm",
+    vocab_size=793471,
+    layers=2,
+    width=512,
+    ffn_width=4096,
+    direction="both",
+    cell_clip=3.0,
+    projection_clip=3.0,
+    characters=50,
+    cutoffs="20000,100000",
+    embedding_divisor=4,
+    init_std=0.05,
+)
+add(
+    "elmo-tiny",
+    "elmo",
+    "ELMo in small: for two CPU cores",
+    "none: a shape of this project",
+    vocab_size=8000,
+    width=64,
+    ffn_width=256,
+    filters="1:16,2:16,3:32,4:32,5:32",
+    highways=1,
+    cutoffs="1000",
+    embedding_divisor=1,
+    dropout=0.0,
+)
 add(
     "gpt1",
     "bert-base",

@@ -117,7 +117,7 @@ def _encode_contexts(texts: Iterable[str], tokenizer: Tokenizer) -> dict[str, En
     contexts: dict[str, EncodedContext] = {}
     for text, encoding in encode_distinct(texts, tokenizer, offsets=True):
         offsets = np.asarray(encoding.offsets, np.int64).reshape(-1, 2)
-        contexts[text] = EncodedContext(text, encoding.ids, *_trim_offsets(text, offsets))
+        contexts[text] = EncodedContext(text, tokenizer.ids_of(encoding, text), *_trim_offsets(text, offsets))
     return contexts
 
 

@@ -1,0 +1,183 @@
+"""LSTM language models over a packed batch: of both directions (ELMo), or of one.
+
+Each direction is a language model of its own: it sees nothing of the other. A token's state is that of all directions
+side by side. Sequences start without a state, so a text's states do not depend on its neighbors.
+
+Shape letters: t tokens, s sequences, d directions, e embedding width, p width of one direction, h width of all.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from bertree.batch import Batch
+from bertree.model.architecture import Lstm
+from bertree.model.bilstm import inverse_order, step_order
+from bertree.model.directions import directed_predictions, end_states
+from bertree.model.encoder import Encoder
+from bertree.model.heads import MaskHead
+from bertree.model.init import initialize
+from bertree.model.kernels.lstm import LstmWeights, lstm, permute
+from bertree.model.layers.characters import CharacterCnn, CharacterEmbeddings
+from bertree.model.layers.embeddings import AdaptiveSoftmax, Embeddings, TokenEmbeddings, VocabularyClusters
+
+SOFTMAX_ROWS = 32768  # states whose logits exist at the same time in training
+
+
+class LstmDirection(nn.Module):
+    """The weights of one direction of a layer; gates lie as input, forget, candidate, output. The bias of the forget
+    gates counts from 1, as TensorFlow's, so that they start open."""
+
+    def __init__(self, width_in: int, cells: int, width: int) -> None:
+        super().__init__()
+        self.inputs = nn.Linear(width_in, 4 * cells)
+        self.recurrent = nn.Linear(width, 4 * cells, bias=False)
+        self.projection = nn.Linear(cells, width, bias=False)
+
+    def draw(self) -> None:
+        """Draw initial weights that keep the size of what they multiply."""
+        with torch.no_grad():
+            for linear in (self.inputs, self.recurrent, self.projection):
+                linear.weight.normal_(0.0, linear.in_features**-0.5)
+            self.inputs.bias.zero_()
+
+    @property
+    def weights(self) -> LstmWeights:
+        """The weights as the kernel takes them."""
+        into, forget, *rest = self.inputs.bias.chunk(4)
+        bias = torch.cat([into, forget + 1.0, *rest])
+        return LstmWeights(self.inputs.weight, self.recurrent.weight, bias, self.projection.weight)
+
+
+class LstmLayer(nn.Module):
+    """An LSTM with a projection, in each direction."""
+
+    directions: Iterable[LstmDirection]
+
+    def __init__(self, directions: Sequence[LstmDirection], cell_clip: float, projection_clip: float) -> None:
+        super().__init__()
+        self.directions = nn.ModuleList(directions)  # type: ignore[assignment]
+        self.cell_clip, self.projection_clip = cell_clip, projection_clip
+
+    def forward(self, x_dte: Tensor, sizes: Sequence[int]) -> Tensor:
+        """Return the outputs (d x t x p) for tokens that lie step by step, `sizes` of them in each step."""
+        rows = zip(*(direction.weights for direction in self.directions), strict=True)
+        weights = LstmWeights(*map(torch.stack, rows))
+        return lstm(x_dte, weights, sizes, self.cell_clip, self.projection_clip)
+
+
+class LstmStack(nn.Module):
+    """LSTM layers, each on the outputs of the one before it; `skip`: which are added to its own."""
+
+    def __init__(self, layers: Sequence[LstmLayer], dropout: float, skip: bool) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+        self.dropout = nn.Dropout(dropout)  # between layers; the embeddings have their own
+        self.skip = skip
+
+    def forward(self, x_dte: Tensor, sizes: Sequence[int]) -> Iterator[Tensor]:
+        """Yield the outputs of each layer (d x t x p)."""
+        for depth, layer in enumerate(self.layers):
+            out_dtp = layer(x_dte if depth == 0 else self.dropout(x_dte), sizes)
+            x_dte = out_dtp + x_dte if self.skip and depth else out_dtp
+            yield x_dte
+
+
+class LstmEncoder(Encoder):
+    """Embeddings and LSTM language models. `backward` says of each direction whether it reads from right to left;
+    `width` is that of one of them."""
+
+    def __init__(self, embeddings: Embeddings, stack: LstmStack, width: int, backward: Sequence[bool]) -> None:
+        super().__init__(embeddings, len(backward) * width, len(stack.layers))
+        self.stack = stack
+        self.backward = tuple(backward)
+        self.readers = len(backward)
+
+    def states(self, batch: Batch) -> Iterator[Tensor]:
+        """Yield the embeddings, once for each direction, then each layer's states (t x h)."""
+        x_te = self.embeddings(batch)
+        yield torch.cat([x_te] * len(self.backward), -1)
+        ends_t = batch.lengths.long()[batch.sequence_ids] - 1
+        steps = [ends_t - batch.positions if backward else batch.positions for backward in self.backward]
+        orders = [step_order(batch, step_t) for step_t in steps]
+        turns = list(zip(orders, map(inverse_order, orders), strict=True))
+        x_dte = torch.stack([permute(x_te, order_t, back_t) for order_t, back_t in turns])
+        for out_dtp in self.stack(x_dte, batch.positions.bincount().tolist()):
+            rows = zip(out_dtp, turns, strict=True)
+            yield torch.cat([permute(out_tp, back_t, order_t) for out_tp, (order_t, back_t) in rows], -1)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Return the last layer's states (t x h)."""
+        for state in self.states(batch):
+            last_th = state
+        return last_th
+
+    def sequence_states(self, hidden_th: Tensor, batch: Batch) -> Tensor:
+        """Return each direction's state after its last step (s x h)."""
+        return end_states(hidden_th, batch, self.width, self.backward)
+
+    def predictions(self, batch: Batch, chosen_m: Tensor, targets_m: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the rows of `reader_states` that predict tokens, and the tokens."""
+        if self.backward == (False,):
+            return chosen_m, targets_m
+        return directed_predictions(batch, chosen_m, targets_m, self.readers)
+
+    def reader_states(self, hidden_th: Tensor) -> Tensor:
+        """Return the states of each direction, token by token (d t x p)."""
+        return hidden_th.reshape(-1, self.width // self.readers)
+
+
+def build_lstm(a: Lstm) -> LstmEncoder:
+    """Build an LSTM encoder with random weights."""
+    embeddings: Embeddings
+    if a.characters:
+        cnn = CharacterCnn(
+            a.embedding_width,
+            characters=a.characters,
+            character_width=a.character_width,
+            filters=a.filter_table,
+            highways=a.highways,
+        )
+        embeddings = CharacterEmbeddings(cnn, a.dropout)
+    else:
+        embeddings = Embeddings(
+            tokens=TokenEmbeddings(a.vocab_size, a.embedding_width),
+            positions=None,
+            segments=None,
+            norm=None,
+            dropout=a.dropout,
+            projection=None,
+        )
+    layers = [
+        LstmLayer(
+            [LstmDirection(a.width, a.ffn_width, a.width) for _ in range(a.readers)], a.cell_clip, a.projection_clip
+        )
+        for _ in range(a.layers)
+    ]
+    backward = (False, True) if a.direction == "both" else (a.direction == "backward",)
+    encoder = LstmEncoder(embeddings, LstmStack(layers, a.dropout, a.skip_connections), a.width, backward)
+    initialize(encoder, a.init_std)
+    for module in encoder.modules():
+        if isinstance(module, LstmDirection):
+            module.draw()
+        if isinstance(module, CharacterCnn):
+            module.open_highways()
+    return encoder
+
+
+def build_lstm_mask_head(a: Lstm) -> nn.Module:
+    """Build the softmax over the vocabulary, which the directions share."""
+    if a.cutoffs:
+        clusters = VocabularyClusters.cut(a.cluster_starts, a.embedding_width, a.embedding_divisor)
+        return AdaptiveSoftmax(clusters, a.width, tied=False)
+    return MaskHead(
+        a.width,
+        a.embedding_width,
+        a.vocab_size,
+        activation="relu",
+        norm_eps=a.norm_eps,
+        transform=False,
+        tied=a.tied_output,
+        chunk=SOFTMAX_ROWS,
+    )
