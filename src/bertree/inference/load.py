@@ -8,6 +8,7 @@ import torch
 
 from bertree.config.model_names import cache_folder, is_hub_name, resolve_model_path
 from bertree.config.precision import parse_precision
+from bertree.console import note
 from bertree.errors import UserError, suggest
 from bertree.inference.loaded import DTYPES, weights_dtype
 from bertree.inference.mask_filling import Candidate
