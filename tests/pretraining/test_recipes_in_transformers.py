@@ -69,6 +69,8 @@ def overrides(name: str) -> list[str]:
         values.append("model.memory=16")
     if name.startswith("transformer-xl"):
         values += ["model.cutoffs=", "model.memory=16"]
+    if name.startswith("elmo"):
+        values += ["model.ffn_width=32", "model.filters=1:8"]
     if name.startswith("reformer"):
         values += ["model.axial_shape=8,8", "model.ffn_chunk=0"]
     return values
