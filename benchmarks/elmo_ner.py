@@ -31,8 +31,8 @@ def make_store(name: str, options: Json) -> Path:
     """Train the tokenizer of a model and prepare its store."""
     folder = options["work"] / name
     if not (folder / "store" / "store.json").is_file():
-        cased = {"cased": True} if name == "bert" else {}
-        train_tokenizer(options["corpus"], folder / "tokenizer", kind=MODELS[name][1], vocab_size=VOCABULARY, **cased)
+        kind = MODELS[name][1]
+        train_tokenizer(options["corpus"], folder / "tokenizer", kind=kind, vocab_size=VOCABULARY, cased=True)
         prepare(options["corpus"], folder / "tokenizer", folder / "store", workers=1)
     return folder / "store"
 

@@ -19,7 +19,8 @@ from benchmarks.common import CORPUS, Results, argument_parser, medians
 from bertree.batch import Batch, PretrainingLabels
 from bertree.model import cost
 from bertree.model.architecture import Lstm
-from bertree.model.layers.characters import spell_network
+from bertree.model.layers.characters import CharacterCnn, spell_network
+from bertree.model.lstm import LstmEncoder
 from bertree.model.network import build
 from bertree.model.presets import preset
 from bertree.objectives.pretraining import pretraining_objective
@@ -30,7 +31,7 @@ from bertree.train.device_setup import measure_peak_flops
 class PlainElmo(nn.Module):
     """A character CNN for every token, nn.LSTM for each layer and direction, PyTorch's adaptive softmax."""
 
-    def __init__(self, a: Lstm, cnn: nn.Module, spelling_vc: Tensor) -> None:
+    def __init__(self, a: Lstm, cnn: CharacterCnn, spelling_vc: Tensor) -> None:
         super().__init__()
         self.cnn, self.spelling_vc = cnn, spelling_vc.long()
         self.layers = nn.ModuleList(
@@ -61,7 +62,7 @@ def read_text(a: Lstm, tokens: int) -> tuple[Tensor, Tensor]:
     return torch.tensor(ids), torch.from_numpy(spell_vocabulary(vocabulary, 0, 1, a.characters))
 
 
-def make_step(model: nn.Module | None, loss: Callable[[], Tensor], precision: str, device: str) -> Callable[[], None]:
+def make_step(model: nn.Module | None, loss: Callable[[], Tensor], precision: str, device: str) -> Callable[[], object]:
     """Return a training step: of a whole model with AdamW, or of a part of one, forwards and backwards."""
     optimizer = torch.optim.AdamW(model.parameters(), 1e-4, fused=device == "cuda") if model is not None else None
 
@@ -96,8 +97,11 @@ def main() -> None:
     batch = Batch(**vars(batch) | {"labels": labels})
     network = build(a, {"mask": 0}).to(device)
     spell_network(network, spelling_vc)
-    plain = PlainElmo(a, network.encoder.embeddings.tokens, spelling_vc.to(device)).to(device)
     objective, encoder = pretraining_objective(mlm=1.0), network.encoder
+    assert isinstance(encoder, LstmEncoder)
+    cnn = encoder.embeddings.tokens
+    assert isinstance(cnn, CharacterCnn)
+    plain = PlainElmo(a, cnn, spelling_vc.to(device)).to(device)
     hidden_th = torch.randn(tokens, encoder.width, device=device, requires_grad=True)
     x_dte = torch.randn(2, tokens, a.width, device=device, requires_grad=True)
     rows_bl = batch.ids.view(options.batch, -1)
