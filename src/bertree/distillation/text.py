@@ -151,8 +151,8 @@ def _build_objective(
     """Build the objective, and the student with the projections to the teacher's width that it needs."""
     settings, weights = recipe.distill, text_recipe.term_weights(recipe)
     a, teacher_a = contents.architecture, teacher.architecture
-    assert isinstance(a, Transformer), "no other kind has an MLM head"
-    assert isinstance(teacher_a, Transformer), "no other kind has an MLM head"
+    if not isinstance(a, Transformer) or not isinstance(teacher_a, Transformer):
+        raise UserError("distillation on text is for transformers; an LSTM learns a task from a teacher (`task=TASK`)")
     if settings.match:
         matched = parse_layers(settings.match, teacher_a.layers, a.layers, "distill.match")
     else:

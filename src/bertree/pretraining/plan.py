@@ -66,7 +66,7 @@ def plan(
     subject = _find(fspath(model), overrides, changes)
     a = subject.architecture
     if not isinstance(a, Transformer):
-        raise UserError(f"{subject.name}: a {a.body} is not pretrained; give a transformer")
+        raise UserError(f"{subject.name}: plans are for transformers, and this is a {a.body}; give a transformer")
     size = batch_tokens if batch_tokens is not None else subject.batch_tokens or BATCH_TOKENS
     longest = length if length is not None else subject.length or min(1024, a.longest_input)
     total = tokens if tokens is not None else subject.tokens
