@@ -7,7 +7,7 @@ Operations leave out the character CNN: it computes each distinct word of a batc
 from itertools import pairwise
 
 from bertree.model.architecture import Lstm
-from bertree.model.cost.counts import Parameters, linear
+from bertree.model.cost.counts import Parameters, linear, named_parts
 
 CHARACTERS = 261
 
@@ -50,6 +50,16 @@ class LstmCosts:
         projections = sum(width * a.width for width in widths) if len(set(widths)) > 1 else 0
         matrices = sum(entries * width for entries, width in clusters)
         return a.vocab_size + matrices + projections + (len(clusters) - 1) * (widths[0] + 1)
+
+    def embedding_parts(self) -> dict[str, int]:
+        """Count the parts of the embeddings: a table, or the character CNN."""
+        count = self._embeddings()
+        return {"character_cnn": count} if self.a.characters else named_parts(count, count, 0, 0)
+
+    def inference_activations(self, tokens: int) -> int:
+        """Input and output of a layer, and the gates, cells and raw outputs of all its steps."""
+        a = self.a
+        return tokens * a.readers * (3 * a.width + 6 * a.ffn_width)
 
     def classifiers(self) -> dict[str, int]:
         """None."""
