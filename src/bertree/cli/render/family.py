@@ -21,6 +21,7 @@ EMBEDDING_PARTS = {
     "projection_e_x_h": "projection, E x H",
     "positions": "positions",
     "segments_norm_biases": "segments, norm, biases",
+    "character_cnn": "character CNN",
 }
 
 
