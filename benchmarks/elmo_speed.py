@@ -24,7 +24,7 @@ from bertree.model.lstm import LstmEncoder
 from bertree.model.network import build
 from bertree.model.presets import preset
 from bertree.objectives.pretraining import pretraining_objective
-from bertree.text.spelling import WORDS, spell_vocabulary
+from bertree.text.cleaning import WORDS, spell_vocabulary
 from bertree.train.device_setup import measure_peak_flops
 
 

@@ -172,7 +172,7 @@ class Batch(TensorTree):
         second: Sequence[int] = (),
     ) -> "Batch":
         """Pack id sequences; without segments every token belongs to segment 0. Ids below 0 may be words outside the
-        vocabulary (`text/spelling.py`).
+        vocabulary (`text/cleaning.py`).
 
         `second` counts the tokens before each sequence's second text, if segments do not tell; 0: there is none."""
         lengths = np.fromiter(map(len, sequences), np.int64, len(sequences))

@@ -18,7 +18,7 @@ from bertree.interop import elmo, folder
 from bertree.interop.contents import Contents
 from bertree.model.network import Network, build
 from bertree.model.readout import Readout, ScalarMix
-from bertree.text.spelling import SpelledWord
+from bertree.text.cleaning import SpelledWord
 from bertree.text.tokenizer import Tokenizer
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "elmo.safetensors"

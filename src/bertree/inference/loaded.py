@@ -28,8 +28,8 @@ from bertree.interop.weights import network_hash
 from bertree.model.architecture import Architecture
 from bertree.model.network import Network
 from bertree.model.pooling import PoolingConfig, SentencePooling
+from bertree.text.cleaning import SpelledWord
 from bertree.text.identity import tokenizer_hash
-from bertree.text.spelling import SpelledWord
 from bertree.text.tokenizer import Encoded, Tokenizer
 
 if TYPE_CHECKING:

@@ -21,8 +21,7 @@ from tokenizers import Tokenizer as Backend
 from bertree.errors import UserError
 from bertree.files.formats import Json, read_json
 from bertree.text import tokenizer_checks, vocabulary_files
-from bertree.text.cleaning import replace_surrogates
-from bertree.text.spelling import SpelledWord, spell_vocabulary
+from bertree.text.cleaning import SpelledWord, replace_surrogates, spell_vocabulary
 from bertree.text.tokenizer_calls import Text, TokenizerCalls
 
 JSON, CONFIG = "tokenizer.json", "tokenizer_config.json"

@@ -22,7 +22,7 @@ import numpy as np
 from bertree.errors import UserError
 from bertree.files.formats import Json, parse_json
 from bertree.text import tokenizer_trial
-from bertree.text.spelling import WORDS
+from bertree.text.cleaning import WORDS
 
 MAX_ID = 1 << 24
 MAX_INSERTED = 64  # characters that a normalizer inserts

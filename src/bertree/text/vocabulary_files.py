@@ -7,7 +7,7 @@ other piece. The library supports only the first form, so CTRL's vocabulary is t
 A tokenizer of bytes needs no files: id = byte + 2, as in google/reformer-enwik8; 0 pads, 1 ends a document.
 
 ELMo's vocabulary is whole words. It reads their characters, so words outside the vocabulary are spelled
-(`spelling.py`).
+(`cleaning.py`).
 """
 
 from typing import Any
@@ -16,8 +16,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from bertree.errors import UserError
 from bertree.files.formats import Json, parse_json
+from bertree.text.cleaning import WORDS
 from bertree.text.sentencepiece import UNIGRAM, PieceModel, build_plain, read_sentencepiece
-from bertree.text.spelling import WORDS
 
 ELMO = ["<S>", "</S>", "<UNK>"]
 ELMO_CHARACTERS = 50

@@ -1,6 +1,6 @@
 """The cell of an LSTM step in one kernel each way on a GPU: gates, clipping, cell and output. Arithmetic is in float32.
 
-A step is a few rows of large buffers that hold all steps (see `lstm`), read and written where they lie. Steps differ in
+A step is a few rows of large buffers that hold all steps (see `layer`), read and written where they lie. Steps differ in
 where they start and how many rows they have, and one compiled kernel serves all of them.
 
 Shape letters: d directions, t tokens, n sequences of a step, c cells, g four gates of each cell.
@@ -96,7 +96,7 @@ if triton is not None:
 def cell(
     gates_dtg: Tensor, cells_dtc: Tensor, raw_dtc: Tensor, before: int, start: int, count: int, clip: float
 ) -> None:
-    """See `lstm._cell`."""
+    """See `layer._cell`."""
     directions, tokens, cells = cells_dtc.shape
     _values[(directions * count, triton.cdiv(cells, BLOCK))](
         gates_dtg, cells_dtc, raw_dtc, before, start, count, tokens, clip, CELLS=cells, FIRST=start == 0,
@@ -116,7 +116,7 @@ def cell_gradients(
     after: int,
     clip: float,
 ) -> None:
-    """See `lstm._cell_gradients`."""
+    """See `layer._cell_gradients`."""
     directions, tokens, cells = cells_dtc.shape
     _gradients[(directions * count, triton.cdiv(cells, BLOCK))](
         grad_raw_dnc, gates_dtg, cells_dtc, grad_gates_dtg, grad_cells_dtc, before, start, count, after, tokens, clip,

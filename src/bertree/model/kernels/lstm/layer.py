@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from bertree.model.kernels import triton_lstm
+from bertree.model.kernels.lstm import triton_lstm
 
 
 class LstmWeights(NamedTuple):

@@ -1,0 +1,1 @@
+"""The layers of an LSTM, and its cells on a GPU."""
