@@ -1,7 +1,7 @@
 """The cell of an LSTM step in one kernel each way on a GPU: gates, clipping, cell and output. Arithmetic is in float32.
 
-A step is a few rows of large buffers that hold all steps (see `layer`), read and written where they lie. Steps differ in
-where they start and how many rows they have, and one compiled kernel serves all of them.
+A step is a few rows of large buffers that hold all steps (see `layer`), read and written where they lie. Steps differ
+in where they start and how many rows they have, and one compiled kernel serves all of them.
 
 Shape letters: d directions, t tokens, n sequences of a step, c cells, g four gates of each cell.
 """
