@@ -138,7 +138,8 @@ def test_the_loss_is_the_tasks_and_half_the_language_models(head: str, name: str
         return [torch.zeros(()) if one is None else one for one in found]
 
     text = batch.labels.texts
-    reference = F.cross_entropy(made.mask_logits(made(batch), text.masked), text.targets)
+    masked, targets = made.encoder.predictions(batch, text.masked, text.targets)  # of each direction
+    reference = F.cross_entropy(made.mask_logits(made(batch), masked), targets)
     total = sum((weight * mean(both, name) for name, weight in both.weights.items()), torch.zeros(()))
     assert total.item() == pytest.approx(mean(plain, head).item() + 0.5 * reference.item(), rel=1e-6)
     parts = zip(*map(gradients, (mean(plain, head), reference, total)), strict=True)

@@ -180,7 +180,7 @@ def test_vectors_beyond_half_precision_stay_whole(tmp_path: Path) -> None:
 def test_names_of_precisions(tmp_path: Path) -> None:
     tiny().save(tmp_path / "h", precision="bfloat16")
     assert {t.dtype for t in load_file(tmp_path / "h" / WEIGHTS).values()} == {torch.bfloat16}
-    with pytest.raises(UserError, match="did you mean 'int8'"):
+    with pytest.raises(UserError, match="must be float32, bfloat16, float16 or int8"):
         tiny().save(tmp_path / "m", precision="int88")
 
 

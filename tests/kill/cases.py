@@ -14,7 +14,8 @@ WATCH = "run.log_every=1 run.eval_every=3 run.save_every=1 run.eval_tokens=512"
 # Verbs that write nothing.
 READING = {
     *("info", "fill", "recipe list", "recipe show", "store verify", "predict", "glue", "similar", "index query"),
-    *("index info", "verify", "generate", "perplexity", "attribute", "store info"),
+    *("index info", "verify", "generate", "perplexity", "attribute", "store info", "study list", "study show"),
+    "study report",  # writes again what `study run` writes at its end
     *("serve", "deploy ray", "mcp"),
     "index export",  # writes to a database: tests/search/test_postgres_kill.py kills it
 }
@@ -92,6 +93,10 @@ CASES = (
         "evaluate task/model --task sst-2 --data glue --split train --device cpu --out out", SCORED,
     ),
     Case("embeddings evaluate", "embeddings evaluate", "start --data sts/dev.csv --device cpu --out out"),
+    Case(
+        "study run", "study run", "study.toml --store store --tasks glue --out out", atomic=("out/plan.json",),
+        trains=True,
+    ),
     Case("plan", "plan", "bert-base --devices 2 --plot out.svg", atomic=("out.svg",)),
     Case("pairs", "pairs", "start few.txt --device cpu --min-similarity 0.1 --out out/p.csv", atomic=("out/p.csv",)),
     Case("cluster", "cluster", "start few.txt --device cpu --clusters 4 --out out/c.jsonl", atomic=("out/c.jsonl",)),

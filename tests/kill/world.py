@@ -5,6 +5,20 @@ from pathlib import Path
 from bertree.text import tokenizer_training
 from tests.support import learnable, runs, topics
 
+STUDY = """
+title = "Rates"
+question = "Which rate?"
+paper = "none"
+varied = "rate"
+columns = [{name = "mlm", figure = "held-out.mlm_accuracy"}, {name = "sst2", figure = "sst2.accuracy"}]
+steps = [
+    {do = "pretrain", recipe = "bert.toml"},
+    {do = "evaluate", name = "held-out", objectives = ["mlm"]},
+    {do = "finetune", name = "sst2", task = "sst-2", data = "SST-2", set = ["epochs=1", "max_length=16"]},
+]
+cells = [{name = "low"}, {name = "high", set = {pretrain = ["optim.lr=1e-2"]}}]
+sizes.tiny.seeds = 1
+"""
 BOOKS = Path(__file__).parents[2] / "corpus" / "books.txt"
 
 
@@ -18,6 +32,7 @@ def build(folder: Path) -> None:
     learnable.model(folder / "base", tokenizer)
     learnable.model(folder / "start", learnable.tokenizer())
     runs.recipe("bert", folder)
+    (folder / "study.toml").write_text(STUDY)
     for split, count in (("train", 64), ("dev", 24), ("test", 12)):
         rows = learnable.feelings(count, len(split))
         glue = [{"sentence": row["text"], "label": int(row["label"] == "good")} for row in rows]

@@ -10,7 +10,7 @@ from tests.support import learnable
 from tests.support.command import Command
 from tests.support.learnable import SETTINGS, Trained
 from tests.support.meshes import relative_difference
-from tests.support.rank_commands import run_commands
+from tests.support.rank_commands import Said, run_commands
 
 NEAR = 1e-5
 # 49 examples: the last step of an epoch has one, so that one of two ranks has none.
@@ -42,6 +42,12 @@ def assert_near(out: Path, other: Path) -> None:
     assert worst[0] < NEAR, worst
 
 
+def assert_ended(said: Said) -> None:
+    """Both ranks came to the end: with 0, or with 1 because so short a run has learned nothing."""
+    learned = not any("no seed has learned the task" in text for text in said.texts)
+    assert said.codes == [0 if learned else 1] * 2, said.texts
+
+
 @pytest.mark.parametrize("more", [(), ("micro_tokens=50",), ("frozen=last",)], ids=" ".join)
 def test_two_ranks_learn_what_one_device_learns(
     more: tuple[str, ...], trained: Trained, data: Path, tmp_path: Path, command: Command
@@ -50,7 +56,7 @@ def test_two_ranks_learn_what_one_device_learns(
     command.well(*arguments(trained.start, data, alone, *more))
     given = arguments(trained.start, data, both, *more)
     said = run_commands(tmp_path / "ranks", [given, given])
-    assert said.codes == [0, 0], said.texts
+    assert_ended(said)
     assert "2 data ranks" in said.texts[0]
     assert said.texts[1] == ""
     assert_near(both, alone)
@@ -75,12 +81,12 @@ def test_a_signal_to_one_rank_stops_both_and_they_end_in_the_same_bytes(
 ) -> None:
     outs = [tmp_path / "whole", tmp_path / "stopped"]
     whole, stopped = (arguments(trained.start, data, out, "dropout=0.1") for out in outs)
-    assert run_commands(tmp_path / "whole-ranks", [whole] * 2).codes == [0, 0]
+    assert_ended(run_commands(tmp_path / "whole-ranks", [whole] * 2))
     said = run_commands(tmp_path / "stopped-ranks", [stopped] * 2, planted=("", "signal:15:5:0"))
     assert said.codes == [143, 143], said.texts
     assert "and saved; go on with --resume" in said.texts[0]
     again = run_commands(tmp_path / "again-ranks", [stopped] * 2, {"TORCHELASTIC_RESTART_COUNT": "1"})
-    assert again.codes == [0, 0], again.texts
+    assert_ended(again)
     models = [(out / "model" / "model.safetensors").read_bytes() for out in outs]
     assert models[0] == models[1]
 

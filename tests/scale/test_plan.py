@@ -192,7 +192,7 @@ def test_presets_folders_recipes_and_axes(small_folder: object) -> None:
     [
         ({"model": "megatron-gpt-8.4b"}, "megatron-gpt-8.3b"),
         ({"model": "nowhere.toml"}, "nowhere.toml: no such recipe file"),
-        ({"model": "bilstm"}, "bilstm is not pretrained"),
+        ({"model": "bilstm"}, "bilstm: plans are for transformers"),
         ({"devices": 0}, "devices: 0"),
         ({"devices": 8, "tensor": 3}, "tensor: 3 does not divide the 8 devices"),
         ({"devices": 5, "tensor": 5}, "12"),

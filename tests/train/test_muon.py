@@ -117,7 +117,7 @@ def test_every_member_of_the_family_has_its_matrices_and_the_rest(name: str) -> 
     assert len(kinds) == len(list(network.parameters())), "every parameter is moved, once"
     stacked = muon.stacked_matrices(network)
     for path, p in network.named_parameters():
-        linear = "encoder.stack." in path and ".norm." not in path and ".weight" in path
+        linear = ".stack." in path and ".norm." not in path and ".weight" in path
         assert kinds[id(p)] == linear, path
         assert len(p) % stacked.get(id(p), 1) == 0, path
     assert any(kinds.values())

@@ -60,7 +60,7 @@ class VerbCommand(TyperCommand):
         """Parse the arguments; options that may be written without a value get theirs."""
         bare = {f"--{name.replace('_', '-')}": option.bare for name, option in OPTIONS.items() if option.bare}
         completed = []
-        for argument, following in zip(args, [*args[1:], "-"], strict=True):
+        for argument, following in zip(args, [*args[1:], "-"], strict=False):
             completed.append(argument)
             if argument in bare and (following.startswith("-") or "=" in following):
                 completed.append(bare[argument])

@@ -113,6 +113,8 @@ def run(results: "StudyResults", options: SimpleNamespace) -> None:
     bertree study run albert-sop --store my-store --out sop --dry-run[/dim]
     """
     report(results, options)
+    if results.signal is not None:
+        raise typer.Exit(128 + results.signal)
 
 
 def report(results: "StudyResults", options: SimpleNamespace) -> None:
@@ -128,5 +130,5 @@ def report(results: "StudyResults", options: SimpleNamespace) -> None:
         )
     elif results.rows:
         print(markdown_table(results))
-    elif not getattr(options, "dry_run", False):
+    elif not getattr(options, "dry_run", False) and results.signal is None:
         raise UserError("no step of the study is finished yet")

@@ -15,6 +15,7 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from dataclasses import replace
 from pathlib import Path
 
 from bertree.comparison.info import info
@@ -37,6 +38,10 @@ from bertree.study.report import write_tables
 from bertree.study.results import NO_MODEL, RESULT, StudyResults, read_results, write_plan
 
 RUN = "run"  # folder of the verb below that of the step
+
+
+class Stopped(Exception):
+    """A signal ended a step; its verb has saved what is needed to go on."""
 
 
 def run_study(
@@ -80,8 +85,12 @@ def run_study(
             return StudyResults(study=loaded, size=size, rows=())
         with make_folders(folder), exclusive_lock(folder):
             write_plan(folder, plan, study)
-            _compute(waiting, folder, jobs)
-            results = read_results(folder)
+            signal = None
+            try:
+                _compute(waiting, folder, jobs)
+            except Stopped as stopped:
+                signal = stopped.args[0]
+            results = replace(read_results(folder), signal=signal)
             write_tables(folder, results)
     return results
 
@@ -177,7 +186,7 @@ def _distill(planned: PlannedStep, folder: Path, out: Path) -> dict[str, float]:
 def _finish(run: Run) -> dict[str, float]:
     """Return the figures of a complete run, and remove what only resuming needs."""
     if run.signal is not None:
-        raise KeyboardInterrupt
+        raise Stopped(run.signal)
     figures = _numbers(run.metrics)
     speeds = [row["tokens_per_s"] for row in run.history if isinstance(row.get("tokens_per_s"), int | float)]
     if speeds:
@@ -203,7 +212,7 @@ def _finetune(planned: PlannedStep, folder: Path, out: Path) -> dict[str, float]
         overrides=[*planned.settings, f"run.seed={SEED_STEP * planned.seed}"],
     )
     if run.signal is not None:
-        raise KeyboardInterrupt
+        raise Stopped(run.signal)
     results = run.metrics.get("seeds") or [run.metrics]
     learned = [result for result in results if not result.get("diverged")] or results
     names = {name for result in learned for name in _numbers(result)}

@@ -6,7 +6,6 @@ its resolved patterns hold, is reversed if any is reversed, and is not resolved 
 """
 
 import math
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,6 +56,7 @@ class StudyResults:
     size: str
     rows: Sequence[Json]  # cell, seed, step, state, seconds, figures
     shared: Sequence[str] = ()
+    signal: int | None = None  # that ended the run of the study early
 
     def estimate(self, cell: str, column: str | Column) -> Estimate | None:
         """Return the figure of a cell in a column, in the column's unit."""
@@ -143,7 +143,7 @@ def write_plan(folder: Path, plan: StudyPlan, source: str | Path) -> None:
             )
         cells = {(step["cell"], step["seed"]) for step in steps}
         steps = [step for step in before["steps"] if (step["cell"], step["seed"]) not in cells] + steps
-    shutil.copyfile(path, folder / STUDY)
+    write_atomically(folder / STUDY, path.read_bytes())
     content = {"study": plan.study.name, "size": plan.size, "shared": plan.shared, "steps": steps}
     write_atomically(folder / PLAN, json_text(content, 1) + "\n")
 
