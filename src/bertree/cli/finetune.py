@@ -30,15 +30,22 @@ if TYPE_CHECKING:
     from bertree.inference.trained_run import Run
 
 CHUNK = 1024  # lines read at once
-SCORE_FOLDER = Option(help="Folder for metrics.json, predictions.jsonl, report.html.")
+EVALUATION = {
+    "out": Option(help="Folder for metrics.json, predictions.jsonl, report.html."),
+    "store": Option(help="Token store (see `bertree prepare`) for --task mlm, nsp or sop, in place of --data."),
+    "split": Option(
+        help="dev, test ...; of a store: held-out or all.",
+        default="dev, else test, else what fine-tuning holds out; of a store held-out",
+    ),
+    "max_length": Option(min=0, help="Tokens per sequence; 0: as the model was fine-tuned; of a store 128."),
+}
 
 
 def register(app: typer.Typer) -> None:
     """Add the verbs to the application."""
     run = python_verb(app, "finetuning.finetune.finetune", ("model", "settings"), panel=TRAIN, on_ranks=True)
     run(finetune)
-    score = python_verb(app, "finetuning.evaluate.evaluate", ("model",), panel=CHECK, own={"out": SCORE_FOLDER})
-    score(evaluate)
+    python_verb(app, "finetuning.evaluate.evaluate", ("model",), panel=CHECK, own=EVALUATION)(evaluate)
     verb(app, panel=USE)(predict)
     folder = {
         "file": Option(metavar="FILE", help="A text file with one text per line, or .jsonl with text or words."),
@@ -80,15 +87,19 @@ def finetune(run: "Run", options: SimpleNamespace) -> None:
 
 
 def evaluate(scores: "Scores", options: SimpleNamespace) -> None:
-    """Score a fine-tuned model on a task's files, as the task's own script does.
+    """Score a fine-tuned model on a task's files, as the task's own script does; or a pretrained one on text.
 
     Task, columns, labels and length are those the model was fine-tuned with. Each score comes with its 95 % confidence
     interval.
 
+    With --store, a pretrained model predicts masked tokens (--task mlm), next (nsp) or swapped (sop) sentences of a
+    token store that was made with its tokenizer: the documents that `pretrain` holds out, or --split all.
+
     [dim]bertree evaluate my-sst --data glue/SST-2
     bertree evaluate my-sst --data glue/SST-2 --split test --submission for-the-server
     bertree evaluate hf-folder --task squad --data dev-v1.1.json --json
-    bertree evaluate my-gpt --task questions --data questions.jsonl[/dim]
+    bertree evaluate my-gpt --task questions --data questions.jsonl
+    bertree evaluate my-bert --task mlm --store my-store[/dim]
     """
     from bertree.cli.render.scores import print_scores
 

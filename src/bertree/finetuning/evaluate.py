@@ -18,6 +18,7 @@ from bertree.files.atomic import write_into_folder, write_json_lines
 from bertree.files.formats import Json, json_text, read_json
 from bertree.finetuning.page import write_page
 from bertree.finetuning.scored import ScoredExamples, read_scored
+from bertree.finetuning.store_evaluation import OBJECTIVES, evaluate_on_store
 from bertree.inference.causal import questions
 from bertree.inference.load import choose_device, load_or_take
 from bertree.inference.model import Model
@@ -67,8 +68,9 @@ class Scores:
 def evaluate(
     model: str | Path | Model,
     *,
-    data: str | Path | Rows,
+    data: str | Path | Rows | None = None,
     task: str | Task[Any] | None = None,
+    store: str | Path | None = None,
     split: str | None = None,
     text: str | None = None,
     pair: str | None = None,
@@ -80,7 +82,7 @@ def evaluate(
     tokenizer: str | Path | None = None,
     progress: bool | None = None,
 ) -> Scores:
-    """Score a fine-tuned model on a split of a task's files, as the task's own script does.
+    """Score a fine-tuned model on a split of a task's files, as the task's own script does; or a model on raw text.
 
     `data` is the folder with the task's files, one file, or rows in memory. `task` and the columns (`text`, `pair`,
     `label`) are those the model was fine-tuned with, unless given; `split` is dev, else test, else what fine-tuning
@@ -88,9 +90,23 @@ def evaluate(
     one for the file that the task's server takes. `max_length=0` is the length the model was fine-tuned with. The task
     "questions" asks a language model the questions of a file.
 
+    The tasks "mlm" (masked tokens), "nsp" and "sop" (next and swapped sentences) read a token `store` in place of
+    `data`: its held-out documents, or all with `split="all"`, in sequences of 128 tokens unless `max_length` is set.
+
     >>> bertree.evaluate("sst", data="glue/SST-2").metrics["accuracy"]
     """
     with showing(progress):
+        if store is not None or task in OBJECTIVES:
+            values = {"data": data, "text": text, "pair": pair, "label": label, "submission": submission}
+            others = [key for key, value in values.items() if value is not None]
+            objective, store = _check_store_task(task, store, others)
+            loaded, name = load_or_take(model, device=choose_device(device), tokenizer=tokenizer)
+            metrics = evaluate_on_store(loaded, name, objective, store, split=split, max_length=max_length)
+            if out is not None:
+                write_into_folder(Path(out) / SCORES, json_text(metrics, 2) + "\n")
+            return Scores(objective, [metrics["split"]], metrics, {})
+        if data is None:
+            raise UserError("give the task's files with `data`; mlm, nsp and sop read a token store, `store`")
         loaded, name = load_or_take(model, device=choose_device(device), tokenizer=tokenizer)
         if task == questions.TASK:
             return _ask(loaded, name, Path(data), out)
@@ -127,6 +143,21 @@ def evaluate(
         if out is not None:
             _write(Path(out), scored_task, metrics, figures | {"model": name}, predictions)
         return Scores(scored_task.name, chosen, metrics, predictions)
+
+
+def _check_store_task(
+    task: str | Task[Any] | None, store: str | Path | None, others: Sequence[str]
+) -> tuple[str, str | Path]:
+    """Return task and store of an evaluation on a token store; `others` are arguments that it does not take."""
+    if task not in OBJECTIVES:
+        shown = "" if task is None else f", not {task if isinstance(task, str) else task.name}"
+        raise UserError(f"`store={store}`: is for the tasks {', '.join(OBJECTIVES)}{shown}; name one with `task`")
+    assert isinstance(task, str)
+    if store is None:
+        raise UserError(f"`task={task}`: reads a token store; give it with `store` (see `bertree prepare`)")
+    if others:
+        raise UserError(f"`{others[0]}`: is not for `task={task}`, which reads only the token store")
+    return task, store
 
 
 def _ask(model: Model, name: str, file: Path, out: str | Path | None) -> Scores:

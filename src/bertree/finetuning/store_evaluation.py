@@ -6,9 +6,11 @@ models of one tokenizer can be compared; with bits per byte also those of differ
 """
 
 import math
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from bertree.batch import Batch
 from bertree.console import bar, note
 from bertree.data.masked_text import MaskedText
 from bertree.data.split import split_held_out
@@ -17,10 +19,11 @@ from bertree.data.stream import Stream
 from bertree.errors import UserError
 from bertree.files.formats import Json
 from bertree.inference.model import Model
+from bertree.objectives.objective import Term
 from bertree.objectives.pretraining import TERMS, pretraining_objective
 from bertree.tasks.logits import inference_autocast
 from bertree.text.identity import tokenizer_hash
-from bertree.train.held_out import evaluate_held_out
+from bertree.train.held_out import HeldOutText, evaluate_held_out
 
 OBJECTIVES = tuple(TERMS)
 SPLITS = ("held-out", "all")
@@ -54,17 +57,35 @@ def evaluate_on_store(
     else:
         text, tokens = _pairs(opened, objective, length), TOKENS
     terms = pretraining_objective(**{objective: 1.0})
-    with bar("evaluating"):
-        figures = evaluate_held_out(model.network, terms, text, tokens, lambda: inference_autocast(model.device))
+    with bar("evaluating", min(TOKENS, opened.tokens), speed="tokens") as progress:
+        counted = _CountedText(text, TERMS[objective], progress.advance)
+        figures = evaluate_held_out(model.network, terms, counted, tokens, lambda: inference_autocast(model.device))
     shown: Json = {"accuracy": figures[TERMS[objective].accuracy], "loss": figures[objective]}
     if objective == "mlm":
-        masked = sum(terms.counts(batch)["mlm"] for batch in text.one_epoch())
-        bits = figures["mlm"] * masked / math.log(2)
+        bits = figures["mlm"] * counted.predictions / math.log(2)
         shown |= {"perplexity": figures["perplexity"], "bits_per_byte": bits / text.target_bytes}
-        shown |= {"masked_tokens": int(masked), "tokens": text.tokens}
+        shown |= {"masked_tokens": counted.predictions, "tokens": text.tokens}
+    else:
+        shown |= {"pairs": counted.predictions, "tokens": counted.tokens}
     if opened.tokens < TOKENS // 10:
         note(f"{store}: {opened.tokens:,} tokens are few for an evaluation; figures of small differences say little")
-    return shown | {"objective": objective, "split": split, "length": length, "model": name, "store": str(store)}
+    return shown | {"task": objective, "split": split, "length": length, "model": name, "store": str(store)}
+
+
+class _CountedText:
+    """Text whose predictions and tokens are counted as they are read."""
+
+    def __init__(self, text: HeldOutText, term: Term, advance: Callable[[int], None]) -> None:
+        self._text, self._term, self._advance = text, term, advance
+        self.predictions = self.tokens = 0
+
+    def one_epoch(self) -> Iterator[Batch]:
+        """Yield the text in batches."""
+        for batch in self._text.one_epoch():
+            self.predictions += self._term.count(batch)
+            self.tokens += batch.ids.numel()
+            yield batch
+            self._advance(batch.ids.numel())
 
 
 def _check_model(model: Model, name: str, objective: str) -> None:

@@ -15,12 +15,14 @@ from bertree.report.formats import format_interval
 from bertree.run_folder import COMPARISON, MODEL, PREDICTIONS, REPORT, SCORES
 
 INTERVAL = "95 % interval"
+TEXT_FIGURES = ("loss", "perplexity", "bits_per_byte")  # of a token store
 
 
 def score_text(key: str, value: Any) -> str:
-    """Return a score times 100; a count or a threshold as it is."""
+    """Return a score times 100; a count, a threshold or a figure of text as it is."""
     if isinstance(value, float):
-        return f"{value:.3f}" if key.endswith("threshold") else f"{100 * value:.2f}"
+        plain = key.endswith("threshold") or key in TEXT_FIGURES
+        return f"{value:.3f}" if plain else f"{100 * value:.2f}"
     return "-" if value is None else f"{value:,}"
 
 
@@ -29,7 +31,7 @@ def print_scores(scores: Scores) -> None:
     intervals = scores.metrics.get("intervals", {})
     table = Table(scores.task, ", ".join(scores.splits), INTERVAL if intervals else "", box=None, pad_edge=False)
     for key, value in scores.metrics.items():
-        if key not in ("task", "split", "model", "intervals"):
+        if key not in ("task", "split", "model", "store", "intervals"):
             row = escape(key.replace("_", " ")), score_text(key, value), format_interval(key, intervals.get(key))
             table.add_row(*row)
     make_console().print(table)

@@ -142,7 +142,7 @@ class Reading:
 
 def measure_perplexity(model: LoadedModel, texts: Iterable[str] | str, reading: Reading) -> Perplexity:
     """Predict every token of texts once."""
-    check_left_to_right(model, "perplexity")
+    check_left_to_right(model, "perplexity", "; for masked tokens: `bertree evaluate --task mlm --store STORE`")
     checked = _check_texts(texts)
     tokenizer = model.required_tokenizer
     with_memory = reading.memory is not None or (_has_memory(model) and reading.stride is None)

@@ -19,14 +19,14 @@ from bertree.text.sources import STANDARD_INPUT, find_sources, open_source
 from bertree.text.tokenizer import Tokenizer
 
 
-def check_left_to_right(model: LoadedModel, what: str) -> None:
-    """Refuse a model that does not predict the next token."""
+def check_left_to_right(model: LoadedModel, what: str, for_masked: str = "") -> None:
+    """Refuse a model that does not predict the next token. `for_masked`: what to do with a masked model."""
     if not model.architecture.causal:
         causal = [name for name, preset in PRESETS.items() if preset.architecture.causal and not preset.study]
         which = f" ({listed(causal)})" if causal else ""
         raise UserError(
             f"{what}: {model.name} sees the text on both sides of a token; only left-to-right models{which}, or others "
-            "with attention = causal, predict the next one"
+            f"with attention = causal, predict the next one{for_masked}"
         )
     if "mask" not in model.network.heads or model.network.features is not None:
         raise UserError(f"{what}: {model.name} has no LM head; give a model that was not fine-tuned to a task")
