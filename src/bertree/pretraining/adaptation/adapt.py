@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -139,6 +138,8 @@ def adapt(
 def _prepare(model: Model, corpus: Path, store: Path, options: CorpusOptions, resume: bool) -> None:
     """Write the token store, unless it is there; one of other text, from a run that saved nothing, is replaced."""
     finished, about = (store / HEADER).is_file(), store.parent / CORPUS
+    tokenizer = store.parent / ".tokenizer"  # a fixed name: what a killed run leaves is removed by the next
+    shutil.rmtree(tokenizer, ignore_errors=True)
     if finished and resume:
         return
     read = Corpus([str(corpus)], options)
@@ -148,11 +149,12 @@ def _prepare(model: Model, corpus: Path, store: Path, options: CorpusOptions, re
         if about.is_file() and read_json(about) == identity:
             return
         shutil.rmtree(store)
-    with TemporaryDirectory() as tokenizer, make_folders(store.parent):
-        model.required_tokenizer.save(Path(tokenizer))
+    with make_folders(store.parent, tokenizer):
+        model.required_tokenizer.save(tokenizer)
         workers = None if read.size > LARGE else 1
         prepared = prepare(str(corpus), tokenizer, store, workers=workers, text=options.field, wrapped=options.wrapped)
         write_into_folder(about, json_text(identity) + "\n")
+    shutil.rmtree(tokenizer)
     for line in prepared.dropped:
         note(line)
     say(f"{corpus}: {prepared.store.documents:,} documents, {prepared.store.tokens:,} tokens")
