@@ -3,6 +3,7 @@
 import inspect
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -93,6 +94,25 @@ def test_a_run_returns_its_model_metrics_history_and_report(
         batch=8, lr=1e-3,
     )  # fmt: skip
     assert done.metrics == run.metrics
+
+
+def test_a_warning_points_at_the_line_of_the_caller(small_folder: Path, tmp_path: Path) -> None:
+    model, text = bertree.load(small_folder), "a b c " * 400
+    shutil.copytree(small_folder, folder := tmp_path / "theirs")
+    bertree.convert(small_folder, folder, "huggingface", force=True)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"architectures": ["BertForSomethingNew"]}))
+    calls = {
+        "embed": lambda: model.embed([text] * 3),
+        "hidden": lambda: model.hidden([text]),
+        "fill_mask": lambda: model.fill_mask("[MASK] " + text),
+        "load": lambda: bertree.load(folder),
+    }
+    for name, call in calls.items():
+        with pytest.warns(bertree.BertreeWarning) as caught:
+            call()
+        lines = {(warning.filename, warning.lineno) for warning in caught}
+        assert lines == {(__file__, call.__code__.co_firstlineno)}, name
 
 
 def test_progress_is_shown_when_asked_for(

@@ -5,6 +5,7 @@ Nothing is shown unless it is requested: the command line runs every verb inside
 it as one line on standard error. Results are not shown here: functions return them, and the command line prints them.
 """
 
+import os
 import re
 import sys
 import time
@@ -12,7 +13,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from types import MappingProxyType
+from types import FrameType, MappingProxyType
 from typing import TYPE_CHECKING
 
 from bertree.errors import BertreeWarning
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 _SHOWING: ContextVar[bool] = ContextVar("showing", default=False)
 _OPTIONS: ContextVar[Mapping[str, str]] = ContextVar("options", default=MappingProxyType({}))
 _FILES: ContextVar[Mapping[str, str]] = ContextVar("files", default=MappingProxyType({}))
+_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _SETTING = re.compile(r"`([a-z_]+)(?:=([^`]*))?`")
 
 
@@ -99,9 +101,30 @@ def has_bar() -> bool:
     return is_showing() and sys.stderr.isatty()
 
 
-def note(line: str) -> None:
-    """Warn the user of something that does not stop the work."""
-    warnings.warn(renamed(line), BertreeWarning, stacklevel=2)
+def note(message: str | BertreeWarning) -> None:
+    """Warn the user of something that does not stop the work, at the line of their program that called bertree."""
+    warning = BertreeWarning(renamed(message)) if isinstance(message, str) else message
+    caller = _calling_frame()
+    variables = caller.f_globals
+    warnings.warn_explicit(
+        message=warning,
+        category=type(warning),
+        filename=caller.f_code.co_filename,
+        lineno=caller.f_lineno,
+        module=variables.get("__name__"),
+        registry=variables.setdefault("__warningregistry__", {}),
+    )
+
+
+def _calling_frame() -> FrameType:
+    """Return the frame that called this package first; other libraries may stand between two functions of it."""
+    caller = sys._getframe()
+    frame: FrameType | None = caller
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(_PACKAGE):
+            caller = frame.f_back or frame
+        frame = frame.f_back
+    return caller
 
 
 def say(line: str) -> None:

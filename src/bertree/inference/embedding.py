@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bertree.errors import UserError
-from bertree.inference.inputs import batch_by_length, check_inputs, map_jobs
+from bertree.inference.inputs import batch_by_length, check_inputs, map_jobs, note_cuts, tokenize_inputs
 from bertree.inference.loaded import LoadedModel
 from bertree.text.tokenizer import Encoded
 
@@ -105,6 +105,7 @@ def embed_blocks(
             f"not {dimensions!r}"
         )
     embedder = BatchEmbedder(model, dimensions)
+    limit = model.max_length if max_length is None else max_length
     row = first
 
     def tokenize_next() -> Sequence[Encoded]:
@@ -112,7 +113,7 @@ def embed_blocks(
         size = BLOCK if row is None else block_end(row) - row
         row = None if row is None else row + size
         block = [_with_prompt(text, prefix) for text in islice(source, size)]
-        return model.tokenize(block, max_length) if block else []
+        return tokenize_inputs(block, model.tokenizer, model.architecture, limit, model.name) if block else []
 
     with model.evaluating(), ThreadPoolExecutor(1) as reader:
         coming = reader.submit(tokenize_next)
@@ -121,6 +122,7 @@ def embed_blocks(
         try:
             while encoded := coming.result():
                 coming = reader.submit(tokenize_next)
+                note_cuts(encoded, limit)
                 started.append((len(encoded), _start_block(embedder, encoded, batch_tokens)))
                 if len(started) > most_started:
                     yield _collect_block(embedder.width, *started.popleft(), advance)

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from bertree.console import note
 from bertree.engines.engine import Engine, Workers, map_in_order
 from bertree.errors import TextsCut, UserError
 from bertree.inference.embedding import Vectors, block_end, embed_blocks
@@ -133,4 +134,4 @@ def embed_in_order(
 def warn_of_cuts(embedded: EmbeddedBlock) -> None:
     """Warn in this process of the texts that a worker has cut."""
     for cut in embedded.cuts:
-        warnings.warn(TextsCut(*cut), stacklevel=2)
+        note(TextsCut(*cut))

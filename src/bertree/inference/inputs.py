@@ -1,6 +1,5 @@
 """Inputs of a model: texts, pairs of texts or token ids, checked, tokenized, packed and batched by length."""
 
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bertree.batch import Batch
+from bertree.console import note
 from bertree.errors import TextsCut, UserError
 from bertree.model.architecture import Architecture
 from bertree.text.memory import is_table
@@ -48,7 +48,7 @@ def list_inputs(inputs: Iterable[Input] | str) -> list[Input]:
 def tokenize_inputs(
     inputs: Sequence[Input], tokenizer: Tokenizer | None, a: Architecture, limit: int, name: str
 ) -> list[Encoded]:
-    """Return ids and segments of each input; texts of more than `limit` tokens are cut, with a warning.
+    """Return ids and segments of each input; texts of more than `limit` tokens are cut: see `note_cuts`.
 
     `name` is the model's, for messages.
     """
@@ -61,11 +61,13 @@ def tokenize_inputs(
             f"{name}: has no tokenizer, so it takes lists of token ids; for texts, load it with tokenizer=FOLDER"
         )
     encoded = iter(tokenizer.encode_batch(texts, limit) if tokenizer else ())  # type: ignore[arg-type]
-    result = [next(encoded) if _is_text(item) else _check_ids(item, longest) for item in inputs]  # type: ignore[arg-type]
-    dropped = [e.dropped for e in result if e.dropped]
-    if dropped:
-        warnings.warn(TextsCut(len(dropped), len(inputs), limit, sum(dropped)), stacklevel=4)
-    return result
+    return [next(encoded) if _is_text(item) else _check_ids(item, longest) for item in inputs]  # type: ignore[arg-type]
+
+
+def note_cuts(encoded: Sequence[Encoded], limit: int) -> None:
+    """Warn of texts that were cut to `limit` tokens."""
+    if dropped := [e.dropped for e in encoded if e.dropped]:
+        note(TextsCut(len(dropped), len(encoded), limit, sum(dropped)))
 
 
 def check_finite(numbers: NDArray[Any] | Tensor, name: str) -> None:

@@ -21,7 +21,7 @@ from bertree.files.formats import Json
 from bertree.inference.causal.decoders import DecoderChoice
 from bertree.inference.cpu_encoder import CpuRuntime, weight_versions
 from bertree.inference.cpu_linear import linear_class
-from bertree.inference.inputs import Input, list_inputs, pack_inputs, tokenize_inputs
+from bertree.inference.inputs import Input, list_inputs, note_cuts, pack_inputs, tokenize_inputs
 from bertree.interop import folder
 from bertree.interop.contents import Contents, head_classes, maximum_length, task_length
 from bertree.interop.weights import network_hash
@@ -290,7 +290,9 @@ class LoadedModel:
     def tokenize(self, inputs: Sequence[Input], max_length: int | None = None) -> list[Encoded]:
         """Return ids and segments of each input, checked; texts that are too long are cut, with a warning."""
         limit = self.max_length if max_length is None else max_length
-        return tokenize_inputs(inputs, self.tokenizer, self.architecture, limit, self.name)
+        encoded = tokenize_inputs(inputs, self.tokenizer, self.architecture, limit, self.name)
+        note_cuts(encoded, limit)
+        return encoded
 
     def tokens(self, text: Input, max_length: int | None = None) -> list[str]:
         """Return the tokens of one text or pair as the tokenizer writes them: [CLS], un, ##believ, ..."""

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bertree.console import bar, showing
+from bertree.console import bar, note, showing
 from bertree.errors import TextsCut, Unable, UserError
 from bertree.inference import mask_filling, mteb
 from bertree.inference.causal.attribution import Attribution, Prior, attribute
@@ -146,7 +146,7 @@ class Model(LoadedModel):
         """Return every mask of a text with its span in characters and the k most likely tokens for it."""
         masked = self.prepare_masks(text, k)
         if dropped := masked.encoded.dropped:
-            warnings.warn(TextsCut(1, 1, self.max_length, dropped), stacklevel=2)
+            note(TextsCut(1, 1, self.max_length, dropped))
         return self.fill_prepared([masked])[0]
 
     def prepare_masks(self, text: str, k: int = 5) -> MaskedText:

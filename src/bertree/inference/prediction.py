@@ -4,11 +4,11 @@ These functions are the methods of `TaskModel`. They are apart from `Model` beca
 without such a head does not need.
 """
 
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from bertree.errors import BertreeWarning, UserError
+from bertree.console import note
+from bertree.errors import UserError
 from bertree.files.formats import Json
 from bertree.inference.inputs import check_finite, check_inputs
 from bertree.inference.loaded import LoadedModel
@@ -76,7 +76,7 @@ def _compute(
     limit = model.sequence_length(max_length, model.task_length)
     units, truncation = task.units(examples, model.required_tokenizer, limit)
     if truncation.examples:
-        warnings.warn(truncation.message("input", len(examples), limit), BertreeWarning, stacklevel=4)
+        note(truncation.message("input", len(examples), limit))
     outputs = logits(model.network, task.head, units, lambda: inference_autocast(model.device))
     for rows in outputs:
         check_finite(rows, model.name)

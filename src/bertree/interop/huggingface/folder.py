@@ -1,12 +1,12 @@
 """Read the configuration and weights of a Hugging Face folder, and make the configuration of one to be written."""
 
 import re
-import warnings
 from pathlib import Path
 
 import torch
 
-from bertree.errors import BertreeWarning, UserError
+from bertree.console import note
+from bertree.errors import UserError
 from bertree.files.formats import Json, read_json
 from bertree.interop import sentence_transformers, weights
 from bertree.interop.contents import Contents, add_pooling, build_empty, head_classes
@@ -51,7 +51,7 @@ def read_huggingface(folder: Path, dtype: torch.dtype) -> Contents:
     table = {ours: s._replace(names=tuple(stored.get(name, name) for name in s.names)) for ours, s in table.items()}
     weights.load_into(network, tensors, table, dtype)
     if bias := unapplied_bias(family, network):
-        _warn(f"{folder}: its {bias} is not zero; bertree adds it to the logits, transformers 5 does not")
+        note(f"{folder}: its {bias} is not zero; bertree adds it to the logits, transformers 5 does not")
     add_pooling(network, a, sentence_transformers.read_pooling(folder, a.ends_in_summary), folder, dtype)
     return Contents(a, network, labels=_labels(config), max_length=read_limit(folder))
 
@@ -80,7 +80,7 @@ def _heads_in(config: Json, family: Family, tensors: Weights, stored: dict[str, 
     heads = family.heads_of(classes[0])
     if heads is None:
         heads = ()
-        _warn(f"{path}: {classes[0]} has a head unknown to bertree; only its encoder is loaded")
+        note(f"{path}: {classes[0]} has a head unknown to bertree; only its encoder is loaded")
     head_counts = {}
     for head in heads:
         if head in FIXED_CLASSES:
@@ -120,7 +120,7 @@ def _check_unused(
             )
     if rest:
         more = f" and {len(rest) - 1} more" if len(rest) > 1 else ""
-        _warn(f"{tensors.path(stored[rest[0]])}: not used: tensor '{rest[0]}'{more}")
+        note(f"{tensors.path(stored[rest[0]])}: not used: tensor '{rest[0]}'{more}")
 
 
 def _labels(config: Json) -> list[str]:
@@ -187,7 +187,7 @@ def known_tokenizer(folder: Path, a: Architecture) -> Tokenizer | None:
     """Return the tokenizer of a Hugging Face folder that holds none: bytes, if it is a Reformer with their number."""
     if read_json(folder / CONFIG).get("model_type") != "reformer" or a.vocab_size != vocabulary_files.BYTE_VOCAB_SIZE:
         return None
-    _warn(f"{folder}: holds no tokenizer; with {a.vocab_size} ids it is assumed to read bytes (id = byte + 2)")
+    note(f"{folder}: holds no tokenizer; with {a.vocab_size} ids it is assumed to read bytes (id = byte + 2)")
     return Tokenizer(vocabulary_files.build_bytes(), vocabulary_files.BYTE_CONFIG)
 
 
@@ -215,23 +215,21 @@ def warn_of_differences(contents: Contents) -> None:
     """Warn of what Hugging Face's tools will do differently with a model."""
     a = contents.architecture
     if isinstance(a, Transformer) and a.causal and a.memory and a.memory_start != "zeros":
-        _warn(
-            "Hugging Face's TransfoXL begins with a memory of zeros, this model with none: first segments will differ"
-        )
+        note("Hugging Face's TransfoXL begins with a memory of zeros, this model with none: first segments will differ")
     if isinstance(a, Transformer) and "lsh" in a.attention_kinds:
         rounds = a.eval_hashes or a.hashes
         if rounds > 1 and a.duplicates == "once":
-            _warn(
+            note(
                 "Hugging Face's Reformer counts a token once for every hash that finds it, this model once in all "
                 "(duplicates): outputs will differ"
             )
         if rounds != a.hashes:
-            _warn(f"Hugging Face's Reformer hashes {a.hashes} times; give it num_hashes={rounds} outside of training")
+            note(f"Hugging Face's Reformer hashes {a.hashes} times; give it num_hashes={rounds} outside of training")
     family = family_of_architecture(a)
     if family.library != "transformers":
-        _warn(f"transformers 5 has no {family.title} any more: {family.library} is the last release that opens it")
+        note(f"transformers 5 has no {family.title} any more: {family.library} is the last release that opens it")
     if bias := unapplied_bias(family, contents.network):
-        _warn(f"transformers 5 does not apply {bias}, which is not zero: its logits will differ")
+        note(f"transformers 5 does not apply {bias}, which is not zero: its logits will differ")
 
 
 def problem_with_transformers(contents: Contents) -> str:
@@ -260,7 +258,3 @@ def label_tables(contents: Contents) -> Json:
     if "sequence" in heads:
         tables["problem_type"] = "regression" if heads["sequence"] == 1 else "single_label_classification"
     return tables
-
-
-def _warn(line: str) -> None:
-    warnings.warn(line, BertreeWarning, stacklevel=3)
