@@ -338,7 +338,7 @@ def test_the_second_step_on_squad(command: Command, trained: Trained, tmp_path: 
 
 
 REFUSED: dict[str, tuple[str, dict[str, object], str]] = {
-    "no head": ("ner", {"teacher": "start"}, "has no 'token' head, so it cannot teach ner; fine-tune it first"),
+    "no head": ("ner", {"teacher": "start"}, "cannot teach ner; fine-tune it first (bertree finetune, --task ner)"),
     "crf": ("crf", {}, "has a CRF, which scores whole sequences"),
     "crf asked for": ("ner", {"settings": ("crf=true",)}, "crf: scores whole sequences of tags"),
     "another tokenizer, tokens": ("ner", {"student": "stranger"}, "reads with another tokenizer than"),

@@ -391,4 +391,4 @@ def test_mistakes(command: Command, teacher: Path, stories: Path, tmp_path: Path
         said = command("distill", *given)
         assert (said.code, "--store" in said.err) == (2, True)
     said = command("pretrain", "distilbert", "--store", store, "--out", out)
-    assert (said.code, "bertree distill TEACHER" in said.err) == (2, True)
+    assert (said.code, "give it to bertree distill, as its student" in said.err) == (2, True)

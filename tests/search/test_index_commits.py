@@ -59,7 +59,7 @@ def test_an_interrupted_build_goes_on(tmp_path: Path, monkeypatch: pytest.Monkey
     assert model.seen == 1
     assert index.info["complete"]
     assert set(ids(index)) == {"a", "b", "c", "d"}
-    with pytest.raises(UserError, match=r"already an index; .*index add"):
+    with pytest.raises(UserError, match=r"already an index; .*index add`, or give another folder"):
         Index.build(Words(), SHIPS, tmp_path / "index")
 
 

@@ -61,7 +61,7 @@ def test_no_such_database_or_role_or_index(index: Index, postgres_server: Postgr
         index.export(postgres_server.address("nothing"))
     with pytest.raises(UserError, match='role "nobody" does not exist'):
         index.export(postgres_server.address("postgres", "nobody"))
-    with pytest.raises(UserError, match="there is no index here; write one with `bertree index export"):
+    with pytest.raises(UserError, match="there is no index here; write one with `bertree index export`"):
         bertree.PostgresIndex(database)
     index.export(database)
     with pytest.raises(UserError, match=r"public\.other: there is no index here"):

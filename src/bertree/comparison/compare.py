@@ -153,13 +153,12 @@ def compare_to_teacher(
                 models, texts, scores=scores, intervals=intervals, seconds=seconds, devices=devices
             )
     except torch.OutOfMemoryError:
-        note("the GPU's memory is too small to time both; compare them on the CPU: bertree compare ... --device cpu")
+        note("the GPU's memory is too small to time both; compare them on the CPU (bertree compare, `device=cpu`)")
         return
     comparison.write(out)
     first, second = comparison.models
     if second.parameters < first.parameters and second.weight_bytes > first.weight_bytes:
-        again = f"bertree convert {student} SMALL --to bertree --precision int8"
-        note(f"the teacher's weights are stored as int8, the student's are not; {again}")
+        note("the teacher's weights are stored as int8, the student's are not; bertree convert stores them so too")
 
 
 def _devices(name: str) -> tuple[str, ...]:

@@ -60,7 +60,7 @@ class Teacher:
                 f"{name}: scores the end of an answer given its start (head=beam), so it has no score for each end; "
                 "teach with a model that was fine-tuned with head=span"
             )
-        do = f"fine-tune it first: bertree finetune {name} --task {task.name} ..."
+        do = f"fine-tune it first (bertree finetune, `task={task.name}`)"
         if task.head not in model.classes:
             raise UserError(f"{name}: has no '{task.head}' head, so it cannot teach {task.name}; {do}")
         if model.network.crf is not None:
@@ -88,8 +88,8 @@ class Teacher:
         unknown = next(label for label in labels if label not in self.labels)
         raise UserError(
             f"{self.name}: does not know the label '{unknown}' of the training examples, only "
-            f"{', '.join(self.labels[:20])}; fine-tune it on this task first: bertree finetune {self.name} "
-            f"--task {task.name} ..."
+            f"{', '.join(self.labels[:20])}; fine-tune it on this task first (bertree finetune, "
+            f"`task={task.name}`)"
         )
 
     def _nameless(self, labels: Sequence[str]) -> bool:

@@ -98,8 +98,8 @@ def check(recipe: DistillRecipe, teacher: Model, store: Store, name: str) -> Non
     if teacher.tokenizer is not None and tokenizer_hash(teacher.tokenizer) != store.tokenizer_hash:
         raise UserError(
             f"{store.folder}: was made with another tokenizer than {name}'s, and what is learned of one vocabulary "
-            f"says nothing about another; prepare the text with the teacher's (bertree prepare ... --tokenizer "
-            f"{name}), or teach a task, where vocabularies may differ (`task=TASK` `data=DIR`)"
+            "says nothing about another; prepare the text with the teacher's (bertree prepare), "
+            "or teach a task, where vocabularies may differ (`task=TASK` `data=DIR`)"
         )
     if teacher.architecture.vocab_size < store.vocab_size:
         raise UserError(f"{name}: has {teacher.architecture.vocab_size} tokens, the text {store.vocab_size}")

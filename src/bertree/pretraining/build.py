@@ -103,7 +103,7 @@ def fit_to_recipe(contents: Contents, recipe: Recipe, store: Store) -> Contents:
 def build_untrained(a: Architecture, heads: dict[str, int], seed: int) -> Contents:
     """Build a model with random weights. No position is trained yet; the phases raise `max_length`."""
     if not a.pretrainable:
-        way = "it learns a task (bertree finetune), best from a teacher (bertree distill --task)"
+        way = "it learns a task (bertree finetune), best from a teacher (bertree distill)"
         raise UserError(f"model.body: a {a.body} is not pretrained; {way}")
     return Contents(a, random_model(a, heads, seed).network, max_length=1)
 

@@ -42,9 +42,7 @@ def pretrain(
     stores = overrides_of({"data.store": str(store)} if store is not None else {})
     loaded = resolve_paths(recipes.load(str(recipe), [*stores, *overrides, *overrides_of(settings)]))
     if isinstance(loaded, DistillRecipe):
-        raise UserError(
-            f"{recipe}: is a recipe for a student; use it with: bertree distill TEACHER --student {recipe} ..."
-        )
+        raise UserError(f"{recipe}: is a recipe for a student; give it to bertree distill, as its student")
 
     def build_job(device_setup: DeviceSetup) -> StoreJob:
         train, held_out = build.open_stores(loaded.data)

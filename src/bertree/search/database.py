@@ -25,7 +25,7 @@ class Database:
         self._lock = RLock()
         if not self.path.is_file():
             what = "is not an index" if folder.is_dir() else "no such folder"
-            raise UserError(f"{folder}: {what}; make one with `bertree index build MODEL DOCS --out {folder}`")
+            raise UserError(f"{folder}: {what}; make one with `bertree index build`")
         self._write = write
         self._seen: tuple[int, int] | None = None  # time and size of a file that is opened as immutable
         with self._report_errors():

@@ -24,7 +24,7 @@ from bertree.files.formats import check_regular
 
 Vectors = NDArray[np.float32]
 Numbers = NDArray[np.int64]
-WHICH = "`bertree index info --check` says which file; restore it, or build the index again"
+WHICH = "`bertree verify` says which file; restore it, or build the index again"
 MAGIC, HEADER = b"bertree vectors\n", 64
 LAYOUT = struct.Struct("<16sQQQ")  # magic, layout, vectors, dimension
 LEAST = 1 << 20  # bytes below which the size of a file does not matter

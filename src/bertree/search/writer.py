@@ -285,7 +285,7 @@ def check_resumable(folder: Path, wanted: IndexState) -> None:
     finally:
         store.close()
     if state.complete:
-        raise UserError(f"{folder}: is already an index; add to it with `bertree index add`, or give another --out")
+        raise UserError(f"{folder}: is already an index; add to it with `bertree index add`, or give another folder")
     for what in ("digest", "dimension", "chunking", "prompts"):
         if getattr(state, what) != getattr(wanted, what):
             name = {"digest": "model", "dimension": "model"}.get(what, what)

@@ -71,7 +71,7 @@ def _verify_model(folder: Path) -> tuple[list[str], list[str]]:
 def _unlisted(folder: Path, listed: set[str]) -> list[str]:
     """Say which of the files that make a model have no checksum."""
     if not listed:
-        return ["changed values: the folder has no checksums (`bertree convert --to bertree` writes them)"]
+        return ["changed values: the folder has no checksums (converting it to the layout of bertree writes them)"]
     read = {model_folder.CONFIG, *TOKENIZER_FILES, *sentence_transformers.files()}
     names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
     ours = [name for name in names if name in read or name.endswith(WEIGHTS)]

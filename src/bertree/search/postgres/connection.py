@@ -54,8 +54,7 @@ def database_errors(location: TableLocation) -> Iterator[None]:
     try:
         yield
     except (errors.UndefinedTable, errors.InvalidSchemaName):
-        command = f"bertree index export INDEX --to {location.server}"
-        raise UserError(f"{location}: there is no index here; write one with `{command}`") from None
+        raise UserError(f"{location}: there is no index here; write one with `bertree index export`") from None
     except errors.InsufficientPrivilege as error:
         advice = "connect as its owner, ask for the right, or give another `schema` or `table`"
         raise UserError(f"{location}: {_primary(error)}; {advice}") from None
