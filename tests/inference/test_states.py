@@ -95,6 +95,17 @@ def test_tokens_stand_beside_attention(small_folder: Path) -> None:
         "[SEP]",
     ]
     assert model.attentions(("unbelievably", "yes")).shape[-2:] == (9, 9)
-    for wrong in (["a", "b"], None, 3):
-        with pytest.raises(UserError, match="must be a text, a pair of texts or a list of token ids"):
+    for wrong in (None, 3):
+        with pytest.raises(UserError, match="expected a text or a list of texts"):
             model.attentions(wrong)
+
+
+def test_attentions_of_a_list_are_those_of_each_input(small_folder: Path) -> None:
+    model = bertree.load(small_folder)
+    inputs = ["a word", ("one", "two"), [5, 6, 7]]
+    for several, one in zip(model.attentions(inputs), inputs, strict=True):
+        torch.testing.assert_close(several, model.attentions(one))
+    assert [found.shape[-1] for found in model.attentions([[5, 6], [7, 8, 9]])] == [2, 3]
+    assert model.attentions(torch.tensor([5, 6, 7])).shape[-1] == 3
+    assert model.attentions(iter(["a"]))[0].ndim == 4
+    assert model.attentions([]) == []

@@ -45,6 +45,15 @@ def list_inputs(inputs: Iterable[Input] | str) -> list[Input]:
     return [inputs] if isinstance(inputs, str) else list(check_inputs(inputs))
 
 
+def is_one_input(inputs: object) -> bool:
+    """Return whether this is a text, a pair of texts or a list of token ids, not a list of such inputs."""
+    if isinstance(inputs, Tensor | np.ndarray):
+        return inputs.ndim == 1 and (isinstance(inputs, Tensor) or inputs.dtype.kind in "iu")
+    return _is_text(inputs) or (
+        isinstance(inputs, list | tuple | range) and len(inputs) > 0 and all(isinstance(i, Integral) for i in inputs)
+    )
+
+
 def tokenize_inputs(
     inputs: Sequence[Input], tokenizer: Tokenizer | None, a: Architecture, limit: int, name: str
 ) -> list[Encoded]:
@@ -89,7 +98,7 @@ def _check_ids(ids: Sequence[int] | Tensor, longest: int) -> Encoded:
     return Encoded(ids, None, 0)  # type: ignore[arg-type]
 
 
-def _is_text(item: Input) -> bool:
+def _is_text(item: object) -> bool:
     return isinstance(item, str) or (
         isinstance(item, tuple) and len(item) == 2 and all(isinstance(t, str) for t in item)
     )

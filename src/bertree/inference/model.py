@@ -7,7 +7,7 @@ loaded model. So this file is the list of what a model can do, and the place to 
 import warnings
 from collections.abc import Callable, Iterable, Sequence, Sized
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import torch
@@ -119,12 +119,18 @@ class Model(LoadedModel):
         """
         return hidden_states(self, texts, layers, max_length)
 
-    def attentions(self, text: Input, *, max_length: int | None = None) -> Tensor:
-        """Return the attention probabilities of one text or pair: layers x heads x tokens x tokens.
+    @overload
+    def attentions(  # type: ignore[overload-overlap]  # a text is a sequence of texts too
+        self, texts: str | tuple[str, str] | Sequence[int] | Tensor, *, max_length: int | None = None
+    ) -> Tensor: ...
+    @overload
+    def attentions(self, texts: Iterable[Input], *, max_length: int | None = None) -> list[Tensor]: ...
+    def attentions(self, texts: Iterable[Input] | Input, *, max_length: int | None = None) -> Tensor | list[Tensor]:
+        """Return the attentions of a text or pair (probabilities, layers x heads x tokens x tokens), or of each input.
 
         Row i of a head says how much token i attends to each token; `model.tokens(text)` names them. Transformers only.
         """
-        return text_attentions(self, text, max_length)
+        return text_attentions(self, texts, max_length)
 
     def inspect(self, text: str | tuple[str, str], *, k: int = 3, max_length: int | None = None) -> Inspection:
         """Return what every layer computes for one text or pair: attention, the k most likely tokens at each token

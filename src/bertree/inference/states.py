@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bertree.batch import Batch
 from bertree.errors import UserError
-from bertree.inference.inputs import Input, batch_by_length, check_finite, list_inputs, map_jobs
+from bertree.inference.inputs import Input, batch_by_length, check_finite, is_one_input, list_inputs, map_jobs
 from bertree.inference.loaded import LoadedModel
 from bertree.inference.mask_filling import Candidate, top_candidates
 from bertree.model.encoder import Encoder
@@ -82,13 +82,18 @@ def layer_states(encoder: Encoder, batch: Batch, layers: Sequence[int]) -> list[
     return [by_depth[layer] for layer in layers]
 
 
-def text_attentions(model: LoadedModel, text: Input, max_length: int | None) -> Tensor:
-    """Return the attention probabilities of one text; see `Model.attentions`."""
+def text_attentions(
+    model: LoadedModel, texts: Iterable[Input] | Input, max_length: int | None
+) -> Tensor | list[Tensor]:
+    """Return the attention probabilities of one text, or of each of a list; see `Model.attentions`."""
     if not model.architecture.has_attention:
         raise UserError(f"attentions: a {model.architecture.body} has no attention")
-    (encoded,) = model.tokenize([text], max_length)
+    single = is_one_input(texts)
+    inputs = [texts] if single else list_inputs(texts)  # type: ignore[arg-type]
+    encoded = model.tokenize(inputs, max_length)  # type: ignore[arg-type]
     with model.evaluating(), torch.no_grad():
-        return attention_probabilities(model.network.encoder, model.pack([encoded]).to(model.device))
+        found = [attention_probabilities(model.network.encoder, model.pack([one]).to(model.device)) for one in encoded]
+    return found[0] if single else found
 
 
 def attention_probabilities(encoder: Encoder, batch: Batch) -> Tensor:
