@@ -165,6 +165,13 @@ def test_notebooks(model: bertree.Model, small_folder: Path, tmp_path: Path) -> 
     assert "random weights" in random_model(model.architecture, {})._repr_html_()
 
 
+def test_the_name_of_a_preset_and_of_the_bundled_model() -> None:
+    preset, bundled = bertree.load("bert-tiny"), bertree.load("default")
+    assert (preset.name, preset.origin) == ("bert-tiny", "bert-tiny")
+    assert (bundled.name, bundled.origin) == ("default", "default")
+    assert "bert-tiny" in repr(preset)
+
+
 def test_state_dicts(model: bertree.Model) -> None:
     state = {name: torch.zeros_like(value) for name, value in model.state_dict().items()}
     model.load_state_dict(state)

@@ -16,6 +16,7 @@ from bertree.search import passage_store
 from bertree.search.database import DATABASE
 from bertree.search.documents import Document, ReadOptions, ReadSummary, read_documents, total_size
 from bertree.search.index import Index
+from bertree.search.passages import Hit
 from tests.support.search_samples import FILTERS, SHIPS, ids
 from tests.support.standin import Words
 
@@ -184,6 +185,21 @@ def test_passages_come_in_the_order_they_were_added(
     index.add({"id": "e", "text": "A new one."})
     assert [passage.document for passage in index] == ["a", "c", "d", "e"]
     assert list(Index.build(Words(), [], tmp_path / "empty")) == []
+
+
+def test_an_index_records_the_name_of_its_model(small_folder: Path, tmp_path: Path) -> None:
+    for number, (name, recorded) in enumerate(
+        {"default": "default", small_folder: str(small_folder.resolve())}.items()
+    ):
+        with Index.build(bertree.load(name), SHIPS, tmp_path / str(number)) as index:
+            assert index.state.model == recorded
+
+
+def test_a_hit_shows_itself() -> None:
+    hit = Hit(score=0.5, text="<b>", document="a", source="x", start=0, end=3, metadata={"book": "Moby Dick"})
+    page = hit._repr_html_()
+    assert "<tr><th>book</th><td>Moby Dick</td></tr>" in page
+    assert "<td>&lt;b&gt;</td>" in page
 
 
 def test_an_index_shows_itself(tmp_path: Path) -> None:

@@ -21,10 +21,14 @@ HASH = re.compile(r"[0-9a-f]{40}")
 PREFIX = "models--"
 
 
-def remembered_name(model: str) -> str:
+def remembered_name(model: str | Path) -> str:
     """Return a name by which a model can be found again from any folder."""
     path = Path(model)
-    return str(path.resolve()) if path.exists() else model
+    if not path.exists():
+        return str(model)
+    path = path.resolve()
+    name = DEFAULT if path == FOLDER.resolve() else cached_name(path)
+    return name if name and path == resolve_model_path(name).resolve() else str(path)
 
 
 def resolve_model_path(name: str | Path) -> Path:

@@ -57,6 +57,7 @@ def load(
         a = _preset(str(name))
         sized = a.with_values({"vocab_size": own_tokenizer.size}) if own_tokenizer else a
         model = random_model(sized, a.default_heads, seed)
+        model.preset = str(name)
         model.tokenizer = own_tokenizer
     return model.to(device, chosen)
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from bertree.batch import Batch
-from bertree.config.model_names import cached_name
+from bertree.config.model_names import cached_name, remembered_name
 from bertree.config.precision import has_native_bfloat16, parse_precision
 from bertree.console import note
 from bertree.errors import UserError, counted
@@ -46,6 +46,7 @@ class LoadedModel:
         self._contents = contents
         self._source = source
         self.trained = trained
+        self.preset = ""  # whose random weights it has
         self._runtime = CpuRuntime()
         self.decoders = DecoderChoice()
         self._digest: tuple[object, str] = (None, "")  # with the versions it was computed from
@@ -53,11 +54,16 @@ class LoadedModel:
 
     @property
     def name(self) -> str:
-        """Name of the folder, with its run (my-run/model), or the name on the Hugging Face hub."""
+        """Name of the folder, with its run (my-run/model), of the preset, or on the Hugging Face hub."""
         if self._source is None:
-            return "bertree"
+            return self.preset or "bertree"
         path = self._source.resolve()
         return cached_name(path) or (f"{path.parent.name}/{path.name}" if path.name == "model" else path.name)
+
+    @property
+    def origin(self) -> str:
+        """The name by which it can be loaded again from any folder; "" if there is none."""
+        return self.preset if self._source is None else remembered_name(self._source)
 
     def __repr__(self) -> str:
         a = self.architecture

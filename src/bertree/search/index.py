@@ -90,8 +90,8 @@ class Index(Searcher):
         An interrupted build is resumed. `text`, `id`: columns of tables and records; the others are metadata. `blocks`:
         an empty line ends a document of a text file. `kind`: auto, flat, hnsw, ivfpq. `chunk`, `overlap`: tokens of a
         passage, and of these, tokens repeated from the passage before. `prompts`: names of the model's prompts for
-        passages and for queries, if not document and query. `name`: path of the model, to be recorded in the index.
-        `engine="ray"` embeds on the Ray cluster at `address`.
+        passages and for queries, if not document and query. `name`: of the model, to be
+        recorded in the index, if not the one it was loaded by. `engine="ray"` embeds on the Ray cluster at `address`.
         """
         folder, summary = Path(path), ReadSummary()
         check_kind(kind)
@@ -99,7 +99,7 @@ class Index(Searcher):
         documents = read_documents(docs, ReadOptions(text, id, blocks), summary)
         prompts = prompts or (_prompt(model, "document", "passage"), _prompt(model, "query", "question"))
         state = IndexState(
-            model=name,
+            model=name or getattr(model, "origin", ""),
             digest=model.digest,
             dimension=model.dimension,
             chunking=choose_chunking(chunk, overlap, _longest_text(model, prompts[0]), language),

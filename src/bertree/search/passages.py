@@ -69,6 +69,12 @@ class Hit:
         """Return a passage as a search result."""
         return cls(score=cosine, cosine=cosine, **vars(passage))
 
+    def _repr_html_(self) -> str:
+        from bertree.report.html import notebook_table
+
+        rows = [("score", f"{self.score:.4f}"), ("text", self.text)]
+        return notebook_table(self.document, [*rows, *((key, str(value)) for key, value in self.metadata.items())])
+
     def json(self) -> Json:
         """Return the fields as a JSON object."""
         return asdict(self)
