@@ -84,6 +84,7 @@ def test_a_run_returns_its_model_metrics_history_and_report(
     assert "lr = 0.001" in recipe
     scores = bertree.evaluate(run.model, task="classification", data=table)
     assert scores.metrics["examples"] == len(scores.predictions["dev"]) == 4, "the rows that were held out"
+    assert "<th>accuracy</th>" in scores._repr_html_()
     again = bertree.evaluate(tmp_path / "run" / "model", task="classification", data=table)
     assert again.metrics["accuracy"] == scores.metrics["accuracy"]
     assert capsys.readouterr().out == ""

@@ -130,6 +130,14 @@ def test_counts_are_those_of_the_architecture(name: str) -> None:
     assert counts(network, "sequence") == (encoder + above, exact.embeddings, exact.encoder, above)
 
 
+def test_a_notebook_shows_each_model() -> None:
+    page = FOUND._repr_html_()
+    assert page.count("<tr>") == 2
+    assert "872 examples of sst-2" in page
+    assert f"{SMALL.parameters:,} parameters" in page
+    assert "accuracy 0.881" in page
+
+
 def test_what_stands_between_encoder_and_head_is_counted(words: Tokenizer) -> None:
     a = point(words, 1)
     network = build(a, {"token": 5, "span": 2}, Readout(layers="last", lstm=8, crf=True))

@@ -63,6 +63,12 @@ class Scores:
     metrics: Json
     predictions: dict[str, list[Json]]
 
+    def _repr_html_(self) -> str:
+        from bertree.report.html import notebook_table
+
+        rows = [(key, f"{value:,.4g}") for key, value in self.metrics.items() if isinstance(value, float)]
+        return notebook_table(self.task, rows, ", ".join(self.splits))
+
 
 @takes_rows(data=task_fields)
 def evaluate(

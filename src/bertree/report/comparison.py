@@ -80,6 +80,18 @@ class Comparison:
             if len(values) != len(devices):
                 raise UserError(f"scores.{name}: must be a list of {len(devices)} numbers, one for each model")
 
+    def _repr_html_(self) -> str:
+        from bertree.report.html import notebook_table
+
+        rows = []
+        for number, model in enumerate(self.models):
+            figures = [f"{model.parameters:,} parameters"]
+            figures += [f"{speed.latency_ms:.3g} ms for a text ({speed.device})" for speed in model.speeds]
+            scores = ((name, values[number]) for name, values in self.scores.items())
+            figures += [f"{name} {score:.4g}" for name, score in scores if score is not None]
+            rows.append((model.name, "; ".join(figures)))
+        return notebook_table("comparison", rows, self.measured_on)
+
     @property
     def teacher(self) -> ModelCosts:
         """Return the first model, with which the others are compared."""
