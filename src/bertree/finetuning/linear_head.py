@@ -9,6 +9,8 @@ A rotation to the principal axes changes no solution, because the penalty does n
 these axes the curvature is nearly diagonal, so L-BFGS needs some 15 iterations instead of hundreds. Everything is
 computed in float64; vectors are stored in float32, which is all they have.
 
+With few examples of a class, the nearest class mean is the better rule: it has nothing to fit but the means.
+
 Shape letters: n examples, d width of a vector, c outputs.
 """
 
@@ -31,6 +33,7 @@ CURVATURE = 0.25  # of the logistic loss, at most: p (1 - p)
 ITERATIONS = 300
 ROUGH, EXACT = 1e-4, 1e-6  # largest gradient at which a fit of a fold, and of all examples, ends
 SAME_LENGTH = 1e-3  # relative difference up to which vectors count as of one length
+FACTORS = tuple(2.0**power for power in range(-4, 7))  # of distances to class means that are tried
 FLAT = 1e-6  # standard deviation, relative to the mean, below which a number counts as constant
 
 # rows, targets, C, start, tolerance -> solution (c x (d + 1))
@@ -43,7 +46,7 @@ class LinearHead:
 
     weight: Tensor  # c x d, for vectors as they are
     bias: Tensor  # c
-    strength: float  # C as in scikit-learn: the weight of the summed loss against half the squared weights
+    strength: float = 0.0  # C as in scikit-learn: the weight of the loss against half the squared weights; 0: no penalty
     trials: tuple[tuple[float, float], ...] = ()  # each strength that was tried, and its mean loss on held-out examples
     folds: int = 0  # that the trials are computed on; 0: the strength was set
 
@@ -110,6 +113,28 @@ def fit_regression(vectors_nd: Tensor, scores_n: Tensor, strength: float | None 
         trials=head.trials,
         folds=head.folds,
     )
+
+
+def fit_class_means(vectors_nd: Tensor, classes_n: Tensor, classes: int) -> LinearHead:
+    """Score each class by the negative squared distance to the mean of its examples, which is linear in the vector.
+
+    The distances have one factor, which decides how sure the answers are and changes none of them: the one of the
+    lowest loss on the training examples, where each is left out of the mean of its own class."""
+    x_nd, one_nc = vectors_nd.double(), torch.nn.functional.one_hot(classes_n, classes).double()
+    counts_c = one_nc.sum(0)
+    means_cd = one_nc.T @ x_nd / counts_c.clamp(min=1)[:, None]
+    distances_nc = torch.cdist(x_nd, means_cd).square()
+    variance = float((distances_nc * one_nc).sum() / max(1, len(x_nd) - classes)) or 1.0
+    left_out_c = (counts_c / (counts_c - 1).clamp(min=1)).square()  # how much farther the mean of the others is
+    scores_nc = (-distances_nc * (1 + one_nc * (left_out_c - 1))).masked_fill(counts_c == 0, -torch.inf)
+    several_n = counts_c[classes_n] > 1
+    losses = [
+        float(torch.nn.functional.cross_entropy(scores_nc[several_n] * factor / variance, classes_n[several_n]))
+        for factor in (FACTORS if bool(several_n.any()) else ())
+    ]
+    factor = FACTORS[losses.index(min(losses))] / variance if losses else 1 / variance
+    bias_c = torch.where(counts_c > 0, -factor * means_cd.square().sum(1), -torch.inf)
+    return LinearHead(weight=2 * factor * means_cd, bias=bias_c.nan_to_num(neginf=-1e4))
 
 
 def _fit_head(

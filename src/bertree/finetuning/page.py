@@ -95,7 +95,8 @@ def _tiles(task: Task[Any], metrics: Json, splits: Mapping[str, Sequence[Json]])
         tiles.append((f"examples, {name}", f"{len(lines):,}", more.removesuffix("; ")))
     if head := metrics.get("head"):
         how = "chosen by cross-validation" if head["trials"] else "set"
-        tiles.append(("head, solved", f"C = {head['C']:.3g}", f"{how}; {head['width']:,} numbers a text"))
+        value, how = (head["kind"], "no penalty") if head["C"] is None else (f"C = {head['C']:.3g}", how)
+        tiles.append(("head, solved", value, f"{how}; {head['width']:,} numbers a text"))
     counts = metrics.get("examples")
     if isinstance(counts, dict) and "train" in counts:
         tiles.append(("examples, train", f"{counts['train']:,}", ""))

@@ -20,7 +20,7 @@ from bertree.console import bar, say
 from bertree.errors import UserError
 from bertree.files.atomic import write_atomically
 from bertree.files.formats import Json
-from bertree.finetuning.linear_head import LinearHead, fit_classifier, fit_regression
+from bertree.finetuning.linear_head import LinearHead, fit_class_means, fit_classifier, fit_regression
 from bertree.finetuning.tuner import FineTuning, TrainedSeed
 from bertree.inference.cpu_encoder import CpuRuntime
 from bertree.model.heads import ClassHead
@@ -31,8 +31,6 @@ from bertree.tasks.task import Unit
 from bertree.train.loop import StopTraining
 from bertree.train.metrics_log import environment
 from bertree.train.signals import Signals, catch_signals
-
-STRENGTH = 0.001  # after few-shot training: the classes are far apart, so that cross-validation cannot choose
 
 
 @dataclass(kw_only=True)
@@ -64,7 +62,7 @@ class HeadSolving(FineTuning):
         setup = self.device_setup
         return torch.autocast(setup.device.type, torch.bfloat16) if setup.bf16 else nullcontext()
 
-    def _solve(self, trained: TrainedSeed, strength: float | None = None) -> TrainedSeed:
+    def _solve(self, trained: TrainedSeed) -> TrainedSeed:
         """Encode the training examples, unless they are, and solve the head on them."""
         began = time.perf_counter()
         if self._train_vectors is None:
@@ -74,12 +72,13 @@ class HeadSolving(FineTuning):
                 return trained._replace(signal=signals.caught)
             self._train_vectors = vectors
         encoded = time.perf_counter()
-        head = self._fit(trained.network, self._train_vectors, self.train.units, self.config.readout.c or strength)
+        head = self._fit(trained.network, self._train_vectors, self.train.units, self.config.readout.c)
+        regression = "ridge regression" if self.task.regression else "logistic regression"
         facts: Json = {
-            "kind": "ridge regression" if self.task.regression else "logistic regression",
+            "kind": regression if head.strength else "class means",
             "examples": len(self._train_vectors),
             "width": self._train_vectors.shape[1],
-            "C": head.strength,
+            "C": head.strength or None,
             "folds": head.folds,
             "trials": [list(trial) for trial in head.trials],
             "encoding_s": round(encoded - began, 2),
@@ -108,17 +107,18 @@ class HeadSolving(FineTuning):
 
     def _fit(self, network: Network, vectors: Tensor, units: Sequence[Unit], strength: float | None) -> LinearHead:
         """Fit the head and put its weights into the network."""
-        answers = torch.tensor([unit.answer for unit in units])
-        if self.task.regression:
-            head = fit_regression(vectors, answers, strength)
-        else:
-            head = fit_classifier(vectors, answers, self.task.classes, strength)
+        head = self._solution(vectors, torch.tensor([unit.answer for unit in units]), strength)
         module = network.heads[self.task.head]
         assert isinstance(module, ClassHead)
         with torch.no_grad():
             module.out.weight.copy_(head.weight)
             module.out.bias.copy_(head.bias)
         return head
+
+    def _solution(self, vectors: Tensor, answers: Tensor, strength: float | None) -> LinearHead:
+        if self.task.regression:
+            return fit_regression(vectors, answers, strength)
+        return fit_classifier(vectors, answers, self.task.classes, strength)
 
     def finish(self, trained: TrainedSeed) -> None:
         """Fit the head that is saved to the held-out examples too, with the strength that was chosen."""
@@ -142,7 +142,7 @@ class FewShot(HeadSolving):
         trained = FineTuning.run(self, out, seed, resume, intro)
         self._train_vectors = None
         steps = len(self._schedule())
-        return trained if trained.signal is not None else self._solve(trained, STRENGTH)._replace(best_step=steps)
+        return trained if trained.signal is not None else self._solve(trained)._replace(best_step=steps)
 
     def describe_steps(self) -> str:
         """Describe what is computed."""
@@ -158,6 +158,11 @@ class FewShot(HeadSolving):
         network.heads.requires_grad_(False)
         return network
 
+    def _solution(self, vectors: Tensor, answers: Tensor, strength: float | None) -> LinearHead:
+        if strength is None:
+            return fit_class_means(vectors, answers, self.task.classes)
+        return super()._solution(vectors, answers, strength)
+
     def _evaluations(self, steps: int) -> list[int]:
         """None: there is no head to score before the last step, and all steps are taken."""
         return []
@@ -166,7 +171,8 @@ class FewShot(HeadSolving):
 def head_line(facts: Json) -> str:
     """Describe a solved head in one line."""
     chosen = f"chosen of {len(facts['trials'])} on held-out training examples" if facts["trials"] else "set"
+    strength = "" if facts["C"] is None else f", C = {facts['C']:.3g} ({chosen})"
     return (
-        f"head: {facts['kind']} on {facts['examples']:,} vectors of {facts['width']:,} numbers, C = {facts['C']:.3g} "
-        f"({chosen}); {facts['encoding_s']:.1f} s to encode, {facts['solving_s']:.1f} s to solve"
+        f"head: {facts['kind']} on {facts['examples']:,} vectors of {facts['width']:,} numbers{strength}; "
+        f"{facts['encoding_s']:.1f} s to encode, {facts['solving_s']:.1f} s to solve"
     )
