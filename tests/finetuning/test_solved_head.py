@@ -10,12 +10,13 @@ import pytest
 import torch
 
 import bertree
-from bertree.finetuning.linear_head import FOLDS, LinearHead, fit_classifier, fit_regression
+from bertree.finetuning.linear_head import FOLDS, LinearHead, fit_class_means, fit_classifier, fit_regression
 from tests.support import learnable
 from tests.support.command import Command
 from tests.support.learnable import SETTINGS, Trained
 
 linear_model = pytest.importorskip("sklearn.linear_model")
+NearestCentroid = pytest.importorskip("sklearn.neighbors").NearestCentroid
 
 
 def clusters(count: int, width: int, classes: int, unit: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -62,6 +63,18 @@ def test_the_strength_is_chosen_on_held_out_examples() -> None:
     assert noise.strength < meaningful.strength, "where there is nothing to learn, weights stay small"
     again = fit_classifier(vectors, classes, 2)
     assert torch.equal(again.weight, meaningful.weight)
+
+
+def test_the_nearest_class_mean_answers() -> None:
+    vectors, classes = clusters(40, 16, 3, unit=True)
+    rows, peer = vectors.double().numpy(), NearestCentroid().fit(vectors.double().numpy(), classes)
+    head = fit_class_means(vectors, classes, 4)  # the last class has no examples
+    assert (outputs(head, vectors).argmax(1) == peer.predict(rows)).all()
+    unrelated = fit_class_means(vectors, classes[torch.randperm(40, generator=torch.manual_seed(0))], 4)
+    shares, guesses = (torch.tensor(outputs(each, vectors)).softmax(1).amax(1).mean() for each in (head, unrelated))
+    assert guesses < 0.7 < shares, "how sure an answer is depends on examples that are left out"
+    one_each = fit_class_means(vectors[:2], torch.tensor([0, 1]), 2)
+    assert (outputs(one_each, vectors[:2]).argmax(1) == [0, 1]).all()
 
 
 @pytest.fixture(scope="module")
@@ -124,6 +137,7 @@ def test_few_shot(trained: Trained, command: Command, tmp_path: Path) -> None:
     metrics = json.loads((tmp_path / "out" / "metrics.json").read_text())
     assert metrics["examples"] == {"train": 16, "dev": 20}
     assert metrics["head"]["examples"] == 16
+    assert metrics["head"]["kind"] == "class means"
     moved = bertree.load(tmp_path / "out" / "model").network.encoder.state_dict()
     start = bertree.load(trained.start).network.encoder.state_dict()
     assert any(not torch.equal(start[name], tensor) for name, tensor in moved.items())

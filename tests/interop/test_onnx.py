@@ -93,6 +93,15 @@ def test_vectors_of_what_is_exported(name: str, pooling: str) -> None:
     np.testing.assert_allclose(found, vectors(contents), atol=1e-5)
 
 
+def test_logits_of_a_head_on_vectors(tmp_path: Path) -> None:
+    a = preset("bert-base").architecture.with_values(SMALL)
+    contents = made(a, PoolingConfig("mean", True), Readout(pooled=True), {"sequence": 3})
+    onnx.write(contents, tmp_path / "onnx")
+    np.testing.assert_allclose(computed(tmp_path / "onnx", TEXTS), logits(contents, "sequence"), atol=1e-5)
+    with pytest.raises(UserError, match="convert it to onnx, which keeps the head"):
+        folder.write(contents, tmp_path / "theirs", "huggingface")
+
+
 def logits(contents: Contents, head: str) -> list[np.ndarray]:
     """By the model itself: an array for each text."""
     batch = Batch.pack(TEXTS)

@@ -42,11 +42,11 @@ Fit = Callable[[Tensor, Tensor, float, Tensor | None, float], Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class LinearHead:
-    """A fitted head, and how its strength was chosen."""
+    """A fitted head, and how its strength was chosen; class means have none (0)."""
 
     weight: Tensor  # c x d, for vectors as they are
     bias: Tensor  # c
-    strength: float = 0.0  # C as in scikit-learn: the weight of the loss against half the squared weights; 0: no penalty
+    strength: float = 0.0  # C as in scikit-learn: the weight of the summed loss against half the squared weights
     trials: tuple[tuple[float, float], ...] = ()  # each strength that was tried, and its mean loss on held-out examples
     folds: int = 0  # that the trials are computed on; 0: the strength was set
 

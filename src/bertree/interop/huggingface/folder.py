@@ -150,7 +150,8 @@ def make_config(contents: Contents) -> Json:
     network, tokenizer = contents.network, contents.tokenizer
     pad = tokenizer.id_of("pad") if tokenizer else None
     if not network.readout.trivial:
-        raise UserError(f"Hugging Face has no model with this readout: {network.readout.differences()}")
+        advice = "; convert it to onnx, which keeps the head" if network.readout.pooled else ""
+        raise UserError(f"Hugging Face has no model with this readout: {network.readout.differences()}{advice}")
     a = require_transformer(contents.architecture)
     family = family_of_architecture(a)
     if problem := family.problem(a, tuple(network.heads)):
