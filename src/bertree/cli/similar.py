@@ -31,6 +31,10 @@ def register(app: typer.Typer) -> None:
     python_verb(app, "embeddings.mine_files.similar", ("model", "a", "b"), panel=USE, own=own)(similar)
     own = {
         "k": Option(flags=("-k", "--top"), min=1, max=10_000_000, help="Pairs to find."),
+        "min_similarity": Option(help="The smallest cosine of a pair; with --cross its smallest score."),
+        "cross": Option(help="MODEL is a cross-encoder: score every pair of texts with it. For small files."),
+        "label": Option(help="With --cross: the positive class of MODEL.", default="by its name"),
+        "max_pairs": Option(min=1, help="With --cross: refuse a file with more pairs than these."),
         "duplicates": Option(help="List texts that occur several times."),
         "out": TABLE,
     }
@@ -87,9 +91,13 @@ def pairs(result: "SimilarPairs", options: SimpleNamespace) -> None:
     Every text is compared with every other, in blocks that fit into memory. Texts that are the same word for word
     are not compared with each other but counted, and listed with --duplicates.
 
+    With --cross, MODEL reads the two texts of a pair together, as for `index query --rerank`: better than vectors, but
+    n texts take n(n-1)/2 passes. The time is estimated first.
+
     [dim]bertree pairs my-model questions.txt
     bertree pairs my-model tickets.csv --text subject --min-similarity 0.85 -k 1000 --out pairs.csv
-    bertree pairs my-model lines.txt --vectors vectors.npy[/dim]
+    bertree pairs my-model lines.txt --vectors vectors.npy
+    bertree pairs --cross my-reranker questions.txt[/dim]
     """
     if result.duplicates:
         repeated = sum(len(group["rows"]) - 1 for group in result.duplicates)
@@ -100,7 +108,7 @@ def pairs(result: "SimilarPairs", options: SimpleNamespace) -> None:
     if options.as_json:
         print_json({"sentences": len(result.texts), "pairs": result.pairs, "duplicates": result.duplicates})
     elif options.out is None:
-        _print_pairs(result, options.duplicates, options.min_similarity)
+        _print_pairs(result, options)
 
 
 def cluster(result: "TextClusters", options: SimpleNamespace) -> None:
@@ -159,13 +167,14 @@ def _percent(value: float) -> str:
     return f"{math.floor(value * 10**digits) / 10**digits:.{digits}f} %"
 
 
-def _print_pairs(result: "SimilarPairs", duplicates: bool, min_similarity: float) -> None:
+def _print_pairs(result: "SimilarPairs", options: SimpleNamespace) -> None:
+    measure = "score" if options.cross else "cosine"
     for pair in result.pairs:
-        print(f"{pair['cosine']:.4f}  {pair['rows'][0]}  {_one_line(pair['texts'][0])}")
+        print(f"{pair[measure]:.4f}  {pair['rows'][0]}  {_one_line(pair['texts'][0])}")
         print(f"        {pair['rows'][1]}  {_one_line(pair['texts'][1])}")
     if not result.pairs:
-        print(f"no two texts have a cosine of {min_similarity:g} or more; try a smaller --min-similarity")
-    for group in result.duplicates if duplicates else []:
+        print(f"no two texts have a {measure} of {options.min_similarity:g} or more; try a smaller --min-similarity")
+    for group in result.duplicates if options.duplicates else []:
         print(f"same    {', '.join(map(str, group['rows']))}  {_one_line(group['text'])}")
 
 

@@ -16,12 +16,14 @@ import numpy as np
 from bertree.console import bar, note, renamed, showing
 from bertree.embeddings import clustering, mining
 from bertree.embeddings.clustering import Clusters
+from bertree.embeddings.cross_pairs import CrossOptions, cross_pairs
 from bertree.embeddings.embed import Embedder, EmbedOptions, TextSource, embed_texts, read_texts_and_vectors
 from bertree.embeddings.text_rows import TextRows
 from bertree.errors import TextsCut, UserError
 from bertree.files.atomic import write_into_folder
 from bertree.files.formats import Json, json_text
 from bertree.inference.embedding import Vectors
+from bertree.inference.load import choose_device, load_or_take
 from bertree.inference.model import Model
 from bertree.inference.similarity import pair_similarities, percentiles, random_sentences
 from bertree.text.memory import Rows, takes_rows, task_fields
@@ -58,7 +60,7 @@ class SimilarPairs:
     """The most similar pairs of a file's texts, and the texts that occur several times. Rows count from 1."""
 
     texts: Sequence[str]
-    pairs: Sequence[Json]  # cosine, rows, texts
+    pairs: Sequence[Json]  # cosine (of a cross-encoder: score), rows, texts
     duplicates: Sequence[Json]  # rows, text
 
 
@@ -146,6 +148,9 @@ def find_pairs(
     *,
     k: int = 100,
     min_similarity: float = 0.7,
+    cross: bool = False,
+    label: str | None = None,
+    max_pairs: int = 500_000,
     text: str | None = None,
     format: str | None = None,
     vectors: str | Path | None = None,
@@ -163,11 +168,19 @@ def find_pairs(
     Texts that are equal word for word are not compared with each other but listed as duplicates. `vectors` is a file
     that `embed_file` has written for these rows; `out` a .jsonl, .csv or .tsv file for the pairs.
 
+    With `cross`, the model is a cross-encoder that scores every pair of texts, in the order of the file: slower and
+    better, for small files. Up to `max_pairs` are scored; `label` is the positive class. A pair then has a `score`.
+
     >>> bertree.find_pairs("default", "questions.txt", min_similarity=0.8).pairs[0]
     """
     with showing(progress):
         target = _check_table(out)
-        _check_cosine(min_similarity)
+        if cross:
+            _check_cross({"vectors": vectors, "prompt": prompt, "batch_tokens": batch_tokens or None})
+        elif label is not None:
+            raise UserError("`label`: is the positive class of a cross-encoder; it is for `cross`")
+        else:
+            _check_cosine(min_similarity)
         source = TextSource(str(file), text, format)
         options = EmbedOptions(
             device=device,
@@ -177,22 +190,32 @@ def find_pairs(
             batch_tokens=batch_tokens,
             precision=precision,
         )
-        texts, rows_nd, counts = read_texts_and_vectors(
-            model, source, options, None if vectors is None else Path(vectors)
-        )
+        if cross:
+            reader = source.rows()
+            texts, counts = list(reader), reader.counts
+        else:
+            file_of_vectors = None if vectors is None else Path(vectors)
+            texts, rows_nd, counts = read_texts_and_vectors(model, source, options, file_of_vectors)
         distinct = mining.find_distinct(texts)
+        numbers = distinct.first.tolist()  # the row of each distinct text
         if len(texts) < 2:
             raise UserError(f"{file}: has {len(texts)} text; pairs need two")
-        with bar("comparing", len(distinct.first), speed="texts") as shown:
-            closest = mining.closest_pairs(rows_nd[distinct.first], k, min_similarity, shown.advance)
-        numbers = distinct.first.tolist()  # the row of each distinct text
+        closest: Sequence[tuple[int, int, float]]
+        if cross:
+            loaded, _ = load_or_take(model, device=choose_device(device), tokenizer=tokenizer, precision=precision)
+            asked = CrossOptions(k=k, min_score=min_similarity, label=label, max_length=max_length, max_pairs=max_pairs)
+            closest = cross_pairs(loaded, [texts[row] for row in numbers], renamed(str(file)), asked)
+        else:
+            with bar("comparing", len(numbers), speed="texts") as shown:
+                closest = mining.closest_pairs(rows_nd[distinct.first], k, min_similarity, shown.advance)
+        measure = "score" if cross else "cosine"
         pairs: list[Json] = [
             {
-                "cosine": round(pair.cosine, 6),
-                "rows": [numbers[pair.first] + 1, numbers[pair.second] + 1],
-                "texts": [texts[numbers[pair.first]], texts[numbers[pair.second]]],
+                measure: round(value, 6),
+                "rows": [numbers[first] + 1, numbers[second] + 1],
+                "texts": [texts[numbers[first]], texts[numbers[second]]],
             }
-            for pair in closest
+            for first, second, value in closest
         ]
         duplicates: list[Json] = [
             {"rows": [row + 1 for row in group], "text": texts[group[0]]} for group in distinct.groups
@@ -200,8 +223,8 @@ def find_pairs(
         if counts.empty:
             note(f"{file}: {counts.empty:,} empty rows are left out")
         if target is not None:
-            rows = ((pair["cosine"], *pair["rows"], *pair["texts"]) for pair in pairs)
-            _write_table(target, ("cosine", "row1", "row2", "text1", "text2"), rows, pairs)
+            rows = ((pair[measure], *pair["rows"], *pair["texts"]) for pair in pairs)
+            _write_table(target, (measure, "row1", "row2", "text1", "text2"), rows, pairs)
         return SimilarPairs(texts, pairs, duplicates)
 
 
@@ -270,6 +293,12 @@ def _cluster(vectors: Vectors, clusters: int | None, min_similarity: float, min_
         if clusters is None:
             return clustering.communities(vectors, min_similarity, min_size, progress.advance)
         return clustering.k_means(vectors, clusters, seed, advance=progress.advance)
+
+
+def _check_cross(others: Json) -> None:
+    """Refuse what a cross-encoder, which has no vectors, does not take."""
+    if name := next((name for name, value in others.items() if value is not None), None):
+        raise UserError(f"`{name}`: is for vectors; a cross-encoder (`cross`) reads the texts themselves")
 
 
 def _check_cosine(min_similarity: float) -> None:

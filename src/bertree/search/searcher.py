@@ -36,11 +36,9 @@ def rerank_hits(
     model: Reranker, questions: Sequence[str], results: Sequence[Sequence[Hit]], *, candidates: int, label: str | None
 ) -> list[list[Hit]]:
     """Sort the first `candidates` hits of each query by the model's score; the other hits follow unchanged."""
-    heads = getattr(model, "classes", None)
-    if heads is not None and "sequence" not in heads:
-        raise UserError("the re-ranker has no head for pairs; use a model fine-tuned on a task of two texts")
+    check_cross_encoder(model)
     pairs = [(q, hit.text) for q, hits in zip(questions, results, strict=True) for hit in hits[:candidates]]
-    scores = iter([_score(prediction, label) for prediction in model.predict(pairs)] if pairs else [])
+    scores = iter([pair_score(prediction, label) for prediction in model.predict(pairs)] if pairs else [])
     ordered = []
     for hits in results:
         reranked = [replace(hit, score=next(scores)) for hit in hits[:candidates]]
@@ -48,12 +46,21 @@ def rerank_hits(
     return ordered
 
 
-def _score(prediction: Json, label: str | None) -> float:
+def check_cross_encoder(model: Reranker) -> None:
+    """Refuse a model without a head for pairs."""
+    heads = getattr(model, "classes", None)
+    if heads is not None and "sequence" not in heads:
+        raise UserError("the cross-encoder has no head for pairs; use a model fine-tuned on a task of two texts")
+
+
+def pair_score(prediction: Json, label: str | None) -> float:
     """Return the score of a pair: the predicted value, or the probability of the positive class."""
     probabilities: dict[str, Any] | None = prediction.get("probabilities")
     if probabilities is None:
         if not isinstance(prediction.get("predicted"), float):
-            raise UserError("the re-ranker gives no score for a pair; use a model fine-tuned on a task of two texts")
+            raise UserError(
+                "the cross-encoder gives no score for a pair; use a model fine-tuned on a task of two texts"
+            )
         return float(prediction["predicted"])
     return float(probabilities[positive_label(list(probabilities), label)])
 
@@ -62,12 +69,12 @@ def positive_label(labels: Sequence[str], label: str | None = None) -> str:
     """Return the positive class: `label`, else the one with a common name, else the second of two."""
     if label is not None:
         if label not in labels:
-            raise UserError(f"label '{label}': the re-ranker has no such class; {suggest(label, labels)}")
+            raise UserError(f"label '{label}': the cross-encoder has no such class; {suggest(label, labels)}")
         return label
     folded = {name.casefold(): name for name in labels}
     positive = next((folded[name] for name in POSITIVE_LABELS if name in folded), None)
     if positive is None and len(labels) != 2:
-        raise UserError(f"the re-ranker's positive class is unclear; give it with `label`: {', '.join(labels)}")
+        raise UserError(f"the cross-encoder's positive class is unclear; give it with `label`: {', '.join(labels)}")
     return positive if positive is not None else labels[1]
 
 
