@@ -93,3 +93,9 @@ def test_ids_and_names_that_do_not_exist(tokenizer: Tokenizer) -> None:
         tokenizer(TEXTS, return_tensors="np")
     with pytest.raises(AttributeError, match="no attribute 'mask_tokens'"):
         tokenizer.mask_tokens  # noqa: B018
+
+
+@pytest.mark.parametrize("ids", ["abc", None, 1.5])
+def test_what_is_not_an_id_is_refused_in_one_line(tokenizer: Tokenizer, ids: object) -> None:
+    with pytest.raises(UserError, match="decode: takes ids of tokens"):
+        tokenizer.decode(ids)

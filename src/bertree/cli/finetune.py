@@ -1,5 +1,6 @@
 """The verbs `finetune`, `evaluate`, `predict`, `features`, `glue`."""
 
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from bertree.finetuning.features import FeatureFiles
     from bertree.inference.trained_run import Run
 
+FILE_NAME = re.compile(r"\S+\.(?:txt|csv|tsv|jsonl|parquet)(?:\.(?:gz|xz|zst))?")
 CHUNK = 1024  # lines read at once
 EVALUATION = {
     "out": Option(help="Folder for metrics.json, predictions.jsonl, report.html."),
@@ -143,7 +145,7 @@ def predict(
             "input.",
         ),
     ] = None,
-    file: Annotated[Path | None, typer.Option(help="A file, also one whose name is a text.")] = None,
+    file: Annotated[Path | None, typer.Option(help="A file of texts.")] = None,
     literal: Annotated[bool, typer.Option("--literal", help="Take each TEXT as it is, even a path.")] = False,
     text: TextOption = None,
     pair: Annotated[str | None, OPTIONS["pair"].option()] = None,
@@ -205,6 +207,8 @@ def _examples(task: Any, texts: Sequence[str], file: Path | None, question: str 
 def _existing_files(texts: Sequence[str]) -> list[Path]:
     """Return the files that the arguments name, or nothing if they are texts."""
     paths = [Path(text) for text in texts if _exists(text)]
+    if not paths and len(texts) == 1 and FILE_NAME.fullmatch(texts[0]):
+        raise UserError(f"{texts[0]}: no such file; --literal predicts for the name itself")
     if folder := next((path for path in paths if path.is_dir()), None):
         raise UserError(f"{folder}: is a folder; give a file of texts, or --literal to predict for its name")
     if paths and len(paths) < len(texts):

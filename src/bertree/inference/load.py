@@ -43,6 +43,8 @@ def load(
     torch dtype; see `Model.to`. `tokenizer`: a folder whose tokenizer is used; a preset then gets the size of its
     vocabulary.
     """
+    if not isinstance(name, str | Path):
+        raise UserError(f"load: takes the name or the folder of a model, not {name!r:.60}")
     chosen = parse_precision(precision)
     device = choose_device(device)
     own_tokenizer = _load_tokenizer(resolve_model_path(tokenizer)) if tokenizer is not None else None

@@ -178,7 +178,7 @@ class ContrastiveObjective(EmbeddingObjective):
 
 
 class ClassPairs:
-    """Texts of one class shall have the cosine 1, texts of different classes 0: squared errors over all pairs of a
+    """Texts of one class should have a cosine of 1, texts of different classes 0: squared errors over all pairs of a
     step, where both kinds of pairs weigh the same (SetFit)."""
 
     name: ClassVar[str] = "pairs"

@@ -33,6 +33,8 @@ def few_line(split: str, count: int) -> str:
         return ""
     points = min(100.0, 100 * Z * math.sqrt(0.5 / max(count, 1)))  # of two shares near one half
     few = "one example is" if count == 1 else f"{count} examples are"
+    if points >= 100:
+        return f"{split}: only {few} scored, so the score says nothing"
     return f"{split}: only {few} scored, so differences of less than about {points:.0f} points are within chance"
 
 

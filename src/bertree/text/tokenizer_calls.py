@@ -100,7 +100,9 @@ class TokenizerCalls:
             ids = ids["input_ids"]
         ids = getattr(ids, "ids", ids)
         ids = ids.tolist() if hasattr(ids, "tolist") else ids
-        ids = [ids] if isinstance(ids, int) else list(ids)
+        if isinstance(ids, str) or not isinstance(ids, int | np.integer | Iterable):
+            raise UserError(f"decode: takes ids of tokens, or lists of ids, not {ids!r:.60}")
+        ids = [ids] if isinstance(ids, int | np.integer) else list(ids)
         if ids and not isinstance(ids[0], int | np.integer):
             return [self.decode(row, skip_special_tokens=skip_special_tokens) for row in ids]
         size = self.backend.get_vocab_size()
