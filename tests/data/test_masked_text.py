@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from bertree.batch import Batch, PretrainingLabels
-from bertree.data.masked_text import MaskedText
+from bertree.data.masked_text import MaskedDocuments
 from bertree.data.store import Store
 from bertree.errors import UserError
 from bertree.text.identity import token_bytes, word_starts
@@ -42,9 +42,9 @@ def store() -> Store:
 
 
 def test_masked_tokens_do_not_depend_on_the_length(store: Store) -> None:
-    whole = restored(list(MaskedText(store, max_length=512, tokens=10**9).one_epoch()), store.special)
+    whole = restored(list(MaskedDocuments(store, max_length=512, tokens=10**9).one_epoch()), store.special)
     for length in (6, 17, 64):
-        batches = list(MaskedText(store, max_length=length, tokens=10**9, batch_tokens=100).one_epoch())
+        batches = list(MaskedDocuments(store, max_length=length, tokens=10**9, batch_tokens=100).one_epoch())
         assert restored(batches, store.special) == whole
         assert max(batch.max_seqlen for batch in batches) <= length
     text, masked, seen = whole
@@ -56,15 +56,17 @@ def test_masked_tokens_do_not_depend_on_the_length(store: Store) -> None:
 
 
 def test_fewer_tokens_are_the_first_of_all(store: Store) -> None:
-    text, masked, _ = restored(list(MaskedText(store, max_length=64, tokens=10**9).one_epoch()), store.special)
-    few_text, few_masked, _ = restored(list(MaskedText(store, max_length=64, tokens=1000).one_epoch()), store.special)
+    text, masked, _ = restored(list(MaskedDocuments(store, max_length=64, tokens=10**9).one_epoch()), store.special)
+    few_text, few_masked, _ = restored(
+        list(MaskedDocuments(store, max_length=64, tokens=1000).one_epoch()), store.special
+    )
     assert len(few_text) == 1000
     assert few_text == text[:1000]
     assert few_masked[:-3] == masked[: len(few_masked) - 3], "the last document, which is cut off, may differ"
 
 
 def test_a_sequence_is_framed_and_counted_from_zero(store: Store) -> None:
-    batch = next(MaskedText(store, max_length=20, tokens=500).one_epoch())
+    batch = next(MaskedDocuments(store, max_length=20, tokens=500).one_epoch())
     for first, last in zip(batch.cu_seqlens[:-1].tolist(), batch.cu_seqlens[1:].tolist(), strict=True):
         assert batch.ids[first] == store.special["cls"]
         assert batch.ids[last - 1] == store.special["sep"]
@@ -73,7 +75,7 @@ def test_a_sequence_is_framed_and_counted_from_zero(store: Store) -> None:
 
 def test_too_short_sequences_are_refused(store: Store) -> None:
     with pytest.raises(UserError, match="max_length 5: too short"):
-        MaskedText(store, max_length=5, tokens=100)
+        MaskedDocuments(store, max_length=5, tokens=100)
 
 
 def test_bytes_of_masked_tokens_count_their_text(token_store: Path) -> None:
@@ -83,6 +85,6 @@ def test_bytes_of_masked_tokens_count_their_text(token_store: Path) -> None:
     sizes = token_bytes(tokenizer, word_starts(tokenizer))
     ids = tokenizer.encode_plain(["under the sea"])[0].ids
     assert sizes[ids].sum() == len(" under the sea")
-    text = MaskedText(opened, max_length=32, tokens=2000)
+    text = MaskedDocuments(opened, max_length=32, tokens=2000)
     targets = [target for batch in text.one_epoch() for target in PretrainingLabels.of(batch).predicted[1].tolist()]
     assert text.target_bytes == sizes[targets].sum()

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import bertree
-from bertree.data.masked_text import MaskedText
+from bertree.data.masked_text import MaskedDocuments
 from bertree.data.store import Store
 from bertree.errors import UserError
 from bertree.finetuning.store_evaluation import TOKENS
@@ -50,7 +50,7 @@ def test_a_hugging_face_folder_has_the_figures_of_transformers(token_store: Path
     ).metrics
 
     total, right, count, pad = 0.0, 0, 0, torch.nn.utils.rnn.pad_sequence
-    for batch in MaskedText(store, max_length=LENGTH, tokens=TOKENS).one_epoch():
+    for batch in MaskedDocuments(store, max_length=LENGTH, tokens=TOKENS).one_epoch():
         labels = torch.full_like(batch.ids, -100)
         labels[batch.labels.masked] = batch.labels.targets
         rows = batch.split(batch.ids)

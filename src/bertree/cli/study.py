@@ -50,16 +50,16 @@ def list_studies(as_json: JsonOption = False) -> None:
     """
     from bertree.study.definition import studies
 
-    known = studies()
+    bundled = studies()
     if as_json:
         print_json(
             {
                 name: {"paper": study.paper, "varied": study.varied, "cost": _costs(study)}
-                for name, study in known.items()
+                for name, study in bundled.items()
             }
         )
         return
-    for name, study in known.items():
+    for name, study in bundled.items():
         print(f"{name}: {study.title} ({study.paper})")
         print(f"    varied: {study.varied}")
         print(f"    {'; '.join(_costs(study).values())}")

@@ -28,7 +28,7 @@ SPECIAL_TOKENS = 2  # of a sequence: [CLS] and [SEP]
 SHORTEST = 6  # tokens of a sequence
 
 
-class MaskedText:
+class MaskedDocuments:
     """Documents of a store with masks, in sequences of at most `max_length` tokens."""
 
     def __init__(self, store: Store, *, max_length: int, tokens: int, batch_tokens: int = 16384) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from bertree.batch import Batch
 from bertree.console import bar, note
-from bertree.data.masked_text import MaskedText
+from bertree.data.masked_text import MaskedDocuments
 from bertree.data.split import split_held_out
 from bertree.data.store import Store
 from bertree.data.stream import Stream
@@ -53,7 +53,7 @@ def evaluate_on_store(
         raise UserError(f"`max_length={length}`: {name} reads up to {longest} tokens")
     text: Any
     if objective == "mlm":
-        text, tokens = MaskedText(opened, max_length=length, tokens=TOKENS, batch_tokens=BATCH_TOKENS), None
+        text, tokens = MaskedDocuments(opened, max_length=length, tokens=TOKENS, batch_tokens=BATCH_TOKENS), None
     else:
         text, tokens = _pairs(opened, objective, length), TOKENS
     terms = pretraining_objective(**{objective: 1.0})

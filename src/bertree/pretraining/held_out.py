@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from bertree.config.sections import Phase
 from bertree.data.lane_stream import LaneStream
-from bertree.data.masked_text import MaskedText
+from bertree.data.masked_text import MaskedDocuments
 from bertree.data.masking import UNMASKED, Masking
 from bertree.data.store import Store
 from bertree.data.stream import Stream
@@ -39,7 +39,7 @@ def held_out_questions(recipe: Recipe, store: Store, phase: Phase, evaluated: We
             pairs = held_out_stream(recipe, store, phase, f"segment-pair+{TERMS[name].format}")
             questions.append(HeldOutQuestion(terms, pairs, tokens))
         else:
-            masked = MaskedText(
+            masked = MaskedDocuments(
                 store, max_length=phase.max_length, tokens=tokens, batch_tokens=_batch_tokens(recipe, phase)
             )
             questions.append(HeldOutQuestion(terms, masked, None))
