@@ -12,7 +12,8 @@ from bertree.batch import Batch
 from bertree.errors import UserError
 from bertree.inference.embedding import embed_blocks
 from bertree.inference.load import load, random_model
-from bertree.model.pooling import POOLINGS, Dense, PoolingConfig, SentencePooling
+from bertree.interop.sentence_transformers import MODES
+from bertree.model.pooling import Dense, PoolingConfig, SentencePooling
 from bertree.model.presets import preset
 from bertree.text.tokenizer import Tokenizer
 from tests.support.parts import UNKNOWN
@@ -63,7 +64,7 @@ def test_equal_to_sentence_transformers(minilm: Path) -> None:
 @pytest.mark.parametrize(
     ("pooling", "name"),
     [
-        *((pooling, "bert-base") for pooling in (*POOLINGS, "cls+max+mean", "mean+cls")),
+        *((pooling, "bert-base") for pooling in (*MODES, "cls+max+mean", "mean+cls")),
         *((pooling, "distilbert-base") for pooling in ("mean", "cls+max+mean")),
     ],
 )
@@ -80,6 +81,19 @@ def test_written_here_read_there_and_back(words: Tokenizer, tmp_path: Path, pool
     assert again.vector == model.vector
     assert np.abs(ours - again.embed(TEXTS[:5])).max() < 1e-6
     assert again.digest == model.digest == load(tmp_path / "ours").digest
+
+
+def test_a_pooling_that_sentence_transformers_lacks_is_kept_here_and_refused_there(
+    words: Tokenizer, tmp_path: Path
+) -> None:
+    model = tiny(words, vector=PoolingConfig("mean+min", dense=(Dense(8),)))
+    model.save(tmp_path / "ours")
+    again = load(tmp_path / "ours")
+    assert again.vector == model.vector
+    assert np.array_equal(again.embed(TEXTS[:5]), model.embed(TEXTS[:5]))
+    with pytest.raises(UserError, match="sentence-transformers has no pooling 'min', only cls, max"):
+        model.save(tmp_path / "theirs", to="huggingface")
+    assert not (tmp_path / "theirs").exists()
 
 
 @pytest.mark.parametrize("name", ["albert-base", "roberta-base"])
@@ -145,6 +159,7 @@ def test_pooling_by_hand() -> None:
         "cls": [[1, 5], [7, 8]],
         "mean": [[3, 3], [7, 8]],
         "max": [[6, 5], [7, 8]],
+        "min": [[1, 0], [7, 8]],
         "last": [[6, 0], [7, 8]],
         "sqrt": [[9 / 3**0.5, 9 / 3**0.5], [7, 8]],
         "weighted": [[(1 + 4 + 18) / 6, (5 + 8) / 6], [7, 8]],

@@ -81,7 +81,7 @@ def vectors(contents: Contents) -> np.ndarray:
         return model.network.vectors(model.network(batch), batch).numpy()
 
 
-@pytest.mark.parametrize("pooling", ["cls+max", "last", "mean+sqrt", "weighted"])
+@pytest.mark.parametrize("pooling", ["cls+max", "last+min", "mean+sqrt", "weighted"])
 @pytest.mark.parametrize("name", ["bert-base", "roberta-base", "albert-base", "distilbert-base"])
 def test_vectors_of_what_is_exported(name: str, pooling: str) -> None:
     a = preset(name).architecture.with_values(SMALL | {"layers": 2})

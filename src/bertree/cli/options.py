@@ -174,7 +174,7 @@ OPTIONS: dict[str, Option] = {
     "prompt": Option(help="One of the model's prompts by its name (query), or a text to put first."),
     "normalize": Option(help="Scale vectors to length 1."),
     "dtype": Option(help="Number type of the file: float32, or float16 for half the size."),
-    "pooling": Option(help="cls, mean, max, last, sqrt, weighted in place of the model's own; may be repeated."),
+    "pooling": Option(help="cls, mean, max, min, last, sqrt, weighted in place of the model's own; may be repeated."),
     "glove": Option(help="Word vectors as a baseline: one word and its numbers per line; also .xz."),
     "k": Option(flags=("-k", "--top"), min=1, help="Results to show."),
     "min_similarity": Option(help="The smallest cosine of a pair."),

@@ -185,6 +185,7 @@ POOLS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "mean": lambda x_blh, mask_bl: _sum(x_blh, mask_bl) / _count(mask_bl),
     "sqrt": lambda x_blh, mask_bl: _sum(x_blh, mask_bl) / _count(mask_bl).sqrt(),
     "max": lambda x_blh, mask_bl: x_blh.masked_fill(mask_bl[:, :, None] == 0, torch.finfo(x_blh.dtype).min).amax(1),
+    "min": lambda x_blh, mask_bl: x_blh.masked_fill(mask_bl[:, :, None] == 0, torch.finfo(x_blh.dtype).max).amin(1),
     "last": _last,
     "weighted": _weighted,
 }

@@ -45,6 +45,15 @@ def files() -> list[str]:
     return [MODULES, SETTINGS, LENGTH, POOLING, *numbered]
 
 
+def check_pooling(pooling: str) -> None:
+    """Raise a UserError if sentence-transformers has no such pooling."""
+    if other := [name for name in pooling.split("+") if name not in MODES]:
+        raise UserError(
+            f"sentence-transformers has no pooling '{other[0]}', only {', '.join(MODES)}; write a bertree folder, or "
+            "convert to onnx"
+        )
+
+
 def read_pooling(folder: Path, ends_in_summary: bool = False) -> PoolingConfig | None:
     """Read the pooling of a folder; None if it is not a folder of sentence-transformers.
 

@@ -61,16 +61,25 @@ def _weighted(states_tw: Tensor, batch: Batch) -> Tensor:
     return _sum(states_tw.float() * (batch.positions + 1.0)[:, None], batch) / (n * (n + 1) / 2)
 
 
-def _max(states_tw: Tensor, batch: Batch) -> Tensor:
+def _extreme(states_tw: Tensor, batch: Batch, reduction: str) -> Tensor:
     empty = states_tw.new_zeros(len(batch.cu_seqlens) - 1, states_tw.shape[1], dtype=torch.float32)
     index = batch.sequence_ids[:, None].expand(-1, states_tw.shape[1])
-    return empty.scatter_reduce(0, index, states_tw.float(), "amax", include_self=False)
+    return empty.scatter_reduce(0, index, states_tw.float(), reduction, include_self=False)
+
+
+def _max(states_tw: Tensor, batch: Batch) -> Tensor:
+    return _extreme(states_tw, batch, "amax")
+
+
+def _min(states_tw: Tensor, batch: Batch) -> Tensor:
+    return _extreme(states_tw, batch, "amin")
 
 
 POOLINGS: dict[str, Callable[[Tensor, Batch], Tensor]] = {
     "cls": _cls,  # the token that represents a text: the first, or the last of an encoder that ends in it
     "mean": mean_states,
     "max": _max,
+    "min": _min,
     "last": _last,
     "sqrt": _sqrt,
     "weighted": _weighted,

@@ -152,6 +152,8 @@ def make_config(contents: Contents) -> Json:
     if not network.readout.trivial:
         advice = "; convert it to onnx, which keeps the head" if network.readout.pooled else ""
         raise UserError(f"Hugging Face has no model with this readout: {network.readout.differences()}{advice}")
+    if network.vector is not None:
+        sentence_transformers.check_pooling(network.vector.config.pooling)
     a = require_transformer(contents.architecture)
     family = family_of_architecture(a)
     if problem := family.problem(a, tuple(network.heads)):
