@@ -15,7 +15,7 @@ from bertree.pretraining.recipe import DataSettings
 from bertree.study.definition import SIZES, bundled_studies, load_study, studies
 from bertree.study.execute import run_study
 from bertree.study.plan import plan_study
-from bertree.study.report import study_report
+from bertree.study.report import markdown_table, study_report
 from bertree.study.results import HOLDS, REVERSED, UNRESOLVED, StudyResults
 
 SMALL = """
@@ -177,6 +177,26 @@ def test_the_rule_for_patterns(study_file: Path, better: list[float], worse: lis
     assert verdict.state == results.verdict == state
     assert verdict.published == pytest.approx(10.0)
     assert state in results.sentence
+
+
+def test_averages_and_published_figures_of_two_sources_are_shown(study_file: Path) -> None:
+    more = ('{name = "both", mean_of = ["mlm", "mlm", "sst2"]}', '{name = "size", digits = 0}')
+    text = SMALL.replace('    {name = "sst2"', f'    {more[0]}, {more[1]},\n    {{name = "sst2"')
+    text = text.replace("{mlm = 50.0}", "{mlm = 50.0, size = 8}\nalso_published = {mlm = 51.0, both = 44.0}")
+    study_file.write_text(text)
+    figures = {"held-out": {"mlm_accuracy": 0.6}, "sst2": {"accuracy": 0.9}}
+    rows = [
+        {"cell": "none", "seed": seed, "step": step, "state": "done", "figures": figures[step]}
+        for seed, step in ((0, "held-out"), (0, "sst2"), (1, "held-out"))
+    ]
+    results = StudyResults(study=load_study(study_file), size="tiny", rows=rows)
+    estimate = results.estimate("none", "both")
+    assert estimate is not None
+    assert (round(estimate.value, 6), estimate.seeds) == (70.0, 1), "of the seed that has both, one of them twice"
+    assert "| none | 60.0 ± 0.0 (50.0; 51.0) | 70.0 (–; 44.0) | – (8) | 90.0 |" in markdown_table(results)
+    study_file.write_text(text.replace('"mlm", "mlm"', '"mml"'))
+    with pytest.raises(UserError, match="columns: 'both': mean_of: 'mml' is unknown"):
+        load_study(study_file)
 
 
 def test_studies_are_listed_by_name() -> None:

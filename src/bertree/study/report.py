@@ -12,7 +12,7 @@ from bertree.report.formats import duration
 from bertree.report.html import render, write_report
 from bertree.report.scales import Axis
 from bertree.report.tables import Block, Cell, PageTable, Piece, Section, Tile, one_line
-from bertree.study.definition import Column
+from bertree.study.definition import Column, StudyCell
 from bertree.study.results import HOLDS, REVERSED, Estimate, StudyResults, Verdict, read_results
 
 TABLE = "table.md"
@@ -42,11 +42,10 @@ def markdown_table(results: StudyResults) -> str:
     for cell in study.cells:
         figures = []
         for column in study.columns:
-            published = cell.published.get(column.name)
-            beside = "" if published is None else f" ({published:.{column.digits}f})"
-            figures.append(f"{_estimate(results.estimate(cell.name, column), column)}{beside}")
+            figures.append(f"{_estimate(results.estimate(cell.name, column), column)}{_published(cell, column)}")
         lines.append(_row([cell.name, *figures]))
-    lines += ["", "In brackets: published."]
+    second = f" After a semicolon: {study.second_source}." if study.second_source else ""
+    lines += ["", f"In brackets: published.{second}"]
     if verdicts := results.verdicts():
         lines += ["", results.sentence, "", _row(["claim", "difference", "published", ""]), _row(["---"] * 4)]
         lines += [_row([verdict.pattern.claim, *_verdict_figures(verdict), verdict.state]) for verdict in verdicts]
@@ -64,6 +63,15 @@ def _estimate(estimate: Estimate | None, column: Column) -> str:
         return "–"
     spread = "" if estimate.deviation is None else f" ± {estimate.deviation:.{column.digits}f}"
     return f"{estimate.value:.{column.digits}f}{spread}"
+
+
+def _published(cell: StudyCell, column: Column) -> str:
+    """Return the published figures in brackets: of the paper, and of a second source."""
+    sources = [cell.published.get(column.name), cell.also_published.get(column.name)]
+    if sources == [None, None]:
+        return ""
+    figures = ["–" if figure is None else f"{figure:.{column.digits}f}" for figure in sources]
+    return f" ({'; '.join(figures if sources[1] is not None else figures[:1])})"
 
 
 def _verdict_figures(verdict: Verdict) -> list[str]:

@@ -61,13 +61,21 @@ class StudyResults:
     def estimate(self, cell: str, column: str | Column) -> Estimate | None:
         """Return the figure of a cell in a column, in the column's unit."""
         column = self._column(column) if isinstance(column, str) else column
-        step, _, figure = column.figure.partition(".")
-        rows = [row for row in self.rows if row["cell"] == cell and row["step"] == step]
-        values = [column.factor * row["figures"][figure] for row in rows if figure in row["figures"]]
+        values = list(self._by_seed(cell, column).values())
         if not values:
             return None
         centre = median(values) if self.study.median else mean(values)
         return Estimate(centre, stdev(values) if len(values) > 1 else None, len(values))
+
+    def _by_seed(self, cell: str, column: Column) -> dict[int, float]:
+        """Return the figures of a cell in a column; an average only for seeds that have all of its columns."""
+        if column.mean_of:
+            parts = [self._by_seed(cell, self._column(name)) for name in column.mean_of]
+            seeds = set.intersection(*(set(part) for part in parts))
+            return {seed: mean(part[seed] for part in parts) for seed in sorted(seeds)}
+        step, _, figure = column.figure.partition(".")
+        rows = [row for row in self.rows if row["cell"] == cell and row["step"] == step and figure in row["figures"]]
+        return {row["seed"]: column.factor * row["figures"][figure] for row in rows}
 
     def _column(self, name: str) -> Column:
         return next(column for column in self.study.columns if column.name == name)
