@@ -180,7 +180,7 @@ def test_the_rule_for_patterns(study_file: Path, better: list[float], worse: lis
 
 
 def test_averages_and_published_figures_of_two_sources_are_shown(study_file: Path) -> None:
-    more = ('{name = "both", mean_of = ["mlm", "mlm", "sst2"]}', '{name = "size", digits = 0}')
+    more = ('{name = "both", mean = ["mlm", "mlm", "sst2"]}', '{name = "size", digits = 0}')
     text = SMALL.replace('    {name = "sst2"', f'    {more[0]}, {more[1]},\n    {{name = "sst2"')
     text = text.replace("{mlm = 50.0}", "{mlm = 50.0, size = 8}\nalso_published = {mlm = 51.0, both = 44.0}")
     study_file.write_text(text)
@@ -195,7 +195,7 @@ def test_averages_and_published_figures_of_two_sources_are_shown(study_file: Pat
     assert (round(estimate.value, 6), estimate.seeds) == (70.0, 1), "of the seed that has both, one of them twice"
     assert "| none | 60.0 ± 0.0 (50.0; 51.0) | 70.0 (–; 44.0) | – (8) | 90.0 |" in markdown_table(results)
     study_file.write_text(text.replace('"mlm", "mlm"', '"mml"'))
-    with pytest.raises(UserError, match="columns: 'both': mean_of: 'mml' is unknown"):
+    with pytest.raises(UserError, match="columns: 'both': mean: 'mml' is unknown"):
         load_study(study_file)
 
 

@@ -35,7 +35,7 @@ class Column:
     name: str
     label: str = ""
     figure: str = ""  # STEP.FIGURE: "mnli.accuracy"; none: the column has only published figures
-    mean_of: tuple[str, ...] = ()  # in place of a figure: columns that are averaged; one named twice counts twice
+    mean: tuple[str, ...] = ()  # in place of a figure: columns that are averaged; one named twice counts twice
     factor: float = 1.0  # 100 for shares that are shown in percent
     digits: Annotated[int, AtLeast(0)] = 1
     lower_is_better: bool = False
@@ -198,8 +198,8 @@ def _check(study: Study, where: str) -> None:
     for column in study.columns:
         place = f"{where}: columns: '{column.name}'"
         check_names([column.figure.partition(".")[0]] if column.figure else [], steps, f"{place}: figure")
-        plain = [other.name for other in study.columns if not other.mean_of]
-        check_names(column.mean_of, plain, f"{place}: mean_of")
+        plain = [other.name for other in study.columns if not other.mean]
+        check_names(column.mean, plain, f"{place}: mean")
     for cell in study.cells:
         check_names(cell.steps, steps, f"{where}: cells: '{cell.name}': steps")
         check_names(cell.at, study.sizes, f"{where}: cells: '{cell.name}': at")

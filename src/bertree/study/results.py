@@ -69,8 +69,8 @@ class StudyResults:
 
     def _by_seed(self, cell: str, column: Column) -> dict[int, float]:
         """Return the figures of a cell in a column; an average only for seeds that have all of its columns."""
-        if column.mean_of:
-            parts = [self._by_seed(cell, self._column(name)) for name in column.mean_of]
+        if column.mean:
+            parts = [self._by_seed(cell, self._column(name)) for name in column.mean]
             seeds = set.intersection(*(set(part) for part in parts))
             return {seed: mean(part[seed] for part in parts) for seed in sorted(seeds)}
         step, _, figure = column.figure.partition(".")
