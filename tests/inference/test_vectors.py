@@ -11,7 +11,7 @@ import bertree
 from bertree.batch import Batch
 from bertree.errors import UserError
 from bertree.inference.embedding import embed_blocks
-from bertree.inference.load import load, random_model
+from bertree.inference.load import convert, load, random_model
 from bertree.interop.sentence_transformers import MODES
 from bertree.model.pooling import Dense, PoolingConfig, SentencePooling
 from bertree.model.presets import preset
@@ -92,7 +92,7 @@ def test_a_pooling_that_sentence_transformers_lacks_is_kept_here_and_refused_the
     assert again.vector == model.vector
     assert np.array_equal(again.embed(TEXTS[:5]), model.embed(TEXTS[:5]))
     with pytest.raises(UserError, match="sentence-transformers has no pooling 'min', only cls, max"):
-        model.save(tmp_path / "theirs", to="huggingface")
+        convert(tmp_path / "ours", tmp_path / "theirs", to="huggingface")
     assert not (tmp_path / "theirs").exists()
 
 
