@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from bertree.search.index import Index
     from bertree.search.postgres.index import PostgresIndex
     from bertree.serve.background import start_server
-    from bertree.study.definition import studies
     from bertree.study.execute import run_study
+    from bertree.study.load import studies
     from bertree.study.report import study_report
     from bertree.tasks.registry import register_task
     from bertree.tasks.text import TextTask
@@ -85,7 +85,7 @@ _HOMES = {
     "show_batch": "data.preview",
     "similar": "embeddings.mine_files",
     "start_server": "serve.background",
-    "studies": "study.definition",
+    "studies": "study.load",
     "study_report": "study.report",
     "train_embeddings": "embeddings.train",
     "train_tokenizer": "data.prepare",

@@ -12,8 +12,9 @@ from bertree.data.stream import Stream
 from bertree.errors import UserError
 from bertree.pretraining import build
 from bertree.pretraining.recipe import DataSettings
-from bertree.study.definition import SIZES, bundled_studies, load_study, studies
+from bertree.study.definition import SIZES
 from bertree.study.execute import run_study
+from bertree.study.load import bundled_studies, load_study, studies
 from bertree.study.plan import plan_study
 from bertree.study.report import markdown_table, study_report
 from bertree.study.results import HOLDS, REVERSED, UNRESOLVED, StudyResults

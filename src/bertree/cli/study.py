@@ -24,6 +24,7 @@ RUN_OPTIONS = {
     "out": Option(help="Folder of the study."),
     "seeds": Option(help="Seeds of every cell. 0: those of the size."),
     "jobs": Option(help="Steps that are computed at a time."),
+    "device": Option(metavar="auto|cpu|cuda", help="Device of all steps."),
     "only": Option(metavar="CELL", help="Compute this cell alone; may be repeated."),
     "skip": Option(metavar="STEP", help="Leave out this step, for example a task without data; may be repeated."),
     "dry_run": Option(help="Check everything and print what would be computed."),
@@ -48,7 +49,7 @@ def list_studies(as_json: JsonOption = False) -> None:
 
     [dim]bertree study list[/dim]
     """
-    from bertree.study.definition import studies
+    from bertree.study.load import studies
 
     bundled = studies()
     if as_json:
@@ -83,7 +84,7 @@ def show(
     [dim]bertree study show bert-size[/dim]
     """
     from bertree.config.settings import as_tree
-    from bertree.study.definition import load_study
+    from bertree.study.load import load_study
     from bertree.study.report import markdown_table
     from bertree.study.results import StudyResults
 
@@ -94,8 +95,11 @@ def show(
     print(markdown_table(StudyResults(study=loaded, size="none yet", rows=())))
     print("")
     for cell in loaded.cells:
-        changes = [f"{step}: {' '.join(values)}" for step, values in cell.set.items()]
-        parts = [*([f"recipe {cell.recipe}"] if cell.recipe else []), *changes]
+        parts = [f"{step}: {' '.join(values)}" for step, values in cell.set.items()]
+        parts += [
+            f"{step}: {', '.join(f'{name} {value}' for name, value in fields.items())}"
+            for step, fields in cell.change.items()
+        ]
         print(f"{cell.name}: {'; '.join(parts) or ('as the study' if cell.run else 'published figures only')}")
     for cost in _costs(loaded).values():
         print(cost)

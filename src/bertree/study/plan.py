@@ -1,71 +1,18 @@
-"""The work of a study at one size: every step of every cell and seed, checked before anything is trained.
+"""The work of a study at one size: every step of every cell and seed, and which step takes whose model."""
 
-A step is identified by a hash of everything that decides its result: what it does, its settings, its seed, its text
-and the step whose model it takes. Cells whose steps have the same identity share them: a pretrained model that several
-cells fine-tune is trained once, and nothing that differs is ever shared.
-"""
-
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from bertree.config.settings import as_tree
 from bertree.console import note
-from bertree.data.masking import Masking
 from bertree.data.store import Store
 from bertree.errors import UserError
-from bertree.files.formats import json_text
-from bertree.finetuning import config as finetune_config
-from bertree.inference.load import identify
-from bertree.model.presets import PRESETS, preset
-from bertree.pretraining import build
-from bertree.pretraining import recipe as recipes
-from bertree.study.definition import TRAINING, Study, StudyCell, StudySize, StudyStep, check_names
-from bertree.tasks.files import TaskFiles
-from bertree.tasks.registry import make_task
-
-SEED_STEP = 100  # between the fine-tuning seeds of two seeds of a study
-PATHS = ("store", "held_out")  # settings that do not decide a result: the fingerprint of the text does
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlannedStep:
-    """A step of a cell and seed with everything it needs."""
-
-    step: StudyStep
-    cell: str
-    seed: int
-    settings: tuple[str, ...]
-    recipe: str  # pretrain, distill
-    model_step: "PlannedStep | None"  # whose model it takes
-    model: str  # a preset or a folder, if no step makes the model
-    store: Path | None
-    text: str  # fingerprint of the store
-    data: Path | None
-
-    @cached_property
-    def identity(self) -> str:
-        """A hash of everything that decides the result."""
-        step = as_tree(self.step) | {"name": "", "set": [], "recipe": "", "model": self.model, "data": str(self.data)}
-        settings: object = list(self.settings)
-        if self.step.do == "pretrain":
-            resolved = as_tree(recipes.load(self.recipe, self.settings))
-            settings = resolved | {"name": "", "note": "", "data": {**resolved["data"], **dict.fromkeys(PATHS, "")}}
-        parts = {
-            "step": step,
-            "settings": settings,
-            "seed": self.seed if self.step.seeded else 0,
-            "text": self.text,
-            "model": self.model_step.identity if self.model_step else self.model,
-        }
-        return hashlib.sha256(json_text(parts).encode()).hexdigest()[:12]
-
-    @property
-    def folder(self) -> str:
-        """Its folder below that of the study."""
-        return f"steps/{self.step.key}-{self.identity}"
+from bertree.model.presets import PRESETS
+from bertree.study.checks import check_step
+from bertree.study.definition import BASES, Study, StudyCell, StudySize, StudyStep
+from bertree.study.load import check_names
+from bertree.study.planned import PlannedStep
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,15 +21,20 @@ class StudyPlan:
 
     study: Study
     size: str
-    steps: Sequence[PlannedStep]  # cell by cell, seed by seed
+    steps: Sequence[PlannedStep]  # cell by cell, seed by seed; ensembles last
 
-    @property
+    @cached_property
     def distinct(self) -> list[PlannedStep]:
         """The steps that must be computed: of those that cells share, the first."""
         first: dict[str, PlannedStep] = {}
         for step in self.steps:
             first.setdefault(step.identity, step)
         return list(first.values())
+
+    @cached_property
+    def sources(self) -> set[str]:
+        """The identities of the steps whose models others take."""
+        return {source.identity for step in self.steps for source in step.sources}
 
     @property
     def shared(self) -> list[str]:
@@ -95,10 +47,15 @@ class StudyPlan:
         together = {(names[identity], *users) for identity, users in cells.items() if len(users) > 1}
         return [f"{name}: {', '.join(users)}" for name, *users in sorted(together)]
 
-    @property
-    def minutes(self) -> float:
-        """The estimated time: that of a cell and seed, times their number."""
-        return self.study.size(self.size).minutes * len({(step.cell, step.seed) for step in self.steps})
+
+@dataclass(frozen=True, kw_only=True)
+class Inputs:
+    """What the steps read: a token store with its fingerprint, and the folder of the tasks."""
+
+    store: Path | None
+    text: str
+    tasks: Path | None
+    device: str
 
 
 def plan_study(
@@ -110,27 +67,36 @@ def plan_study(
     seeds: int,
     only: Sequence[str] = (),
     skip: Sequence[str] = (),
+    device: str = "",
 ) -> StudyPlan:
     """Return the work of a study; every setting, file and model is checked."""
     check_names(skip, [step.key for step in study.steps], f"{study.name}: steps")
-    study = replace(study, steps=tuple(step for step in study.steps if step.key not in skip))
-    chosen = study.size(size)
-    needs_store = any(step.do in ("pretrain", "distill", "evaluate") for step in study.steps)
-    if needs_store and store is None:
+    chosen, cells = study.size(size), study.running(only)
+    if store is None and any(step.reads_store for cell in cells for step in study.steps_of(cell, chosen)):
         raise UserError(f"{study.name}: needs a token store (`store=DIR`): `bertree prepare` makes one of your text")
+    if tasks is not None and not tasks.is_dir():
+        raise UserError(f"{tasks}: no such folder; `tasks` is the folder with the data of the tasks")
     if tasks is None and any(step.data for step in study.steps):
         note("`tasks`: no folder with the data of the tasks, so only the figures of pretraining are computed")
-    fingerprint = Store.open(store).fingerprint if store is not None else ""
-    steps = []
-    for cell in study.running(only):
+    text = Store.open(store).fingerprint if store is not None else ""
+    inputs = Inputs(store=store, text=text, tasks=tasks, device=device)
+    by_cell: dict[tuple[str, int], list[PlannedStep]] = {}
+    for cell in cells:
+        first: list[PlannedStep] = []
         for seed in range(seeds or chosen.seeds):
             of_cell = replace(cell, set=cell.at.get(size, cell.set))
-            steps += _plan_cell(study, chosen, of_cell, seed, store, fingerprint, tasks)
+            by_cell[cell.name, seed] = _plan_cell(study, chosen, of_cell, seed, inputs, skip, first)
+            first = first or by_cell[cell.name, seed]
+    steps = [step for planned in by_cell.values() for step in planned if step.step.do != "ensemble"]
+    for (name, seed), planned in by_cell.items():
+        for step in planned:
+            if step.step.do == "ensemble":
+                steps.append(_with_members(step, study.cell(name).members or (name,), seed, by_cell))
     checked: set[str] = set()
     for step in steps:
         try:
             if step.identity not in checked:
-                _check_step(step)
+                check_step(step)
         except UserError as error:
             raise UserError(f"{study.name}: cell '{step.cell}': {step.step.key}: {error}") from None
         checked.add(step.identity)
@@ -138,75 +104,76 @@ def plan_study(
 
 
 def _plan_cell(
-    study: Study, size: StudySize, cell: StudyCell, seed: int, store: Path | None, text: str, tasks: Path | None
+    study: Study,
+    size: StudySize,
+    cell: StudyCell,
+    seed: int,
+    inputs: Inputs,
+    skip: Sequence[str],
+    first: Sequence[PlannedStep],
 ) -> list[PlannedStep]:
-    planned: list[PlannedStep] = []
-    for step in study.steps_of(cell):
-        if step.data and tasks is None:
+    """Plan the steps of a cell and seed; `first` are those of the cell's first seed."""
+    planned: dict[str, PlannedStep] = {}
+    names = {step.key for step in study.steps}
+    for step in study.steps_of(cell, size):
+        missing = [name for name in (step.model, step.student) if name in names and name not in planned]
+        if step.key in skip or (inputs.tasks is None and (step.data or step.glove)):
             continue
-        model = (cell.model if step.do == "finetune" else "") or step.model
-        trained = [before for before in planned if before.step.do in TRAINING and before.step.do != "finetune"]
-        named = next((before for before in planned if before.step.key == model), None)
-        source = named or (trained[-1] if trained and not model and step.do != "pretrain" else None)
-        recipe = (cell.recipe if step.do == "pretrain" else "") or step.recipe
+        if missing and step.do != "ensemble":
+            if missing[0] in skip:
+                continue
+            raise UserError(f"{study.name}: cell '{cell.name}': {step.key}: {missing[0]} is not a step before it")
+        bases = [before for before in planned.values() if before.step.do in BASES]
+        takes_model = step.do not in ("pretrain", "ensemble") and not step.recipe and not step.glove
+        newest = bases[-1] if bases and takes_model and not step.model else None
+        source = planned.get(step.model, newest) if takes_model else None
+        model, student = size.recipes.get(step.model, step.model), size.recipes.get(step.student, step.student)
         changes = (step.set, size.set.get(step.do), size.set.get(step.name), cell.set.get(step.do))
         settings = [text for part in (*changes, cell.set.get(step.name)) for text in part or ()]
-        on_text = step.do in ("pretrain", "distill", "evaluate")
-        planned.append(
-            PlannedStep(
-                step=step,
-                cell=cell.name,
-                seed=seed if step.seeded else 0,
-                settings=tuple(settings),
-                recipe=size.recipes.get(recipe, recipe + size.suffix) if recipe else "",
-                model_step=source,
-                model="" if source else model,
-                store=store if on_text else None,
-                text=text if on_text else "",
-                data=_find_data(step, tasks) if step.data and tasks else None,
-            )
+        planned[step.key] = PlannedStep(
+            step=step,
+            cell=cell.name,
+            seed=seed if step.seeded else 0,
+            settings=tuple(settings),
+            recipe=size.recipes.get(step.recipe, step.recipe + size.suffix) if step.recipe else "",
+            model="" if source else model,
+            student="" if step.student in planned else student,
+            model_step=source,
+            student_step=planned.get(step.student),
+            chosen_by=next((one for one in first if one.step.key == step.key), None) if step.choose else None,
+            store=inputs.store,
+            text=inputs.text if step.reads_store or model in PRESETS else "",
+            data=tuple(_find_data(step, name, inputs.tasks) for name in (step.data, *step.more_data) if name),
+            glove=_find_data(step, step.glove, inputs.tasks) if step.glove else None,
+            median=study.median,
+            device=inputs.device,
         )
-    return planned
+    return list(planned.values())
 
 
-def _find_data(step: StudyStep, tasks: Path) -> Path:
+def _with_members(
+    step: PlannedStep, cells: Sequence[str], seed: int, by_cell: dict[tuple[str, int], list[PlannedStep]]
+) -> PlannedStep:
+    """Return an ensemble with its members: of one seed, or of all if it is the same for all."""
+    members = tuple(
+        member
+        for (name, number), planned in by_cell.items()
+        if name in cells and (number == seed or not step.step.seeded)
+        for member in planned
+        if member.step.key == step.step.model
+    )
+    if len(members) < 2:
+        raise UserError(
+            f"cell '{step.cell}': {step.step.key}: has {len(members)} models to join; name cells with `members`, or "
+            "join all seeds with `seeded = false`"
+        )
+    return replace(step, members=tuple({member.identity: member for member in members}.values()))
+
+
+def _find_data(step: StudyStep, name: str, tasks: Path | None) -> Path:
     """Return the data of a step: in the folder of the tasks, or in a folder of that one."""
-    for path in (tasks / step.data, *sorted(tasks.glob(f"*/{step.data}"))):
+    assert tasks is not None
+    for path in (tasks / name, *sorted(tasks.glob(f"*/{name}"))):
         if path.exists():
             return path
-    raise UserError(f"{tasks}: has no {step.data}, which the step {step.key} needs")
-
-
-def _check_step(planned: PlannedStep) -> None:
-    step = planned.step
-    if step.do == "pretrain":
-        _check_pretraining(planned)
-    elif step.do == "finetune":
-        assert planned.data is not None
-        task = make_task(step.task)
-        finetune_config.load(planned.settings, task, {"readout": {"frozen": step.frozen}} if step.frozen else {})
-        TaskFiles.of(planned.data).splits(task)
-    elif planned.model and planned.model not in PRESETS:
-        identify(planned.model)
-
-
-def _check_pretraining(planned: PlannedStep) -> None:
-    assert planned.store is not None
-    recipe = recipes.load(planned.recipe, (*planned.settings, f'data.store="{planned.store}"'))
-    if name := recipe.model.get("preset"):
-        a = preset(str(name)).architecture.with_values(recipe.axes)
-        if (longest := max(phase.max_length for phase in recipe.phases)) > a.max_positions:
-            raise UserError(f"sequences of {longest} tokens are longer than the model's {a.max_positions} positions")
-    train, held_out = build.open_stores(recipe.data)
-    if recipe.data.format.endswith("+nsp") and min(train.documents, held_out.documents) < 2:
-        raise UserError(f"{planned.store}: NSP needs two documents to train on and two held out; prepare more text")
-    if train.tokens < max(phase.batch_tokens for phase in recipe.phases):
-        raise UserError(f"{planned.store}: has {train.tokens:,} tokens to train on, fewer than one batch; prepare more")
-    masking = Masking.parse(recipe.data.masking)
-    epochs = sum(phase.steps * phase.batch_tokens for phase in recipe.phases) / train.tokens
-    varied = any(text.partition("=")[0].endswith("masking") for text in planned.settings)
-    if varied and masking and masking.duplicates and epochs <= masking.duplicates and not recipe.run.minutes:
-        raise UserError(
-            f"data.masking={recipe.data.masking}: the run reads its text {epochs:.1f} times, so its masks never repeat "
-            "and it equals a run with dynamic masks; use fewer duplicates, more steps or less text (data.share)"
-        )
+    raise UserError(f"{tasks}: has no {name}, which the step {step.key} needs; leave it out with `skip={step.key}`")

@@ -14,11 +14,11 @@ from statistics import mean, median, stdev
 from bertree.errors import UserError
 from bertree.files.atomic import write_atomically, write_json_lines
 from bertree.files.formats import Json, json_text, read_json
-from bertree.study.definition import BUNDLED, Column, Pattern, Study, load_study
+from bertree.study.definition import BUNDLED, Column, Pattern, Study
+from bertree.study.load import load_study
 from bertree.study.plan import StudyPlan
 
 STUDY, PLAN, ROWS, RESULT = "study.toml", "plan.json", "rows.jsonl", "result.json"
-NO_MODEL = "has made no model"  # message of a step that takes the model of one that failed
 ERRORS = 2.0  # standard errors that a difference must exceed to be resolved
 HOLDS, REVERSED, UNRESOLVED = "holds", "reversed", "not resolved"
 
@@ -83,7 +83,7 @@ class StudyResults:
     def problems(self, cell: str) -> list[str]:
         """Return what went wrong in a cell: "seed 1, pretrain: diverged (...)"."""
         rows = [row for row in self.rows if row["cell"] == cell and row["state"] != "done"]
-        rows = [row for row in rows if NO_MODEL not in row.get("message", "")]  # what follows from an earlier step
+        rows = [row for row in rows if row["state"] != "not computed"]  # which follows from an earlier step
         return [f"seed {row['seed']}, {row['step']}: {row['state']} ({row.get('message', '')})" for row in rows]
 
     def verdicts(self) -> list[Verdict]:
@@ -136,7 +136,7 @@ class StudyResults:
         return sum(seconds.values()) / 60
 
 
-def write_plan(folder: Path, plan: StudyPlan, source: str | Path) -> None:
+def write_plan(folder: Path, plan: StudyPlan, source: str | Path, jobs: int) -> None:
     """Write what is run; cells and seeds of an earlier call stay, another study or size is refused."""
     path = Path(source) if str(source).endswith(".toml") else BUNDLED / f"{source}.toml"
     steps = [
@@ -152,7 +152,7 @@ def write_plan(folder: Path, plan: StudyPlan, source: str | Path) -> None:
         cells = {(step["cell"], step["seed"]) for step in steps}
         steps = [step for step in before["steps"] if (step["cell"], step["seed"]) not in cells] + steps
     write_atomically(folder / STUDY, path.read_bytes())
-    content = {"study": plan.study.name, "size": plan.size, "shared": plan.shared, "steps": steps}
+    content = {"study": plan.study.name, "size": plan.size, "shared": plan.shared, "jobs": jobs, "steps": steps}
     write_atomically(folder / PLAN, json_text(content, 1) + "\n")
 
 

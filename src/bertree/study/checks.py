@@ -1,0 +1,92 @@
+"""Checks of a planned step before anything is trained: its settings, its files, its model and its text."""
+
+from bertree.comparison.info import find_point
+from bertree.data.masking import Masking
+from bertree.distillation.text_recipe import find_recipe
+from bertree.embeddings import sts
+from bertree.errors import UserError
+from bertree.finetuning import config as finetune_config
+from bertree.finetuning.store_evaluation import OBJECTIVES
+from bertree.inference.load import identify
+from bertree.model.presets import PRESETS, preset
+from bertree.objectives.embedding_losses import loss_named
+from bertree.pretraining import build
+from bertree.pretraining import recipe as recipes
+from bertree.study.load import check_names
+from bertree.study.planned import PlannedStep
+from bertree.tasks.files import TaskFiles
+from bertree.tasks.registry import make_task
+
+NO_MODEL_TASKS = ("perplexity", "lambada", "questions", "cloze", "attribution")  # that need no fine-tuned head
+CROSS = "cross"
+
+
+def check_step(planned: PlannedStep) -> None:
+    """Raise an error if a step cannot be computed."""
+    step = planned.step
+    if planned.model and planned.model not in PRESETS:
+        identify(planned.model)
+    if planned.model in PRESETS and planned.store is None and step.do not in ("info", "plan"):
+        raise UserError(f"{planned.model}: is a preset, which has no tokenizer; give a token store with `store`")
+    check_names(step.objectives, OBJECTIVES, "objectives")
+    if step.do == "pretrain" or step.measure == "training":
+        _check_pretraining(planned)
+    elif step.do == "finetune" or (step.do == "distill" and step.task):
+        _check_task(planned)
+    elif step.do == "distill":
+        find_recipe(planned.student, {"data.store": str(planned.store)}, planned.settings)
+    elif step.do == "embeddings" and step.loss != CROSS:
+        loss_named(step.loss)
+    elif step.do == "sts":
+        sts.find(planned.data)
+    elif step.do == "info":
+        axes(planned)
+    elif step.task and step.task not in NO_MODEL_TASKS:
+        make_task(step.task)
+
+
+def axes(planned: PlannedStep) -> list[str]:
+    """Return the axes that a step `info` changes, checked."""
+    if planned.recipe:
+        recipe = recipes.load(planned.recipe, planned.settings)
+        return [f"{key}={str(value).lower()}" for key, value in recipe.axes.items()]
+    if planned.model:
+        find_point(planned.model, planned.settings)
+    return list(planned.settings)
+
+
+def _check_task(planned: PlannedStep) -> None:
+    step = planned.step
+    task = make_task(step.task)
+    for choice in step.choose or ("",):
+        settings = [*planned.settings, *choice.split()]
+        if step.do == "distill":
+            finetune_config.load_task_distill(settings, task)
+        else:
+            finetune_config.load(settings, task, {"readout": {"frozen": step.frozen}} if step.frozen else {})
+    TaskFiles.of(planned.data[0]).splits(task)
+
+
+def _check_pretraining(planned: PlannedStep) -> None:
+    assert planned.store is not None
+    if not planned.recipe:
+        return
+    for choice in planned.step.choose or ("",):
+        recipe = recipes.load(planned.recipe, (*planned.settings, *choice.split(), f'data.store="{planned.store}"'))
+    if name := recipe.model.get("preset"):
+        a = preset(str(name)).architecture.with_values(recipe.axes)
+        if (longest := max(phase.max_length for phase in recipe.phases)) > a.max_positions:
+            raise UserError(f"sequences of {longest} tokens are longer than the model's {a.max_positions} positions")
+    train, held_out = build.open_stores(recipe.data)
+    if recipe.data.format.endswith("+nsp") and min(train.documents, held_out.documents) < 2:
+        raise UserError(f"{planned.store}: NSP needs two documents to train on and two held out; prepare more text")
+    if train.tokens < max(phase.batch_tokens for phase in recipe.phases):
+        raise UserError(f"{planned.store}: has {train.tokens:,} tokens to train on, fewer than one batch; prepare more")
+    masking = Masking.parse(recipe.data.masking)
+    epochs = sum(phase.steps * phase.batch_tokens for phase in recipe.phases) / train.tokens
+    varied = any(text.partition("=")[0].endswith("masking") for text in planned.settings)
+    if varied and masking and masking.duplicates and epochs <= masking.duplicates and not recipe.run.minutes:
+        raise UserError(
+            f"data.masking={recipe.data.masking}: the run reads its text {epochs:.1f} times, so its masks never repeat "
+            "and it equals a run with dynamic masks; use fewer duplicates, more steps or less text (data.share)"
+        )

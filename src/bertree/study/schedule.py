@@ -1,0 +1,83 @@
+"""The order in which the steps of a study are computed: after those they need, several at a time, timed ones alone.
+
+With several GPUs each process has one of them, so `jobs` steps are spread over all.
+"""
+
+import multiprocessing
+import os
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from pathlib import Path
+
+import torch
+
+from bertree.console import bar, say
+from bertree.study.definition import ALONE
+from bertree.study.plan import StudyPlan
+from bertree.study.planned import PlannedStep
+
+Compute = Callable[[PlannedStep, Path, bool], str]
+
+
+class Progress:
+    """Counts the cells whose steps are all done."""
+
+    def __init__(self, plan: StudyPlan, waiting: Sequence[PlannedStep]) -> None:
+        left = {step.identity for step in waiting}
+        self._left: dict[tuple[str, int], set[str]] = {}
+        for step in plan.steps:
+            self._left.setdefault((step.cell, step.seed), set()).update({step.identity} & left)
+        self.runs = len(self._left)
+
+    def finish(self, step: PlannedStep) -> str:
+        """Count a step; return how many runs of cells are complete."""
+        for left in self._left.values():
+            left.discard(step.identity)
+        done = sum(not left for left in self._left.values())
+        return f"{done} of {self.runs} runs of cells"
+
+
+def compute_all(
+    waiting: Sequence[PlannedStep], folder: Path, jobs: int, compute: Compute, progress: Progress, kept: Collection[str]
+) -> None:
+    """Compute the steps; the models of those in `kept` stay."""
+    with bar("steps", len(waiting)) as shown:
+        if jobs == 1:
+            for step in waiting:
+                line = compute(step, folder, step.identity in kept)
+                say(f"[{progress.finish(step)}] {line}")
+                shown.advance(1)
+            return
+        context = multiprocessing.get_context("spawn")
+        cards: multiprocessing.Queue[str] = context.Queue()
+        for number in range(jobs):
+            cards.put(str(number % torch.cuda.device_count()) if torch.cuda.device_count() > 1 else "")
+        done: set[str] = set()
+        names = {step.identity for step in waiting}
+        left, running = list(waiting), dict[Future[str], PlannedStep]()
+        with ProcessPoolExecutor(jobs, mp_context=context, initializer=_take_card, initargs=(cards,)) as pool:
+            while left or running:
+                free = 0 if any(step.step.do in ALONE for step in running.values()) else jobs - len(running)
+                for step in _startable(left, free, names - done, jobs) if free else ():
+                    running[pool.submit(compute, step, folder, step.identity in kept)] = step
+                    left.remove(step)
+                for finished in wait(running, return_when=FIRST_COMPLETED).done:
+                    step = running.pop(finished)
+                    done.add(step.identity)
+                    say(f"[{progress.finish(step)}] {finished.result()}")
+                    shown.advance(1)
+
+
+def _startable(left: Sequence[PlannedStep], free: int, unfinished: Collection[str], jobs: int) -> list[PlannedStep]:
+    """Return the steps that can begin now, at most as many as processes are free; a timed one if nothing else can."""
+    ready = [step for step in left if not any(need.identity in unfinished for need in step.needs)]
+    beside = [step for step in ready if step.step.do not in ALONE]
+    if beside or free < jobs:
+        return beside[:free]
+    return ready[:1]
+
+
+def _take_card(cards: "multiprocessing.Queue[str]") -> None:
+    """Give a new process one of the GPUs; it sees no other."""
+    if card := cards.get():
+        os.environ["CUDA_VISIBLE_DEVICES"] = card
