@@ -2,16 +2,19 @@
 
 import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 import bertree
-from bertree.data.masked_text import MaskedDocuments
+from bertree.data.masked_text import HiddenDocuments, MaskedDocuments
 from bertree.data.store import Store
 from bertree.errors import UserError
-from bertree.finetuning.store_evaluation import TOKENS
+from bertree.finetuning.store_evaluation import TOKENS, evaluate_on_store
+from bertree.inference.load import random_model
+from bertree.model.presets import preset
 from bertree.text.tokenizer import Tokenizer
 from tests.support import learnable
 from tests.support.command import Command
@@ -67,6 +70,28 @@ def test_a_hugging_face_folder_has_the_figures_of_transformers(token_store: Path
     assert scores["accuracy"] == pytest.approx(right / count, abs=1.5 / count)  # a tie may fall either way
     assert scores["loss"] == pytest.approx(total / count, abs=1e-5)
     assert scores["perplexity"] == pytest.approx(math.exp(total / count), rel=1e-4)
+
+
+def test_a_query_stream_predicts_the_masked_tokens_without_seeing_them(token_store: Path, tmp_path: Path) -> None:
+    store = Store.open(token_store)
+    axes = {"layers": 2, "width": 32, "heads": 2, "vocab_size": store.vocab_size, "dropout": 0.0, "init_std": 0.2}
+    model = random_model(preset("xlnet-base").architecture.with_values(axes), {"mask": 0}, 0)
+    (masked,) = MaskedDocuments(store, max_length=LENGTH, tokens=2000).one_epoch()
+    (hidden,) = HiddenDocuments(store, max_length=LENGTH, tokens=2000).one_epoch()
+    assert torch.equal(masked.labels.targets, hidden.labels.targets)
+    other_ids = hidden.ids.clone()
+    other_ids[masked.labels.masked] = masked.labels.targets.roll(1)
+    with torch.no_grad():
+        model.network.eval()
+        logits = [
+            model.network.mask_logits(model.network(batch), batch.labels.masked)
+            for batch in (hidden, replace(hidden, ids=other_ids))
+        ]
+    assert torch.equal(*logits)
+    assert logits[0].std(0).max() > 0, "but they see the others"
+    figures = evaluate_on_store(model, "xlnet", "mlm", token_store, split="all", max_length=LENGTH)
+    assert figures["masked_tokens"] > 0
+    assert math.isfinite(figures["loss"])
 
 
 @pytest.mark.parametrize("task", ["nsp", "sop"])

@@ -7,6 +7,7 @@ sequence, the input format, the masking or the seed of a run. 15 % of the tokens
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
 
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 
 from bertree import keyed_random
-from bertree.batch import Batch, PretrainingLabels
+from bertree.batch import Batch, Permutation, PretrainingLabels
 from bertree.data.masking import Masker, Masking
 from bertree.data.sequences.shuffle_group import CLS_SEGMENT
 from bertree.data.store import Store
@@ -113,6 +114,24 @@ class MaskedDocuments:
         tokenizer = Tokenizer.load(self.store.folder / TOKENIZER)
         assert tokenizer is not None, "a store has a tokenizer"
         return int(token_bytes(tokenizer, self.store.word_start)[self._text[3]].sum())
+
+
+class HiddenDocuments(MaskedDocuments):
+    """The same text for a model with a query stream: tokens are hidden instead of masked.
+
+    Each is predicted by a query row that sees all tokens that are not hidden.
+    """
+
+    def one_epoch(self) -> Iterator[Batch]:
+        """Yield the text in batches."""
+        for batch in super().one_epoch():
+            hidden, targets = PretrainingLabels.of(batch).predicted
+            ids, ranks = batch.ids.clone(), torch.zeros_like(batch.ids, dtype=torch.int32)
+            ids[hidden], ranks[hidden] = targets, 1
+            edges = torch.searchsorted(hidden, batch.cu_seqlens.long()).int()
+            order = Permutation(ranks, hidden, edges, int(edges.diff().max()))
+            labels = PretrainingLabels(masked=ids.numel() + torch.arange(hidden.numel()), targets=targets)
+            yield replace(batch, ids=ids, permutation=order, labels=labels)
 
 
 def _equal_parts(bounds: Ints, room: int) -> Ints:

@@ -2,7 +2,8 @@
 sentences.
 
 Format, masking, length and seed belong to the evaluation, not to the recipe of the model, so that figures of different
-models of one tokenizer can be compared; with bits per byte also those of different tokenizers.
+models of one tokenizer can be compared; with bits per byte also those of different tokenizers. A model with a query
+stream (XLNet) predicts the same tokens, hidden instead of masked.
 """
 
 import math
@@ -12,7 +13,7 @@ from typing import Any
 
 from bertree.batch import Batch
 from bertree.console import bar, note
-from bertree.data.masked_text import MaskedDocuments
+from bertree.data.masked_text import HiddenDocuments, MaskedDocuments
 from bertree.data.split import split_held_out
 from bertree.data.store import Store
 from bertree.data.stream import Stream
@@ -53,7 +54,8 @@ def evaluate_on_store(
         raise UserError(f"`max_length={length}`: {name} reads up to {longest} tokens")
     text: Any
     if objective == "mlm":
-        text, tokens = MaskedDocuments(opened, max_length=length, tokens=TOKENS, batch_tokens=BATCH_TOKENS), None
+        documents = HiddenDocuments if getattr(model.architecture, "query_stream", False) else MaskedDocuments
+        text, tokens = documents(opened, max_length=length, tokens=TOKENS, batch_tokens=BATCH_TOKENS), None
     else:
         text, tokens = _pairs(opened, objective, length), TOKENS
     terms = pretraining_objective(**{objective: 1.0})
