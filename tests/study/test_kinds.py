@@ -50,7 +50,7 @@ def run(
     tables = ", ".join("{" + step + "}" for step in steps)
     text = f"steps = [{tables}]\n" + HEAD % f"{key}.x"
     path.write_text(text + (cells or '[[cells]]\nname = "one"\n'))
-    results = run_study(path, store=store, tasks=tasks, out=tmp_path / "out", **options)  # type: ignore[arg-type]
+    results = run_study(path, store=store, tasks=tasks, out=tmp_path / "out", **options)
     assert [row.get("message") for row in results.rows] == [None] * len(results.rows)
     return {row["step"]: row["figures"] for row in results.rows}
 

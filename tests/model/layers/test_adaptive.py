@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors import safe_open
 from torch import Tensor
 
+from bertree.batch import IGNORED
 from bertree.model.layers.embeddings import AdaptiveEmbeddings, AdaptiveSoftmax, VocabularyClusters
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "transformer_xl.safetensors"
@@ -61,10 +63,11 @@ def test_targets_are_computed_in_their_cluster_alone(case: str) -> None:
     embeddings, softmax, found = parts(case)
     hidden_mh = found["hidden/0"].flatten(0, 1).requires_grad_()
     targets_m = found["ids"][:, :6].flatten()
-    ours = softmax.target_log_probabilities(hidden_mh, embeddings, targets_m)
-    whole = softmax(hidden_mh, embeddings).gather(1, targets_m[:, None])[:, 0]
+    targets_m[::5] = IGNORED
+    ours = softmax.loss(hidden_mh, embeddings, targets_m)
+    whole = F.nll_loss(softmax(hidden_mh, embeddings), targets_m, ignore_index=IGNORED, reduction="sum")
     torch.testing.assert_close(ours, whole)
-    (grad,), (expected,) = torch.autograd.grad(ours.sum(), [hidden_mh]), torch.autograd.grad(whole.sum(), [hidden_mh])
+    (grad,), (expected,) = torch.autograd.grad(ours, [hidden_mh]), torch.autograd.grad(whole, [hidden_mh])
     torch.testing.assert_close(grad, expected)
 
 

@@ -16,8 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bertree.batch import IGNORED, Batch
+from bertree.batch import Batch
 from bertree.model.kernels.operators import look_up
+from bertree.model.kernels.triton_cross_entropy import linear_cross_entropy
 from bertree.model.layers.positions import EmbeddedPositions
 
 
@@ -110,8 +111,9 @@ class AdaptiveSoftmax(nn.Module):
             {str(i): nn.Linear(clusters.widths[i], width, bias=False) for i in own_projections}
         )
 
-    def _logits(self, hidden_mh: Tensor, embeddings: AdaptiveEmbeddings, cluster: int) -> Tensor:
-        """Return the logits of a cluster's tokens; the first cluster's are followed by those of the other clusters."""
+    def _output(self, hidden_mh: Tensor, embeddings: AdaptiveEmbeddings, cluster: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return what a cluster's logits are computed from: states, weight and bias. The first cluster's logits are
+        followed by those of the other clusters."""
         embeddings = embeddings if self.output is None else self.output
         projection_he = embeddings.projection(cluster)
         if str(cluster) in self.projections:
@@ -123,7 +125,10 @@ class AdaptiveSoftmax(nn.Module):
         weight_ce, bias_c = embeddings.table(cluster), self.bias[start:end]
         if cluster == 0:
             weight_ce, bias_c = torch.cat([weight_ce, self.cluster_weight]), torch.cat([bias_c, self.cluster_bias])
-        return F.linear(state_me, weight_ce, bias_c)
+        return state_me, weight_ce, bias_c
+
+    def _logits(self, hidden_mh: Tensor, embeddings: AdaptiveEmbeddings, cluster: int) -> Tensor:
+        return F.linear(*self._output(hidden_mh, embeddings, cluster))
 
     def forward(self, hidden_mh: Tensor, embeddings: AdaptiveEmbeddings, pad_vocab: bool = False) -> Tensor:
         """Return the log-probabilities of all tokens (m x v), in float32; no vocabulary is padded."""
@@ -135,25 +140,23 @@ class AdaptiveSoftmax(nn.Module):
             parts.append(first[:, frequent + cluster - 1, None] + within)
         return torch.cat(parts, 1)
 
-    def target_log_probabilities(self, hidden_mh: Tensor, embeddings: AdaptiveEmbeddings, targets_m: Tensor) -> Tensor:
-        """Return the log-probability of each target (m), in float32; a rare cluster computes its own targets only."""
-        first = self._logits(hidden_mh, embeddings, 0).float().log_softmax(-1)
-        frequent = self.clusters.starts[1]
+    def loss(self, hidden_mh: Tensor, embeddings: AdaptiveEmbeddings, targets_m: Tensor) -> Tensor:
+        """Return the cross-entropy, summed over the targets that are not -100; a rare cluster computes its own targets
+        only."""
         edges = torch.tensor(self.clusters.starts[1:-1], device=targets_m.device)
-        cluster_m = torch.bucketize(targets_m, edges, right=True)
-        place_m = torch.where(cluster_m == 0, targets_m, frequent + cluster_m - 1)
-        found_m = first.gather(1, place_m[:, None])[:, 0]
+        cluster_m = torch.bucketize(targets_m, edges, right=True)  # an ignored target is in the first
+        first_m = torch.where(cluster_m == 0, targets_m, self.clusters.starts[1] + cluster_m - 1)
+        total = self._cluster_loss(hidden_mh, embeddings, 0, first_m)
         for cluster in range(1, len(self.clusters)):
             rows = (cluster_m == cluster).nonzero()[:, 0]
-            within = self._logits(hidden_mh[rows], embeddings, cluster).float().log_softmax(-1)
-            target = (targets_m[rows] - self.clusters.starts[cluster])[:, None]
-            found_m = found_m.index_add(0, rows, within.gather(1, target)[:, 0])
-        return found_m
+            within_m = targets_m[rows] - self.clusters.starts[cluster]
+            total = total + self._cluster_loss(hidden_mh[rows], embeddings, cluster, within_m)
+        return total
 
-    def loss(self, hidden_mh: Tensor, embeddings: AdaptiveEmbeddings, targets_m: Tensor) -> Tensor:
-        """Return the cross-entropy, summed over the targets that are not -100."""
-        found_m = self.target_log_probabilities(hidden_mh, embeddings, targets_m.clamp(min=0))
-        return -found_m.masked_fill(targets_m == IGNORED, 0.0).sum()
+    def _cluster_loss(
+        self, hidden_mh: Tensor, embeddings: AdaptiveEmbeddings, cluster: int, targets_m: Tensor
+    ) -> Tensor:
+        return linear_cross_entropy(*self._output(hidden_mh, embeddings, cluster), targets_m)
 
 
 class TokenEmbeddings(nn.Embedding):
