@@ -17,6 +17,7 @@ import hypothesis.configuration
 import pytest
 
 from tests.support import needs
+from tests.support.processes import forked_server
 from tests.support.quick import keep_for_good, skip_syncs
 from tests.support.shared import common_folder, make_once
 
@@ -154,12 +155,14 @@ def alone() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def scratch(tmp_path_factory: pytest.TempPathFactory) -> None:
+def scratch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Whatever makes temporary files, here or in a child process, makes them in pytest's own folder."""
     folder = tmp_path_factory.mktemp("t", numbered=False)
     hypothesis.configuration.set_hypothesis_home_dir(folder / "hypothesis")
     if len(str(folder)) < 64:  # the path of a socket may have 108 characters
         os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
+    with forked_server(RUNNING.clear):
+        yield
 
 
 @pytest.fixture(scope="session")

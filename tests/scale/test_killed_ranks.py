@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from safetensors.torch import load_file
 
-from benchmarks.scale_kill import kill_a_rank, launch, result_hashes
+from benchmarks.scale_kill import result_hashes
 from bertree.errors import UserError
 from bertree.verification.verify import verify
 from tests.support import runs
-from tests.support.rank_commands import run_commands
+from tests.support.rank_commands import run_commands, torchrun
 
 # A mesh of two ranks for each family; Transformer-XL carries a memory from step to step.
 MESHES = {
@@ -30,7 +29,7 @@ class Run:
     """A run of a family that is started again and again."""
 
     def __init__(self, family: str, folder: Path, store: Path, *more: str) -> None:
-        self.out, self.said, self._starts, self._folder = folder / "out", "", 0, folder
+        self.out, self.store, self.said, self._starts, self._folder = folder / "out", store, "", 0, folder
         recipe = str(runs.recipe(family, folder))
         self.arguments = ("pretrain", recipe, "--store", str(store), "--out", str(self.out), *more)
 
@@ -121,13 +120,10 @@ def test_checkpoints_of_several_ranks_are_verified(whole: dict[str, Run], tmp_pa
 
 
 def test_torchrun_starts_killed_ranks_again(whole: dict[str, Run], tmp_path: Path) -> None:
-    """The command of a user, with a SIGKILL while a checkpoint is written."""
-    moments, out = random.Random(1), tmp_path / "out"
-    arguments = [word for word in whole["bert"].arguments if word not in ("--out", str(whole["bert"].out))]
-    process = launch(arguments, out, ranks=2, restarts=8)
-    met = kill_a_rank(process, out, 4, True, moments)
-    assert process.wait(600) == 0
-    assert met.steps >= 4
-    assert len([text for text in events(out) if text.startswith("resumed from step")]) == 1
-    assert result_hashes(out) == result_hashes(whole["bert"].out)
-    assert torch.equal(*(torch.tensor(losses(found)) for found in (out, whole["bert"].out)))
+    """A rank dies while it writes a checkpoint; all ranks are started again and resume."""
+    run = Run("bert", tmp_path, whole["bert"].store, *MESHES["bert"])
+    options = ("--standalone", "--nproc-per-node", "2", "--max-restarts", "3", "-m", "bertree")
+    assert torchrun(*options, *run.arguments, said=tmp_path / "said", planted="half the tensors:5") == 0
+    assert [text for text in events(run.out) if text.startswith("resumed from step")] == ["resumed from step 4"]
+    assert result_hashes(run.out) == result_hashes(whole["bert"].out)
+    assert losses(run.out) == losses(whole["bert"].out)

@@ -1,9 +1,10 @@
 """The command in several processes that were started together, as torchrun and srun start them."""
 
 import os
-from collections.abc import Mapping, Sequence
+from argparse import Namespace
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tests.support import faults, runs
 from tests.support.processes import PATIENCE, PROCESSES
@@ -51,4 +52,36 @@ def _command(arguments: tuple[str, ...], env: dict[str, str], said: Path, fault:
     if patience:
         world.START_TIMEOUT = timedelta(seconds=patience)
     faults.plant(fault)
+    runs.run_command(arguments, said)
+
+
+def torchrun(*arguments: str, said: Path, planted: str) -> int | None:
+    """Run torchrun, with these words after its name, to its end; return its exit code.
+
+    Its ranks are forked from the server, like all processes of the tests. `planted`: a fault of rank 1, the first time
+    it is started.
+    """
+    process = PROCESSES.Process(target=_torchrun, args=(arguments, said, planted))
+    process.start()
+    process.join(PATIENCE)
+    return process.exitcode
+
+
+def _torchrun(arguments: tuple[str, ...], said: Path, planted: str) -> None:
+    from torch.distributed import run
+
+    read = run.config_from_args
+
+    def forked(options: Namespace) -> tuple[Any, Callable[..., None], tuple[Any, ...]]:
+        config, _, words = read(options)
+        config.start_method = "forkserver"
+        return config, _rank_of_torchrun, (words[words.index("bertree") + 1 :], said, planted)
+
+    run.config_from_args = forked
+    run.main(list(arguments))
+
+
+def _rank_of_torchrun(arguments: Sequence[str], said: Path, planted: str) -> None:
+    if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        faults.plant(planted)
     runs.run_command(arguments, said)
