@@ -12,6 +12,7 @@ from tests.support.shared import common_folder, make_once
 TOLERANCE = 1e-5
 NO_DROPOUT = ("model.dropout=0.0",)
 MUON = ("optim.name=muon",)
+SGD = ("optim.name=sgd", "optim.lr=0.1", "optim.nesterov=true")
 TWO = [
     *(Case("bert", {"zero": zero}, micro_batches=4) for zero in (0, 1, 2, 3)),
     Case("bert", {"zero": 3}, ("run.recompute=true",)),
@@ -19,6 +20,7 @@ TWO = [
     Case("albert", {"zero": 3}),
     *(Case(family, {"zero": 3}) for family in ("roberta", "gpt", "modernbert", "transformer-xl", "xlnet", "reformer")),
     *(Case(family, {"zero": zero}, MUON) for family, zero in (("bert", 0), ("modernbert", 3))),
+    Case("bert", {"zero": 3}, SGD),
     Case("bert", {"tensor": 2}),
     Case("bert", {"tensor": 2, "sequence_parallel": True}, NO_DROPOUT),
 ]

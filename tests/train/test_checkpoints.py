@@ -12,11 +12,11 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
-from bertree.config.sections import OptimSettings
+from bertree.config.sections import OPTIMIZERS, OptimSettings
 from bertree.errors import UserError
 from bertree.train import keep as keep_module
 from bertree.train.checkpoints import checkpoint, files
-from bertree.train.checkpoints.checkpoint import CheckpointFolder, restore
+from bertree.train.checkpoints.checkpoint import CheckpointFolder, check_optimizer_state, restore
 from bertree.train.keep import KeepNewestAndBest
 from bertree.train.optimizer import build_optimizer
 from tests.support import runs
@@ -91,7 +91,7 @@ def test_a_damaged_one_is_named_and_the_one_before_taken(damage: str, tmp_path: 
     assert len(notes) == 2
 
 
-@pytest.mark.parametrize("name", ["adamw", "lamb"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_weights_and_moments_come_back(name: str, tmp_path: Path, notes: list[str]) -> None:
     net, optimizer = trained(name)
     CheckpointFolder(tmp_path).save(3, net, optimizer)
@@ -100,6 +100,7 @@ def test_weights_and_moments_come_back(name: str, tmp_path: Path, notes: list[st
     assert not notes
     again = network(seed=7)
     other = build_optimizer(again, OptimSettings(name=name, lr=0.1))
+    check_optimizer_state(found, again, other, 3)
     restore(found, again, other)
     for _ in range(2):
         step(net, optimizer)

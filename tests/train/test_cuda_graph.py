@@ -113,7 +113,7 @@ def test_a_bad_step_moves_nothing_and_recording_moves_nothing() -> None:
 
 
 @cuda
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("optimizer", ["adamw", "muon", "sgd"])
 def test_replayed_steps_of_pretraining_give_the_same_bytes(optimizer: str) -> None:
     """Compiled, with dropout, two phases of different lengths."""
     set_deterministic(True)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from bertree.config.sections import OptimSettings
+from bertree.config.sections import OPTIMIZERS, OptimSettings
 from bertree.objectives.pretraining import pretraining_objective
 from bertree.train.adamw import layer_factors
 from bertree.train.loop import Loop
@@ -31,7 +31,7 @@ def test_layers_that_share_a_part_have_one_rate(sharing: str, groups: int, expec
     assert shared <= expected
 
 
-@pytest.mark.parametrize("name", ["adamw", "lamb", "muon"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_parameter_moves_by_its_rate(name: str) -> None:
     def moved(decay: float) -> dict[str, torch.Tensor]:
         network = fresh()

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from bertree.batch import Batch
-from bertree.config.sections import OptimSettings
+from bertree.config.sections import OPTIMIZERS, OptimSettings
 from bertree.errors import UserError
 from bertree.model.network import Network
 from bertree.objectives.objective import Loss, WeightedTerms
@@ -87,7 +87,7 @@ def state(loop: Loop) -> list[torch.Tensor]:
     return found
 
 
-@pytest.mark.parametrize("name", ["adamw", "lamb", "muon"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_step_without_a_finite_gradient_is_skipped(name: str, value: float, tmp_path: Path) -> None:
     network = fresh()

@@ -1,10 +1,13 @@
-"""LAMB against the paper's formula, tensor by tensor; who gets weight decay."""
+"""LAMB against the paper's formula, SGD and Adam against PyTorch's; who gets weight decay."""
+
+from collections.abc import Callable
 
 import pytest
 import torch
 
-from bertree.config.sections import OptimSettings
+from bertree.config.sections import OPTIMIZERS, OptimSettings
 from bertree.objectives.pretraining import pretraining_objective
+from bertree.train.checkpoints.checkpoint import MOMENTS
 from bertree.train.optimizer import Lamb, build_optimizer
 from tests.support.batches import fresh, joined, sequences
 
@@ -72,7 +75,7 @@ def test_where_a_norm_is_zero_the_ratio_is_one() -> None:
     assert still.tolist() == [1.0, 1.0, 1.0]
 
 
-@pytest.mark.parametrize("name", ["adamw", "lamb", "muon"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_norms_and_biases_do_not_decay(name: str) -> None:
     network = fresh()
     optimizer = build_optimizer(network, OptimSettings(name=name, weight_decay=0.3))
@@ -81,6 +84,43 @@ def test_norms_and_biases_do_not_decay(name: str) -> None:
     for path, parameter in network.named_parameters():
         plain = path.endswith("bias") or ".norm." in path
         assert decay[id(parameter)] == (0.0 if plain else 0.3), path
+
+
+@pytest.mark.parametrize(
+    ("settings", "peer"),
+    [
+        ({"name": "sgd", "momentum": 0.0}, lambda groups: torch.optim.SGD(groups, lr=0.05)),
+        ({"name": "sgd", "momentum": 0.9}, lambda groups: torch.optim.SGD(groups, lr=0.05, momentum=0.9)),
+        (
+            {"name": "sgd", "momentum": 0.8, "nesterov": True},
+            lambda groups: torch.optim.SGD(groups, lr=0.05, momentum=0.8, nesterov=True),
+        ),
+        ({"name": "adam", "eps": 1e-7}, lambda groups: torch.optim.Adam(groups, lr=0.05, eps=1e-7, fused=True)),
+    ],
+)
+def test_sgd_and_adam_are_pytorchs(
+    settings: dict[str, object], peer: Callable[[list[dict[str, object]]], torch.optim.Optimizer]
+) -> None:
+    networks = [fresh(), fresh()]
+    ours = build_optimizer(networks[0], OptimSettings(lr=0.05, weight_decay=0.1, **settings))
+    named = list(networks[1].parameters())
+    theirs = peer(
+        [
+            {"params": [p for p in named if (p.ndim >= 2) == wide], "weight_decay": decay}
+            for wide, decay in ((True, 0.1), (False, 0.0))
+        ]
+    )
+    for number in range(4):
+        for network, optimizer in zip(networks, (ours, theirs), strict=True):
+            losses = pretraining_objective(mlm=1.0, nsp=1.0)(network, joined(sequences(6, number))).losses
+            sum(loss.sum / 10 for loss in losses.values()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    for one, other in zip(*(network.parameters() for network in networks), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+    assert {tuple(sorted(state)) for state in ours.state.values()} == {
+        tuple(sorted(ours.param_groups[0].get("kept", MOMENTS)))
+    }
 
 
 def test_adamw_has_the_recipes_settings() -> None:

@@ -67,6 +67,20 @@ def test_growth(shape: str, growth: int) -> None:
     assert len(schedule) < len(plain)
 
 
+@pytest.mark.parametrize(("scaling", "factor"), [("linear", 4.0), ("sqrt", 2.0), ("none", 1.0)])
+def test_a_batch_factor_reads_as_much_in_fewer_steps_at_a_scaled_rate(scaling: str, factor: float) -> None:
+    phases = [Phase(10, 32), Phase(40, 64)]
+    plain = TrainingSchedule(phases, ScheduleSettings(growth=2), 0.3)
+    scaled = TrainingSchedule(phases, ScheduleSettings(growth=2, batch_factor=4, rate_scaling=scaling), 0.3)
+    assert scaled.tokens_after[-1] == plain.tokens_after[-1]
+    assert [update.batches for update in scaled.updates][:4] == [4, 4, 2, 4]
+    assert max(update.batches for update in scaled.updates) == 8
+    at = {(update.phase, update.first): update for update in plain.updates}
+    for update in scaled.updates:
+        if before := at.get((update.phase, update.first)):
+            assert update.lr / before.lr == pytest.approx(factor * update.batches / (4 * before.batches), rel=1e-12)
+
+
 def test_berts_phases() -> None:
     bert = recipe.load("bert-base")
     scaled = [Phase(p.steps // 1000, p.max_length, p.batch_tokens) for p in bert.phases]

@@ -20,7 +20,7 @@ sentence2 and label or score; anchor, positive and, where there are any, negativ
 make triplets: what follows from a sentence against what contradicts it. OUT receives what finetune writes; its
 model/ makes vectors; where Hugging Face knows the encoder, sentence-transformers reads it too.
 
-Settings: pooling=mean (cls, max, min, mean+max ...) layers=last (sum-all, sum-last-four) normalize=false dense=(width of a
+Settings: pooling=mean (cls, max, min, mean+max) layers=last (sum-all, sum-last-four) normalize=false dense=(width of a
 linear layer after the pooling) frozen=false (true: the encoder stays as it is). Of the losses:
 {loss_settings_help()}. dimensions=768,256,64 trains vectors that can be truncated to each of these widths (Matryoshka).
 And those of finetune: epochs={loss_defaults_help("epochs")} batch={loss_defaults_help("batch")}, of any size: what does

@@ -7,7 +7,9 @@ from bertree.config.settings import Above, AtLeast, AtMost, OneOf, Share
 
 LARGEST_SEED = 2**62
 LARGEST_BATCH = 2**26  # tokens
+OPTIMIZERS = ("adamw", "adam", "lamb", "muon", "sgd")
 SHAPES = ("linear", "cosine", "constant")
+RATE_SCALINGS = {"linear": 1.0, "sqrt": 0.5, "none": 0.0}  # the power of batch_factor
 PRECISIONS = {"float32": "fp32", "bfloat16": "bf16"}  # synonyms of the words that are written
 
 
@@ -15,15 +17,17 @@ PRECISIONS = {"float32": "fp32", "bfloat16": "bf16"}  # synonyms of the words th
 class OptimSettings:
     """The optimizer."""
 
-    name: Annotated[str, OneOf(("adamw", "lamb", "muon"))] = "adamw"
+    name: Annotated[str, OneOf(OPTIMIZERS)] = "adamw"
     lr: Annotated[float, Above(0)] = 1e-4
     betas: Annotated[tuple[float, float], Share()] = (0.9, 0.999)
     eps: Annotated[float, Above(0)] = 1e-6
-    weight_decay: Annotated[float, AtLeast(0)] = 0.01  # not on biases and norms
+    # Not on biases and norms. adam and sgd add it to the gradient (L2), the others to the step.
+    weight_decay: Annotated[float, AtLeast(0)] = 0.01
     clip: Annotated[float, AtLeast(0)] = 1.0  # largest norm of the gradient; 0: no limit
     # rate of each layer as a multiple of the layer's above it; heads have the whole rate, embeddings the lowest
     layer_decay: Annotated[float, Above(0), AtMost(1)] = 1.0
-    momentum: Annotated[float, Share()] = 0.95  # muon: of the layers' matrices
+    momentum: Annotated[float, Share()] = 0.95  # muon: of the layers' matrices; sgd: of everything
+    nesterov: bool = False  # sgd: the momentum looks one step ahead
     matrix_rate: Annotated[float, Above(0)] = 1.0  # muon: their learning rate, as a multiple of lr
 
 
@@ -35,6 +39,10 @@ class ScheduleSettings:
     warmup: Annotated[int, AtLeast(0)] = 0  # steps in which the rate rises from 0
     final: Annotated[float, Share()] = 0.0  # share of the rate that is left at the end
     growth: Annotated[int, AtLeast(1)] = 1  # up to this factor the batch grows instead of the rate's decay
+    batch_factor: Annotated[int, AtLeast(1)] = 1  # each step reads this many batches, and the rate is scaled with it
+    rate_scaling: Annotated[str, OneOf(tuple(RATE_SCALINGS))] = (
+        "linear"  # by batch_factor, its square root, or not at all
+    )
 
 
 @dataclass(frozen=True)

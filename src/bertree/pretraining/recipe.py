@@ -46,7 +46,7 @@ class DataSettings:
     masking: str = "token"  # or permutation: tokens are predicted in a random order
     mask_rate: Annotated[float, Above(0)] = 0.15
     mask: Annotated[float, Share(closed=True)] = 0.8  # share of the chosen tokens that become [MASK]
-    random: Annotated[float, Share(closed=True)] = 0.1  # share of them that become a random token; the rest stays as it is
+    random: Annotated[float, Share(closed=True)] = 0.1  # share that becomes a random token; the rest stays
     ngram: Annotated[int, AtLeast(1)] = 3  # masking=ngram: longest n-gram, in words
     partial: Annotated[int, AtLeast(1)] = 6  # permutation: one token in this many is predicted
     spans: Annotated[int, AtLeast(1)] = 5  # permutation: longest span of targets, in words; 1: single tokens

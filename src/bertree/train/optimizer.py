@@ -1,4 +1,4 @@
-"""AdamW, LAMB and Muon, with weight decay kept off norms and biases."""
+"""AdamW, Adam, LAMB, Muon and SGD, with weight decay kept off norms and biases."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -13,8 +13,9 @@ from bertree.scale.distribute import Distribution
 from bertree.scale.gradients import first_row, is_sharded, local, squares, sum_over_ranks
 from bertree.scale.world import World
 from bertree.train.adamw import EagerMethods, ShardedAdamW, with_layer_rates
-from bertree.train.muon import build_muon
+from bertree.train.muon import KEPT, build_muon
 
+Tensors = list[Tensor] | tuple[Tensor, ...]
 STACKED = {".qkv.": 3, ".qv.": 2}  # matrices in one tensor, by a part of its name
 
 
@@ -34,7 +35,10 @@ def build_optimizer(
         {"params": [p for _, p in named if p.ndim < 2], "weight_decay": 0.0},
     ]
     groups = with_layer_rates([group for group in groups if group["params"]], named, settings.layer_decay)
-    if settings.name == "adamw":
+    if settings.name == "sgd":
+        return Sgd(groups, settings.lr, momentum=settings.momentum, nesterov=settings.nesterov)
+    if settings.name in ("adamw", "adam"):
+        groups = [group | {"decoupled_weight_decay": settings.name == "adamw"} for group in groups]
         return ShardedAdamW(
             groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, fused=True, capturable=capturable
         )
@@ -50,6 +54,54 @@ def build_optimizer(
         split=lambda p: id(p) in split,
         world=distribution.world,
     )
+
+
+class Sgd(EagerMethods, Optimizer):
+    """Gradient descent with momentum (Sutskever et al. 2013, as PyTorch has it).
+
+    With g the gradient plus decay * w, m <- momentum * m + g; a parameter changes by -lr * m, or with `nesterov` by
+    -lr * (g + momentum * m). The host waits for nothing. Ranks update what they hold.
+    """
+
+    def __init__(self, params: Iterable[Any], lr: float, *, momentum: float = 0.0, nesterov: bool = False) -> None:
+        super().__init__(params, {"lr": lr, "weight_decay": 0.0, "fused": True})
+        for group in self.param_groups:
+            group["kept"] = KEPT if momentum else KEPT[:1]
+        self._momentum, self._nesterov = momentum, nesterov
+        self.found_inf: Tensor | None = None  # 1: the gradient is not finite, so nothing is updated
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Update every parameter that has a gradient."""
+        assert closure is None, "the loop computes the gradients"
+        for group in self.param_groups:
+            moved = [p for p in group["params"] if p.grad is not None]
+            if moved:
+                self._move(group, moved)
+
+    def _move(self, group: dict[str, Any], moved: list[Tensor]) -> None:
+        for p in moved:
+            if not self.state[p]:
+                self.state[p]["step"] = torch.zeros((), device=local(p).device)
+                if self._momentum:
+                    self.state[p]["exp_avg"] = torch.zeros_like(p)
+        weights = [local(p) for p in moved]
+        steps: Tensors = [local(p.grad) for p in moved if p.grad is not None]
+        if group["weight_decay"]:
+            steps = torch._foreach_add(steps, weights, alpha=group["weight_decay"])
+        good: Tensor | float = 1.0
+        if self.found_inf is not None:
+            good = 1.0 - self.found_inf  # 0: nothing changes. Inf and NaN stay so when multiplied by 0.
+            steps = [torch.where(good > 0, step, 0.0) for step in steps]
+        counts = [self.state[p]["step"] for p in moved]
+        # A list: the host would wait for the value of a single tensor.
+        torch._foreach_add_(counts, [good] * len(counts) if isinstance(good, Tensor) else good)
+        if self._momentum:
+            momenta = [local(self.state[p]["exp_avg"]) for p in moved]
+            torch._foreach_mul_(momenta, 1.0 - good * (1.0 - self._momentum))
+            torch._foreach_add_(momenta, steps)
+            steps = torch._foreach_add(steps, momenta, alpha=self._momentum) if self._nesterov else momenta
+        torch._foreach_sub_(weights, torch._foreach_mul(steps, group["lr"] * good))
 
 
 class MatrixPart(NamedTuple):

@@ -4,6 +4,7 @@ A run is counted in batches of its phases' size. The learning rate rises in the 
 shape. Where the batch may grow, a step reads 2, 4, 8 ... batches as soon as the shape has fallen to 1/2, 1/4, 1/8 ...,
 and the rate is multiplied by the same factor: rate divided by batch size, the noise of the gradient, follows the shape
 exactly, with fewer and larger steps ("Don't decay the learning rate, increase the batch size", Smith et al. 2018).
+With a batch factor every step reads that many batches, at a rate multiplied by it or by its square root.
 """
 
 import math
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
-from bertree.config.sections import Phase, ScheduleSettings
+from bertree.config.sections import RATE_SCALINGS, Phase, ScheduleSettings
 from bertree.errors import UserError
 
 MOST_STEPS = 20_000_000
@@ -39,12 +40,14 @@ class TrainingSchedule:
         if self.batches > MOST_STEPS:
             raise UserError(f"{self.batches} steps in all are more than the {MOST_STEPS} supported; set fewer")
         self.updates: list[ScheduledStep] = []
+        factor = schedule.batch_factor
+        scaling = factor ** RATE_SCALINGS[schedule.rate_scaling] / factor
         before = 0
         for number, phase in enumerate(phases):
             first = 0
             while first < phase.steps:
-                size = min(self._growth(before + first), phase.steps - first)
-                rate = lr * self._shape(before + first) * size
+                size = min(factor * self._growth(before + first), phase.steps - first)
+                rate = lr * self._shape(before + first) * (size * scaling)
                 self.updates.append(ScheduledStep(len(self.updates), number, first, size, rate))
                 first += size
             before += phase.steps
