@@ -41,7 +41,7 @@ def forked_server(prepare: Callable[[], object]) -> Iterator[None]:
             os._exit(0)
         return process
 
-    resource_tracker.ensure_running()  # type: ignore[attr-defined]  # which is no fork
+    resource_tracker.ensure_running()  # which is no fork
     with mock.patch.object(util, "spawnv_passfds", fork), mock.patch.object(os, "pipe", make_pipe):
         forkserver.ensure_running()
     yield
