@@ -1,10 +1,12 @@
 """Steps of every kind: what they compute, what they take from each other, and what is kept."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from bertree.errors import UserError
+from bertree.finetuning.linear_head import fit_classifier
 from bertree.study import probe
 from bertree.study.execute import run_study
 from bertree.study.load import load_study
@@ -56,6 +58,7 @@ def run(
 
 
 FEW = 'set = ["phases=[{steps=2, max_length=32, batch_tokens=256}]", "schedule.warmup=1"]'
+NARROW = '"model.layers=1", "model.width=32", "model.heads=2", "model.ffn_width=64", "model.embedding_width=32"'
 PRETRAIN = f'do = "pretrain", recipe = "bert-base", {FEW}'
 
 
@@ -116,12 +119,15 @@ def test_time_pairs_sts_info_and_plan(tmp_path: Path, token_store: Path, tasks: 
 def test_an_untrained_objective_is_probed_and_marked(
     tmp_path: Path, token_store: Path, tasks: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(probe, "TRAINING_PAIRS", 64)
+    monkeypatch.setattr(probe, "fit_classifier", partial(fit_classifier, strength=1.0))  # it is chosen otherwise
     figures = run(
         tmp_path,
         token_store,
         tasks,
-        [PRETRAIN, 'do = "evaluate", objectives = ["mlm", "nsp", "sop"], probe = true'],
+        [
+            PRETRAIN.replace('"schedule', f'{NARROW}, "schedule'),
+            'do = "evaluate", objectives = ["mlm", "nsp", "sop"], probe = true',
+        ],
     )["evaluate"]
     assert "nsp_probe" not in figures, "bert-base is trained with it"
     assert figures["sop_probe"] == 1.0
@@ -155,6 +161,7 @@ def test_the_first_seed_chooses_a_rate_for_all(tmp_path: Path, token_store: Path
     best = min(first["trials"], key=first["trials"].get)
     assert first["chosen"] == second["chosen"] == best
     assert (len(first["trials"]), list(second["trials"])) == (2, [best])
+    assert f"{best}, chosen by loss" in (tmp_path / "out" / "report.html").read_text()
 
 
 @pytest.mark.parametrize(

@@ -172,7 +172,7 @@ def _choose(planned: PlannedStep, folder: Path, place: Path, result: Json) -> di
     if planned.chosen_by is not None:
         chosen = read_json(folder / planned.chosen_by.folder / RESULT).get("chosen")
         if chosen is None:
-            raise UserError(f"not computed, because the first seed's {step.key} {NO_MODEL}")
+            raise UserError(f"the first seed's {step.key} {NO_MODEL}")
         choices = (chosen,)
     trials: dict[str, dict[str, float]] = {}
     for number, choice in enumerate(choices):

@@ -3,16 +3,14 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
 from bertree.console import showing
 from bertree.files.atomic import write_atomically
-from bertree.report.curves import Series, curve_svg
 from bertree.report.formats import duration
 from bertree.report.html import render, write_report
-from bertree.report.scales import Axis
 from bertree.report.tables import Block, Cell, PageTable, Piece, Section, Tile, one_line
 from bertree.study.definition import Column, StudyCell
+from bertree.study.plots import plots
+from bertree.study.remarks import remarks
 from bertree.study.results import HOLDS, REVERSED, Estimate, StudyResults, Verdict, read_results
 
 TABLE = "table.md"
@@ -49,8 +47,9 @@ def markdown_table(results: StudyResults) -> str:
     if verdicts := results.verdicts():
         lines += ["", results.sentence, "", _row(["claim", "difference", "published", ""]), _row(["---"] * 4)]
         lines += [_row([verdict.pattern.claim, *_verdict_figures(verdict), verdict.state]) for verdict in verdicts]
-    for cell in study.cells:
-        lines += [f"- {cell.name}: {problem}" for problem in results.problems(cell.name)]
+    problems = [f"- {cell.name}: {problem}" for cell in study.cells for problem in results.problems(cell.name)]
+    lines += ["", *problems] if problems else []
+    lines += ["", *(f"- {remark}" for remark in noted)] if (noted := remarks(results)) else []
     return "\n".join(lines)
 
 
@@ -61,8 +60,8 @@ def _row(cells: Sequence[str]) -> str:
 def _estimate(estimate: Estimate | None, column: Column) -> str:
     if estimate is None:
         return "–"
-    spread = "" if estimate.deviation is None else f" ± {estimate.deviation:.{column.digits}f}"
-    return f"{estimate.value:.{column.digits}f}{spread}"
+    spread = "" if estimate.deviation is None or estimate.seeds == 1 else f" ± {estimate.deviation:.{column.digits}f}"
+    return f"{estimate.value:.{column.digits}f}{spread}{' †' if estimate.probe else ''}"
 
 
 def _published(cell: StudyCell, column: Column) -> str:
@@ -90,7 +89,7 @@ def study_page(results: StudyResults) -> str:
         under=study.question,
         state=(verdict, KINDS.get(verdict, "")) if study.patterns else None,
         tiles=_tiles(results),
-        sections=[*_tables(results), *_plots(results), *_patterns(results), *_conditions(results)],
+        sections=[*_tables(results), *plots(results), *_patterns(results), *_conditions(results)],
     )
 
 
@@ -135,30 +134,6 @@ def _tables(results: StudyResults) -> list[Section]:
     return [Section("Tables", blocks=tables)]
 
 
-def _plots(results: StudyResults) -> list[Section]:
-    """Return one chart for each column: the cells in their order, ours and the published figures."""
-    charts: list[Block] = []
-    cells = [cell for cell in results.study.cells if cell.run]
-    for column in results.study.columns:
-        ours = [results.estimate(cell.name, column) for cell in cells]
-        published = [cell.published.get(column.name) for cell in cells]
-        if sum(estimate is not None for estimate in ours) < 2:
-            continue
-        series = []
-        for name, values in (
-            ("here", [estimate.value if estimate else None for estimate in ours]),
-            ("published", published),
-        ):
-            kept = [(index + 1.0, value) for index, value in enumerate(values) if value is not None]
-            if kept:
-                x, y = np.array(kept).T
-                series.append(Series(name=name, x=x, y=y, style="dots"))
-        charts.append(
-            curve_svg(column.label or column.name, series, x_label="cell, in the order of the table", y=Axis())
-        )
-    return [Section("Plots", charts)] if charts else []
-
-
 def _patterns(results: StudyResults) -> list[Section]:
     if not results.study.patterns:
         return []
@@ -175,6 +150,7 @@ def _conditions(results: StudyResults) -> list[Section]:
     study = results.study
     lines = [f"Varied: {study.varied}."]
     lines += [f"Held equal: {study.held_equal}."] if study.held_equal else []
+    lines += remarks(results)
     lines += [f"Computed once and shared: {shared}." for shared in results.shared]
     lines += [f"{cell.name}: only published figures." for cell in study.cells if not cell.run]
     return [Section("Conditions", blocks=lines)]

@@ -7,19 +7,23 @@ its resolved patterns hold, is reversed if any is reversed, and is not resolved 
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean, median, stdev
 
 from bertree.errors import UserError
 from bertree.files.atomic import write_atomically, write_json_lines
-from bertree.files.formats import Json, json_text, read_json
-from bertree.study.definition import BUNDLED, Column, Pattern, Study
+from bertree.files.formats import Json, json_text, read_json, read_json_lines
+from bertree.run_folder import METRICS
+from bertree.study.definition import BUNDLED, EXACT, Column, Pattern, Study, StudyStep
 from bertree.study.load import load_study
 from bertree.study.plan import StudyPlan
+from bertree.study.probe import PROBE
 
-STUDY, PLAN, ROWS, RESULT = "study.toml", "plan.json", "rows.jsonl", "result.json"
+STUDY, PLAN, ROWS, STEPS, RESULT = "study.toml", "plan.json", "rows.jsonl", "steps", "result.json"
+POINTS = 100  # of a curve
 ERRORS = 2.0  # standard errors that a difference must exceed to be resolved
+OF_MEDIAN = math.sqrt(math.pi / 2)  # standard error of a median, as a multiple of that of the mean
 HOLDS, REVERSED, UNRESOLVED = "holds", "reversed", "not resolved"
 
 
@@ -30,11 +34,15 @@ class Estimate:
     value: float  # mean or median
     deviation: float | None  # None: one seed
     seeds: int
+    median: bool = False
+    probe: bool = False  # by a linear probe on frozen states
 
     @property
     def squared_error(self) -> float | None:
         """The square of the standard error."""
-        return None if self.deviation is None else self.deviation**2 / self.seeds
+        if self.deviation is None:
+            return None
+        return (self.deviation * (OF_MEDIAN if self.median else 1.0)) ** 2 / self.seeds
 
 
 @dataclass(frozen=True)
@@ -57,25 +65,47 @@ class StudyResults:
     rows: Sequence[Json]  # cell, seed, step, state, seconds, figures
     shared: Sequence[str] = ()
     signal: int | None = None  # that ended the run of the study early
+    jobs: int = 1  # steps that were computed at a time
 
     def estimate(self, cell: str, column: str | Column) -> Estimate | None:
         """Return the figure of a cell in a column, in the column's unit."""
         column = self._column(column) if isinstance(column, str) else column
         values = list(self._by_seed(cell, column).values())
+        if column.relative and (base := self.estimate(column.relative, replace(column, relative=""))):
+            values = [base.value / value if column.inverse else value / base.value for value in values]
+        elif column.relative:
+            return None
         if not values:
             return None
         centre = median(values) if self.study.median else mean(values)
-        return Estimate(centre, stdev(values) if len(values) > 1 else None, len(values))
+        exact = column.figure and self._step(column).do in EXACT
+        deviation = stdev(values) if len(values) > 1 else 0.0 if exact else None
+        return Estimate(centre, deviation, len(values), self.study.median, self._is_probe(cell, column))
 
     def _by_seed(self, cell: str, column: Column) -> dict[int, float]:
-        """Return the figures of a cell in a column; an average only for seeds that have all of its columns."""
+        """Return the figures of a cell in a column; an average only for seeds that have all of its columns.
+
+        What was computed once for all seeds counts once."""
         if column.mean:
             parts = [self._by_seed(cell, self._column(name)) for name in column.mean]
             seeds = set.intersection(*(set(part) for part in parts))
             return {seed: mean(part[seed] for part in parts) for seed in sorted(seeds)}
+        figure = column.figure.partition(".")[2]
+        rows = {row.get("folder", row["seed"]): row for row in reversed(self._rows(cell, column))}
+        return {row["seed"]: column.factor * row["figures"][figure] for row in reversed(rows.values())}
+
+    def _rows(self, cell: str, column: Column) -> list[Json]:
         step, _, figure = column.figure.partition(".")
-        rows = [row for row in self.rows if row["cell"] == cell and row["step"] == step and figure in row["figures"]]
-        return {row["seed"]: column.factor * row["figures"][figure] for row in rows}
+        rows = [row for row in self.rows if row["cell"] == cell and row["step"] == step]
+        return [row for row in rows if figure in row["figures"]]
+
+    def _is_probe(self, cell: str, column: Column) -> bool:
+        name = column.figure.partition(".")[2].partition("_")[0] + PROBE
+        return any(name in row["figures"] for row in self._rows(cell, column))
+
+    def _step(self, column: Column) -> StudyStep:
+        name = column.figure.partition(".")[0]
+        return next(step for step in self.study.steps if step.key == name)
 
     def _column(self, name: str) -> Column:
         return next(column for column in self.study.columns if column.name == name)
@@ -83,7 +113,6 @@ class StudyResults:
     def problems(self, cell: str) -> list[str]:
         """Return what went wrong in a cell: "seed 1, pretrain: diverged (...)"."""
         rows = [row for row in self.rows if row["cell"] == cell and row["state"] != "done"]
-        rows = [row for row in rows if row["state"] != "not computed"]  # which follows from an earlier step
         return [f"seed {row['seed']}, {row['step']}: {row['state']} ({row.get('message', '')})" for row in rows]
 
     def verdicts(self) -> list[Verdict]:
@@ -140,7 +169,8 @@ def write_plan(folder: Path, plan: StudyPlan, source: str | Path, jobs: int) -> 
     """Write what is run; cells and seeds of an earlier call stay, another study or size is refused."""
     path = Path(source) if str(source).endswith(".toml") else BUNDLED / f"{source}.toml"
     steps = [
-        {"cell": step.cell, "seed": step.seed, "step": step.step.key, "folder": step.folder} for step in plan.steps
+        {"cell": step.cell, "seed": step.seed, "step": step.step.key, "do": step.step.do, "folder": step.folder}
+        for step in plan.steps
     ]
     if (folder / PLAN).is_file():
         before = read_json(folder / PLAN)
@@ -166,9 +196,31 @@ def read_results(folder: str | Path) -> StudyResults:
     object.__setattr__(study, "name", plan["study"])
     order = {cell.name: index for index, cell in enumerate(study.cells)}
     rows = []
-    for step in sorted(plan["steps"], key=lambda step: (order.get(step["cell"], 0), step["seed"])):
-        path = folder / step["folder"] / RESULT
-        if path.is_file():
-            rows.append(step | read_json(path))
-    write_json_lines(folder / ROWS, rows)
-    return StudyResults(study=study, size=plan["size"], rows=rows, shared=plan["shared"])
+    if not (folder / STEPS).is_dir() and (folder / ROWS).is_file():  # a copy without the runs
+        rows = list(read_json_lines(folder / ROWS))
+    else:
+        drawn = {plot.step for plot in study.plots}
+        for step in sorted(plan["steps"], key=lambda step: (order.get(step["cell"], 0), step["seed"])):
+            if (path := folder / step["folder"] / RESULT).is_file():
+                curve = read_curve(path.parent) if step["step"] in drawn else {}
+                rows.append(step | read_json(path) | curve)
+        write_json_lines(folder / ROWS, rows)
+    return StudyResults(study=study, size=plan["size"], rows=rows, shared=plan["shared"], jobs=plan.get("jobs", 1))
+
+
+def read_curve(folder: Path) -> Json:
+    """Return the log of a step's run in few points, for plots: evaluations and training steps."""
+    logs = [folder / "run" / METRICS, *sorted(folder.glob(f"run/seed-*/{METRICS}"))]
+    log = next((path for path in logs if path.is_file()), None)
+    if log is None:
+        return {}
+    rows: dict[str, list[Json]] = {"eval": [], "train": []}
+    for row in read_json_lines(log):
+        if row.get("kind") in rows:
+            rows[row["kind"]].append({key: value for key, value in row.items() if type(value) in (int, float)})
+    return {"curve": {kind: _thinned(lines) for kind, lines in rows.items()}}
+
+
+def _thinned(rows: list[Json]) -> list[Json]:
+    stride = max(1, math.ceil(len(rows) / POINTS))
+    return rows[stride - 1 :: stride]

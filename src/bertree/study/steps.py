@@ -47,7 +47,7 @@ def model_path(step: PlannedStep | None, folder: Path, otherwise: str) -> str:
         return otherwise
     path = folder / step.folder / RUN / MODEL
     if not path.is_dir():
-        raise UserError(f"not computed, because the step {step.step.key} {NO_MODEL}")
+        raise UserError(f"the step {step.step.key} {NO_MODEL}")
     return str(path)
 
 

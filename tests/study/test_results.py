@@ -1,0 +1,143 @@
+"""Figures of a study, from rows alone: shared seeds, exact and relative figures, curves, failures and their order."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bertree.errors import BertreeWarning, UserError
+from bertree.files.formats import Json
+from bertree.study import execute, steps
+from bertree.study.execute import run_study
+from bertree.study.load import load_study
+from bertree.study.planned import PlannedStep
+from bertree.study.report import markdown_table, study_page
+from bertree.study.results import HOLDS, UNRESOLVED, StudyResults
+
+STUDY = """
+title = "Speed"
+question = "Is it faster?"
+paper = "Nobody (2026), Table 1"
+varied = "model"
+columns = [
+    {name = "size", figure = "info.parameters", digits = 0, lower_is_better = true},
+    {name = "loss", figure = "pretrain.loss", digits = 2, lower_is_better = true},
+    {name = "faster", figure = "time.seconds", relative = "large", inverse = true},
+]
+steps = [
+    {do = "pretrain", recipe = "bert-base"},
+    {do = "info"},
+    {do = "evaluate", objectives = ["mlm"]},
+    {do = "time", measure = "training", recipe = "bert-base"},
+]
+cells = [{name = "large"}, {name = "small", set = {pretrain = ["layers=1"]}}]
+patterns = [
+    {claim = "smaller", column = "size", better = "small", worse = "large"},
+    {claim = "better", column = "loss", better = "small", worse = "large"},
+]
+plots = [
+    {step = "pretrain", x = "tokens", y = "loss"},
+    {step = "pretrain", x = "seconds", y = "train.norm"},
+    {kind = "scatter", x = "size", y = "loss"},
+]
+[sizes.tiny]
+suffix = "-tiny"
+set = {pretrain = ["phases.0.batch_tokens=256"], time = ["phases.0.batch_tokens=256"]}
+"""
+
+
+@pytest.fixture
+def study_file(tmp_path: Path) -> Path:
+    path = tmp_path / "speed.toml"
+    path.write_text(STUDY)
+    return path
+
+
+def row(cell: str, seed: int, step: str, figures: dict[str, float], **more: Any) -> Json:
+    return {"cell": cell, "seed": seed, "step": step, "state": "done", "seconds": 1.0, "figures": figures, **more}
+
+
+def test_shared_figures_count_once_exact_ones_have_no_spread_and_others_are_relative(study_file: Path) -> None:
+    rows = []
+    for cell, size, loss, seconds in (("large", 9, 3.0, 6.0), ("small", 4, 2.0, 2.0)):
+        for seed in (0, 1):
+            rows.append(row(cell, seed, "info", {"parameters": size}, folder=f"info-{cell}"))
+            rows.append(row(cell, seed, "pretrain", {"loss": loss}, folder=f"pretrain-{cell}"))
+            rows.append(row(cell, seed, "time", {"seconds": seconds}, do="time", folder=f"time-{cell}-{seed}"))
+    results = StudyResults(study=load_study(study_file), size="tiny", rows=rows, jobs=2)
+    smaller, better = results.verdicts()
+    assert (smaller.state, smaller.difference, smaller.error) == (HOLDS, 5, 0)
+    assert (better.state, better.difference, better.error) == (UNRESOLVED, 1, None), (
+        "one training says nothing of the spread"
+    )
+    faster = results.estimate("small", "faster")
+    assert faster is not None
+    assert faster.value == 3.0
+    table = markdown_table(results)
+    assert "Nothing else ran beside the steps that measure time" in table
+    assert "Up to 2 steps ran at a time" in table
+
+
+def test_curves_of_all_seeds_are_one_line_for_each_cell(study_file: Path) -> None:
+    rows = []
+    for cell in ("large", "small"):
+        for seed in (0, 1):
+            evaluations = [{"step": n, "tokens": 100 * n, "seconds": n * (1 + seed), "loss": 5 - n} for n in (1, 2, 3)]
+            training = [{"step": n, "tokens": 100 * n, "seconds": n * (1 + seed), "norm": n} for n in (1, 2, 3)]
+            curve = {"eval": evaluations, "train": training}
+            rows.append(row(cell, seed, "pretrain", {"loss": 2.0 + seed}, curve=curve, folder=f"{cell}-{seed}"))
+            rows.append(row(cell, seed, "info", {"parameters": 5}, folder=f"info-{cell}"))
+    page = study_page(StudyResults(study=load_study(study_file), size="tiny", rows=rows))
+    for title in ("loss over tokens", "norm over seconds", "loss over size"):
+        assert title in page
+    assert page.count('data-name="small"') == 2
+
+
+Compute = Callable[[PlannedStep, Path, Path], dict[str, float]]
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> list[PlannedStep]:
+    """Steps that train nothing: they note that they were called."""
+    calls: list[PlannedStep] = []
+
+    def compute(planned: PlannedStep, folder: Path, out: Path) -> dict[str, float]:
+        calls.append(planned)
+        steps.model_path(planned.model_step, folder, "")
+        if planned.step.do == "pretrain" and "layers=1" in planned.settings:
+            raise UserError("the gradient is not finite" if planned.seed else "no memory is left")
+        (out / "model").mkdir(parents=True)
+        return {"loss": 2.0, "parameters": 4.0, "seconds": 1.0}
+
+    monkeypatch.setattr(execute, "STEPS", dict.fromkeys(steps.STEPS, compute))
+    return calls
+
+
+def test_failed_and_diverged_cells_are_shown_and_what_needs_them_is_not_computed(
+    study_file: Path, token_store: Path, fake: list[PlannedStep]
+) -> None:
+    out = study_file.parent / "out"
+    results = run_study(study_file, store=token_store, out=out)
+    states = {(row["seed"], row["step"]): row["state"] for row in results.rows if row["cell"] == "small"}
+    assert states[0, "pretrain"] == "failed"
+    assert states[1, "pretrain"] == "diverged"
+    assert states[0, "evaluate"] == states[1, "info"] == "not computed"
+    assert {row["state"] for row in results.rows if row["cell"] == "large"} == {"done"}
+    table = (out / "table.md").read_text()
+    assert "- small: seed 0, pretrain: failed (no memory is left)" in table
+    assert "- small: seed 1, evaluate: not computed (the step pretrain has made no model)" in table
+    # What failed is tried again, what diverged is not.
+    fake.clear()
+    run_study(study_file, store=token_store, out=out)
+    assert {(step.step.key, step.seed) for step in fake} == {
+        ("pretrain", 0), ("info", 0), ("evaluate", 0), ("info", 1), ("evaluate", 1),
+    }  # fmt: skip
+
+
+def test_the_estimate_takes_what_was_measured(study_file: Path, token_store: Path, fake: list[PlannedStep]) -> None:
+    options: dict[str, Any] = {"store": token_store, "out": study_file.parent / "out", "only": ["large"]}
+    with pytest.warns(BertreeWarning, match="on two CPU cores, as the study file estimates"):
+        run_study(study_file, **options, seeds=1)
+    with pytest.warns(BertreeWarning, match="8 of 12 steps to compute; about 0 s as measured here"):
+        run_study(study_file, **options, seeds=3, dry_run=True)
