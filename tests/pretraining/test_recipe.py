@@ -52,7 +52,8 @@ def test_every_value_survives_writing(base: str, tmp_path: Path) -> None:
     assert settings.differences(loaded, again) == []
 
 
-# What the papers print; Devlin et al. 2018 A.2, Liu et al. 2019 table 9, Lan et al. 2019 4.1.
+# What the papers print; Devlin et al. 2018 A.2, Liu et al. 2019 table 9, Lan et al. 2019 4.1, Yang et al.
+# 2019 table 7.
 PUBLISHED = {
     "bert-base": {
         "optim.name": "adamw", "optim.lr": 1e-4, "optim.betas": (0.9, 0.999), "optim.weight_decay": 0.01,
@@ -65,6 +66,14 @@ PUBLISHED = {
         "optim.eps": 1e-6, "optim.clip": 0.0, "schedule.shape": "linear", "schedule.warmup": 24_000,
         "phases": [(500_000, 512, 8192 * 512)], "data.mask_rate": 0.15,
         "objective": (1.0, 0.0, 0.0), "data.format": "full-sentences", "data.masking": "token",
+    },
+    "roberta-large": {
+        "optim.lr": 4e-4, "optim.betas": (0.9, 0.98), "optim.clip": 0.0, "schedule.warmup": 30_000,
+        "phases": [(500_000, 512, 8192 * 512)],
+    },
+    "xlnet-large": {
+        "optim.lr": 4e-4, "optim.eps": 1e-6, "optim.weight_decay": 0.01, "schedule.shape": "linear",
+        "schedule.warmup": 40_000, "phases": [(500_000, 512, 8192 * 512)], "data.partial": 6,
     },
     "albert-base": {
         "optim.name": "lamb", "optim.lr": 0.00176, "schedule.shape": "linear", "schedule.warmup": 3_125,

@@ -76,7 +76,8 @@ def overrides(name: str) -> list[str]:
     return values
 
 
-@pytest.mark.parametrize("name", RECIPES)
+# A large member differs from its base in size, which is set here, and in settings that no model has.
+@pytest.mark.parametrize("name", [name for name in RECIPES if not name.endswith("large")])
 def test_transformers_opens_what_a_recipe_trains(name: str, stores: dict[str, Path], tmp_path: Path) -> None:
     store, out = stores["bpe" if name.startswith("roberta") else "wordpiece"], tmp_path / "run"
     small = overrides(name)
