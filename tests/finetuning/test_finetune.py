@@ -130,6 +130,7 @@ def test_seeds_are_compared_and_the_best_is_kept(trained: Trained, command: Comm
     assert len(set(each)) > 1, "seeds that agree show nothing"
     assert found["mean"] == pytest.approx(np.mean(each))
     assert found["std"] == pytest.approx(np.std(each, ddof=1))
+    assert found["median"] == pytest.approx(np.median(each))
     assert found["best"] == found["accuracy"] == max(each)
     assert found["best_seed"] == each.index(max(each))
     assert found["diverged"] == []

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean, median, stdev
 from typing import Any, Generic, NamedTuple
 
 from bertree.console import bar, note, showing
@@ -306,13 +306,15 @@ def rank(result: Json, metric: str) -> tuple[bool, float]:
 
 
 def summary(results: Sequence[Json], metric: str) -> Json:
-    """Return the best seed's scores and, for several seeds, mean and deviation of those that have not diverged."""
+    """Return the best seed's scores and, for several seeds, mean, deviation and median of those that have not
+    diverged."""
     best = max(results, key=lambda result: rank(result, metric))
     values = [_value(result, metric) for result in results if not result["diverged"]]
     metrics: Json = {key: value for key, value in best.items() if key not in NOT_SCORES}
     metrics |= {"metric": metric, "best_seed": best["seed"]}
     if len(results) > 1:
         metrics |= {"mean": mean(values) if values else None, "std": stdev(values) if len(values) > 1 else None}
+        metrics |= {"median": median(values) if values else None}
         metrics |= {"best": best.get(metric), "diverged": [r["seed"] for r in results if r["diverged"]]}
     return metrics | {"seeds": [{key: value for key, value in r.items() if key != "run"} for r in results]}
 

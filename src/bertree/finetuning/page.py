@@ -80,6 +80,8 @@ def _tiles(task: Task[Any], metrics: Json, splits: Mapping[str, Sequence[Json]])
         left = f", {len(seeds) - learned} left out" if learned < len(seeds) else ""
         of = f"of {learned} seed{'s' if learned != 1 else ''}{left}"
         tiles.append(("mean ± deviation", format_score(task.metric, metrics["mean"]) + spread, of))
+        if metrics.get("median") is not None:  # metrics of earlier versions have none
+            tiles.append(("median", format_score(task.metric, metrics["median"]), of))
     distillation = metrics.get("distillation")
     if distillation and distillation["kept"] is not None:
         score = format_score(task.metric, distillation["teacher"].get(task.metric))

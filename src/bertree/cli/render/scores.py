@@ -43,7 +43,7 @@ def print_finetuning(run: Run) -> None:
     results, metric = metrics["seeds"], metrics["metric"]
     keys = [key for key, value in max(results, key=len).items() if isinstance(value, float)]
     several = len(results) > 1 and metrics["mean"] is not None
-    heads = [f"seed {result['seed']}" for result in results] + (["mean"] if several else [])
+    heads = [f"seed {result['seed']}" for result in results] + (["mean", "median"] if several else [])
     intervals = metrics.get("intervals") or {}
     if intervals:
         heads.append(f"{INTERVAL}, seed {metrics['best_seed']}" if len(results) > 1 else INTERVAL)
@@ -52,9 +52,9 @@ def print_finetuning(run: Run) -> None:
         cells = [score_text(key, result.get(key)) for result in results]
         if several and key == metric:
             spread = f" ± {100 * metrics['std']:.2f}" if metrics["std"] is not None else ""
-            cells.append(f"{100 * metrics['mean']:.2f}{spread}")
+            cells += [f"{100 * metrics['mean']:.2f}{spread}", f"{100 * metrics['median']:.2f}"]
         elif several:
-            cells.append("")
+            cells += ["", ""]
         cells.append(format_interval(key, intervals.get(key)))
         table.add_row(escape(key.replace("_", " ")), *cells)
     make_console().print(table)
