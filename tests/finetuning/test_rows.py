@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,3 +48,16 @@ def test_questions_as_rows(tmp_path: Path) -> None:
     first, second = task.read(task.splits(tmp_path)["train"])
     assert (first.id, first.answers) == ("7", (("Herman Melville", 25),))
     assert (second.id, second.answers) == ("2", ())
+
+
+def test_what_a_tiny_dev_split_cannot_tell_is_asked_of_the_training_split(
+    encoder: Path, trained: learnable.Trained, tmp_path: Path
+) -> None:
+    rows = [*ROWS, {"text": " ", "label": ROWS[0]["label"]}]
+    dev = [next(row for row in ROWS if row["label"] == label) for label in sorted({row["label"] for row in ROWS})]
+    settings: dict[str, Any] = {"task": "classification", "data": {"train": rows, "dev": dev}, "lr": 1e-9}
+    with learnable.one_thread():
+        with pytest.warns(bertree.BertreeWarning, match=f"train: 1 of {len(rows)} examples has an empty text"):
+            stuck = bertree.finetune(encoder, out=tmp_path / "a", epochs=1, **settings)
+        learned = bertree.finetune(trained("classification") / "model", out=tmp_path / "b", epochs=1, **settings)
+    assert (stuck.learned, learned.learned) == (False, True)

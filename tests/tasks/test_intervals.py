@@ -53,6 +53,14 @@ def test_what_is_right_throughout_is_not_certain() -> None:
     assert low < 0.7
 
 
+def test_samples_of_one_class_do_not_count_as_no_correlation() -> None:
+    gold, opposite = ["a", "b"] * 2, ["b", "a"] * 2
+    low, high = share_interval(1.0, 4)
+    assert label_intervals(("matthews",), gold, gold)["matthews"] == (low, high)
+    assert label_intervals(("matthews",), gold, opposite)["matthews"] == (-high, -low)
+    assert correlation_interval("pearson", [0, 0, 1, 1], [0, 0, 2, 2]) == (low, high)
+
+
 def test_entities_of_a_sentence_stand_together() -> None:
     task = make_task("ner").with_labels(["O", "B-X"])
     sentences = [task.parse({"words": ["a", "b"]}) for _ in range(40)]

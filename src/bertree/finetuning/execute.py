@@ -23,9 +23,9 @@ from bertree.errors import UserError
 from bertree.files.atomic import exclusive_lock, remove_leftovers, write_into_folder, write_json_lines
 from bertree.files.formats import Json, json_text, read_json
 from bertree.finetuning import evaluate as scores_of
-from bertree.finetuning.evaluate import evaluate_dev, evaluate_split
+from bertree.finetuning.evaluate import encode_split, evaluate_dev, evaluate_split
 from bertree.finetuning.job import EncodedJob, TaskJob, encode_job
-from bertree.finetuning.learning import advice, degenerate_reason
+from bertree.finetuning.learning import FEWEST_FOR_CHANCE, FEWEST_PREDICTIONS, advice, degenerate_reason
 from bertree.finetuning.page import write_page
 from bertree.finetuning.scored import training_digest
 from bertree.finetuning.tuner import TrainedSeed
@@ -186,7 +186,7 @@ def _evaluate_seed(job: EncodedJob, seed: int, trained: TrainedSeed, earlier: Se
     tuned, scores, lines = evaluate_dev(
         task, job.splits, lambda name: evaluate_split(task, network, job.splits[name], trained.autocast)
     )
-    diverged = degenerate_reason(lines["dev"])
+    diverged = degenerate_reason([*lines["dev"], *_training_lines(job, trained, len(lines["dev"]))])
     result: Json = {"seed": seed, **scores, "best_step": trained.best_step, "diverged": diverged}
     result |= {"head": trained.head} if trained.head else {}
     rank = scores_of.rank(result, task.metric)
@@ -198,6 +198,17 @@ def _evaluate_seed(job: EncodedJob, seed: int, trained: TrainedSeed, earlier: Se
             write_json_lines(job.out / predictions_file(split), predictions)
         announce_model(job.out / f"seed-{seed}", job.out / MODEL, trained.best_step, trained.best_step)
     return result
+
+
+def _training_lines(job: EncodedJob, trained: TrainedSeed, dev: int) -> list[Json]:
+    """Return predictions of some training examples, if those of the dev split are too few to tell whether a run has
+    learned anything."""
+    if dev >= FEWEST_PREDICTIONS or job.job.keep_unlabeled:
+        return []
+    task, examples = job.tuner.task, job.job.data.examples["train"]
+    some = examples[:: max(1, len(examples) // FEWEST_FOR_CHANCE)]  # of all parts: a file may be sorted by class
+    split, _ = encode_split(task, some, job.job.initial, job.tuner.config.train.max_length)
+    return evaluate_split(task, trained.network, split, trained.autocast)[0]
 
 
 def _saved_contents(job: EncodedJob, task: Task[Any], network: Network) -> Contents:

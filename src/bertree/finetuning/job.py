@@ -21,7 +21,7 @@ from bertree.files.formats import Json
 from bertree.finetuning import config as configs
 from bertree.finetuning.config import FineTuneConfig, TrainSettings
 from bertree.finetuning.evaluate import EncodedSplit, encode_split
-from bertree.finetuning.scored import count_overlap, data_digest, hold_out, overlap_line
+from bertree.finetuning.scored import count_overlap, data_digest, empty_line, hold_out, overlap_line
 from bertree.finetuning.tuner import FineTuning, InitialModel
 from bertree.inference.load import make_model
 from bertree.inference.model import Model
@@ -258,7 +258,11 @@ def encode_job(job: TaskJob, out: Path, world: World) -> EncodedJob:
 
 
 def _overlaps(task: Task[Any], examples: Mapping[str, Sequence[Any]]) -> dict[str, int]:
-    """Count the examples of each dev split that are trained on too; note them, and splits that are very small."""
+    """Count the examples of each dev split that are trained on too; note them, empty texts, and splits that are very
+    small."""
+    for split in examples:
+        if line := empty_line(task, split, examples[split]):
+            note(line)
     overlaps = {}
     for split in [split for split in examples if split != "train"]:
         overlaps[split] = count_overlap(task, examples["train"], examples[split])

@@ -14,7 +14,7 @@ import numpy as np
 
 from bertree import keyed_random
 from bertree.console import note, notes_shown
-from bertree.errors import UserError
+from bertree.errors import UserError, counted
 from bertree.files.formats import Json, file_hash
 from bertree.finetuning.config import TrainSettings
 from bertree.tasks.files import TaskFiles
@@ -58,6 +58,9 @@ def read_scored(task: Task[Any], data: Path, split: str | None, trained: Sequenc
         note(f"{data}: has no dev split, so the {chosen} split is scored")
     whole = split is None and data.is_file()
     sets = [ScoredExamples(n, files[n][0], task.read(files[n]), whole) for n in files if _is_of(n, chosen)]
+    for scored in sets:
+        if line := empty_line(task, scored.split, scored.examples):
+            note(line)
     if "train" in files and chosen != "train":
         _note_trained_on(task, files["train"], sets)
     return sets
@@ -105,6 +108,15 @@ def overlap_line(split: str, overlap: int, count: int) -> str:
     if not overlap:
         return ""
     return f"{split}: {overlap:,} of {count:,} examples are in the training split too, word for word"
+
+
+def empty_line(task: Task[Any], split: str, examples: Sequence[Any]) -> str:
+    """Return a line about examples of which a text is empty; nothing if there are none."""
+    texts = (inputs if isinstance(inputs := task.input_of(example), tuple) else () for example in examples)
+    count = sum(any(isinstance(text, str) and not text.strip() for text in each) for each in texts)
+    if not count:
+        return ""
+    return f"{split}: {count:,} of {counted(len(examples), 'example')} {'has' if count == 1 else 'have'} an empty text"
 
 
 def hold_out(

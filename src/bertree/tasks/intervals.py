@@ -85,7 +85,7 @@ def label_intervals(figures: Sequence[str], gold: Sequence[str], predicted: Sequ
         total_b, true_bl, guessed_bl = counts_bm.sum(1), counts_bm @ gold_ml, counts_bm @ predicted_ml
         covariance_b = (counts_bm @ right_m) * total_b - (true_bl * guessed_bl).sum(1)
         spread_b = (total_b**2 - (true_bl**2).sum(1)) * (total_b**2 - (guessed_bl**2).sum(1))
-        return _ratio(covariance_b, np.sqrt(spread_b))
+        return _defined_ratio(covariance_b, np.sqrt(spread_b))
 
     statistics: dict[str, Statistic] = {"f1": f1, "macro_f1": macro_f1, "matthews": matthews}
     share = float(counts_m[right_m].sum() / counts_m.sum())
@@ -109,7 +109,7 @@ def correlation_interval(kind: str, gold: ArrayLike, predicted: ArrayLike) -> In
         total_b1 = counts_bm.sum(1, keepdims=True)
         x_bm, y_bm = (side - (counts_bm * side).sum(1, keepdims=True) / total_b1 for side in sides)
         products = [(counts_bm * left * right).sum(1) for left, right in ((x_bm, y_bm), (x_bm, x_bm), (y_bm, y_bm))]
-        return _ratio(products[0], np.sqrt(products[1] * products[2]))
+        return _defined_ratio(products[0], np.sqrt(products[1] * products[2]))
 
     return _bootstrap(counts_m, correlate)
 
@@ -156,9 +156,14 @@ def _ratio(numerator: Floats, denominator: Floats) -> Floats:
     return np.divide(numerator, denominator, out=np.zeros_like(numerator, np.float64), where=denominator > 0)
 
 
+def _defined_ratio(numerator: Floats, denominator: Floats) -> Floats:
+    """Return the quotient; NaN where it is undefined: samples of one class, or of one value, tell no correlation."""
+    return np.where(denominator > 0, _ratio(numerator, denominator), np.nan)
+
+
 def _bootstrap(counts_m: NDArray[np.int64], statistic: Statistic) -> Interval:
     count = int(counts_m.sum())
-    value = float(statistic(counts_m[None].astype(np.float64))[0])
+    value = float(np.nan_to_num(statistic(counts_m[None].astype(np.float64))[0]))
     random, chunk = np.random.default_rng(SEED), max(1, AT_ONCE // len(counts_m))
     drawn = []
     for start in range(0, RESAMPLES, chunk):
@@ -172,6 +177,7 @@ def _percentiles(scores: Floats, value: float, count: int) -> Interval:
     the samples say nothing about other examples: then it is Wilson's interval of that share."""
     defined = scores[np.isfinite(scores)]
     if not len(defined) or np.ptp(defined) == 0:
-        return share_interval(value, count)
+        low, high = share_interval(abs(value), count)
+        return (low, high) if value >= 0 else (-high, -low)
     low, high = np.quantile(defined, (0.025, 0.975)).tolist()
     return min(low, value), max(high, value)
