@@ -3,10 +3,13 @@
 import inspect
 import json
 import os
+import pickle
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -73,7 +76,7 @@ def test_a_run_returns_its_model_metrics_history_and_report(
     )
     printed = capsys.readouterr()
     assert (printed.out, printed.err) == ("", "")
-    assert run.complete
+    assert run.signal is None
     assert run.metrics == json.loads((tmp_path / "run" / "metrics.json").read_text())
     assert [row["kind"] for row in run.history][:2] == ["event", "train"]
     assert run.report.is_file()
@@ -154,6 +157,30 @@ def test_a_mistake_is_a_user_error_that_names_it(
     with pytest.raises(bertree.UserError, match=key):
         getattr(bertree, function)(*arguments, **options.get(function, {}))
     assert not list(tmp_path.iterdir()), "a mistake leaves nothing behind"
+
+
+def test_arguments_that_a_function_does_not_have_are_user_errors(small_folder: Path) -> None:
+    model: Any = bertree.load(small_folder)
+    api: Any = bertree
+    wrong: dict[str, Callable[[], object]] = {
+        "load: has no argument 'dtype'; known: device, name": lambda: api.load(small_folder, dtype="float16"),
+        "embed: has no argument 'txts'; did you mean 'texts'": lambda: model.embed(txts=["a"]),
+        "Tokenizer: has no argument 'foo'": lambda: model.required_tokenizer("a", foo=1),
+        "finetune: missing a required argument: 'model'": lambda: api.finetune(),
+        "fill_mask: too many positional arguments": lambda: model.fill_mask("a", 1, 2, 3),
+    }
+    for message, call in wrong.items():
+        with pytest.raises(bertree.UserError, match=message):
+            call()
+    assert pickle.loads(pickle.dumps(bertree.load)) is bertree.load, "other processes can be given it"
+
+
+def test_a_type_error_inside_a_function_stays_one(small_folder: Path) -> None:
+    def fail(text: str) -> str:
+        raise TypeError("of the user's own")
+
+    with pytest.raises(TypeError, match="of the user's own"):
+        bertree.load(small_folder).embed(map(fail, ["a"]))
 
 
 def test_a_tokenizer_and_a_store_from_python(tmp_path: Path) -> None:

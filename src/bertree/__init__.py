@@ -144,7 +144,14 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         from importlib import import_module
 
-        return getattr(import_module(f"bertree.{_HOMES[name]}"), name)
+        from bertree.errors import refuses_unknown
+
+        value = getattr(import_module(f"bertree.{_HOMES[name]}"), name)
+        if not isinstance(value, type):
+            value = refuses_unknown(value)
+            value.__module__ = __name__  # so that pickle finds this function, as `multiprocessing` needs it
+        globals()[name] = value
+        return value
     raise AttributeError(f"module 'bertree' has no attribute '{name}'")
 
 

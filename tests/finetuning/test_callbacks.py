@@ -70,3 +70,27 @@ def test_a_failing_callback_ends_a_run_that_resumes(encoder: Path, tmp_path: Pat
 def test_what_is_no_function(encoder: Path, tmp_path: Path) -> None:
     with pytest.raises(bertree.UserError, match="`on_step`: must be a function, not int '3'"):
         bertree.finetune(encoder, out=tmp_path / "a", on_step=3, **SETTINGS)
+    with pytest.raises(bertree.UserError, match="`on_save`: must be a function of one argument, the event"):
+        bertree.finetune(encoder, out=tmp_path / "a", on_save=lambda step, loss: None, **SETTINGS)
+
+
+@pytest.mark.parametrize("verb", ["pretrain", "distill", "train_embeddings"])
+def test_every_verb_that_trains_calls_them(
+    verb: str, encoder: Path, trained: learnable.Trained, token_store: Path, tmp_path: Path
+) -> None:
+    phases = {"phases": [{"steps": 2, "batch_tokens": 256, "max_length": 16}], "warmup": 1, "layers": 1}
+    pairs = [(text, text, 1.0) for text in ("a film", "a word", "a text", "a line")]
+    calls: dict[str, Any] = {
+        "pretrain": lambda **given: bertree.pretrain("bert-base-tiny", store=token_store, **phases, **given),
+        "distill": lambda **given: bertree.distill(
+            trained("classification") / "model", data=SETTINGS["data"], epochs=0.1, seconds=0, **given
+        ),
+        "train_embeddings": lambda **given: bertree.train_embeddings(
+            encoder, data={"train": pairs, "dev": pairs}, loss="cosine", epochs=1, batch=2, **given
+        ),
+    }
+    events: dict[str, list[TrainingEvent]] = {"on_step": [], "on_save": []}
+    with learnable.one_thread():
+        run = calls[verb](out=tmp_path / "out", **{name: each.append for name, each in events.items()})
+    assert [event.step for event in events["on_step"]] == list(range(1, events["on_step"][-1].steps + 1))
+    assert events["on_save"][-1].path == run.folder / "model"

@@ -16,7 +16,7 @@ from bertree.batch import Batch
 from bertree.config.model_names import cached_name, remembered_name
 from bertree.config.precision import has_native_bfloat16, parse_precision
 from bertree.console import note
-from bertree.errors import UserError, counted
+from bertree.errors import UserError, counted, methods_refuse_unknown
 from bertree.files.formats import Json
 from bertree.inference.causal.decoders import DecoderChoice
 from bertree.inference.cpu_encoder import CpuRuntime, weight_versions
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "int8": torch.int8}
 
 
+@methods_refuse_unknown
 class LoadedModel:
     """An encoder with its heads and, if its folder has one, its tokenizer."""
 

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bertree.console import bar, note, showing
-from bertree.errors import TextsCut, Unable, UserError
+from bertree.errors import TextsCut, Unable, UserError, methods_refuse_unknown
 from bertree.inference import mask_filling, mteb
 from bertree.inference.causal.attribution import Attribution, Prior, attribute
 from bertree.inference.causal.generation import Generation, GenerationOptions, TextStream, generate
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from bertree.inference import prediction
 
 
+@methods_refuse_unknown
 class Model(LoadedModel):
     """A loaded model: `embed`, `similarity`, `hidden`, `attentions`, `inspect`, `fill_mask`, `generate`, `save`.
 

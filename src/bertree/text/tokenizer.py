@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from tokenizers import Encoding, normalizers
 from tokenizers import Tokenizer as Backend
 
-from bertree.errors import UserError
+from bertree.errors import UserError, methods_refuse_unknown
 from bertree.files.formats import Json, read_json
 from bertree.text import tokenizer_checks, vocabulary_files
 from bertree.text.cleaning import SpelledWord, replace_surrogates, spell_vocabulary
@@ -62,6 +62,7 @@ class Encoded(NamedTuple):
         return self.second > 0 or (self.segments is not None and 1 in self.segments)
 
 
+@methods_refuse_unknown
 class Tokenizer(TokenizerCalls):
     """A tokenizer and its special tokens."""
 

@@ -9,6 +9,7 @@ raises an exception, the run is saved first, so that it can be resumed behind th
 """
 
 import importlib.metadata
+import inspect
 import json
 import math
 import platform
@@ -170,6 +171,8 @@ def calling(on_step: Callback | None, on_evaluation: Callback | None, on_save: C
     for name, function in vars(callbacks).items():
         if function is not None and not callable(function):
             raise UserError(f"`{name}`: must be a function, not {type(function).__name__} {str(function)[:40]!r}")
+        if function is not None and not _takes_event(function):
+            raise UserError(f"`{name}`: must be a function of one argument, the event; this one has other arguments")
     if callbacks.any() and launched().size > 1:
         raise UserError("on_step, on_evaluation, on_save: are for one process; with several ranks read metrics.jsonl")
     token = _CALLBACKS.set(callbacks)
@@ -177,6 +180,16 @@ def calling(on_step: Callback | None, on_evaluation: Callback | None, on_save: C
         yield
     finally:
         _CALLBACKS.reset(token)
+
+
+def _takes_event(function: Callback) -> bool:
+    try:
+        inspect.signature(function).bind(None)
+    except TypeError:
+        return False
+    except ValueError:  # a built-in function does not tell its arguments
+        return True
+    return True
 
 
 def current_callbacks() -> Callbacks:
