@@ -34,6 +34,12 @@ def test_one_point(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     assert turned["parent"] == "albert-base"
 
 
+def test_axes_that_a_kind_of_model_does_not_have_are_not_shown(command: Command) -> None:
+    shown = {line.split(" ")[0] for line in command.well("info", "elmo").out.splitlines()}
+    assert {"layers", "filters"} <= shown
+    assert not {"heads", "attention", "segments", "residual"} & shown
+
+
 def test_a_folder_is_a_point_too(minilm: Path, command: Command) -> None:
     point = command.well("info", minilm, "--json").json
     assert point["parameters"]["total"] == 22713216

@@ -125,7 +125,7 @@ def test_counts_are_those_of_the_architecture(name: str) -> None:
         network = build(a, {"mask": 0, "sequence": 3})
     exact = cost.parameters(a)
     encoder = exact.embeddings + exact.encoder
-    assert counts(network) == (encoder, exact.embeddings, exact.encoder, 0)  # neither pooler nor head is asked
+    assert counts(network) == (exact.total, exact.embeddings, exact.encoder, exact.pooler), "as in `info`"
     above = 3 * a.width + 3 + a.width * (a.width + 1)  # the pooler, or the dense layer of the family's own head
     assert counts(network, "sequence") == (encoder + above, exact.embeddings, exact.encoder, above)
 
@@ -426,7 +426,7 @@ def test_the_verb_without_a_task(words: Tokenizer, tmp_path: Path, command: Comm
     assert len({m["name"] for m in found["models"]}) == 3  # told apart, though two are the same
     assert found["measured_on"] == "2 texts of texts.jsonl"
     assert found["scores"] == {}
-    assert found["models"][0]["head"] == 0
+    assert found["models"][0]["head"] == 32 * 33, "the pooler"
     assert found["models"][0]["tokens_a_text"] == (7 + 4) / 2
     said = command.well("compare", "bert-tiny", two, "--tokenizer", one, "--seconds", 0.2)
     assert "random weights" in said.err

@@ -42,8 +42,16 @@ def test_models_of_the_hub_are_found_in_the_local_cache(
         assert (model.name, model.trained) == (name, True)
         np.testing.assert_array_equal(model.embed(["A dog."]), bertree.load(small_folder).embed(["A dog."]))
     assert bertree.load("bert-tiny", tokenizer="some-org/bert.v2").architecture.vocab_size == 30522
-    with pytest.raises(UserError, match=r"bert-smal: no such folder or preset.*local Hugging Face cache") as refusal:
-        bertree.load("bert-smal")
+    suggestions = {
+        "bert-smal": "not in the local Hugging Face cache.*did you mean the preset 'bert-small', which has random",
+        "bert-small-uncasd": "did you mean 'bert-small-uncased'?",
+        "some-org/bert.v3": "did you mean 'some-org/bert.v2'?",
+    }
+    for name, suggestion in suggestions.items():
+        with pytest.raises(UserError, match=f"{name}: no such folder or preset.*{suggestion}"):
+            bertree.load(name)
+    with pytest.raises(UserError) as refusal:
+        bertree.load("bert-base-uncased")
     assert "did you mean" not in str(refusal.value), "the random weights of a preset could pass for trained ones"
     with pytest.raises(
         UserError, match=r"bertree downloads nothing: fetch the model \(hf download org/bert-base-uncased"

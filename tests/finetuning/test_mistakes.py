@@ -199,6 +199,7 @@ def test_predict(trained: Trained, command: Command, tmp_path: Path) -> None:
         "line 2: is not valid JSON": (model, "--file", tmp_path / "broken.jsonl"),
         "is not UTF-8 text": (model, "--file", tmp_path / "garbage.txt"),
         "nowhere.txt: cannot be read": (model, "--file", tmp_path / "nowhere.txt"),
+        "tets.txt: no such file": (model, tmp_path / "tets.txt"),
         "an object needs 'text' as text": (model, '{"body": "a"}'),
         "text 1: is not valid JSON": (model, '{"text": }'),
     }

@@ -99,13 +99,13 @@ def measure(
 
 
 def counts(network: Network, head: str | None = None) -> tuple[int, int, int, int]:
-    """Count the parameters that a prediction of that head needs (None: the encoder alone), and of them those in the
-    embeddings, in the layers, and above the layers."""
+    """Count the parameters that a prediction of that head needs (None: the encoder with its pooler, as `info` counts),
+    and of them those in the embeddings, in the layers, and above the layers."""
     encoder = network.encoder
     tables = _size(getattr(encoder, "embeddings", None))
     pooler = _size(getattr(encoder, "pooler", None))
     module = network.heads[head] if head is not None else None
-    above = 0
+    above = pooler
     if module is not None:
         reads = module.reads if isinstance(module, ClassHead) else ""
         pooling = {"pooled": pooler, "vector": _size(network.vector)}.get(reads, 0)

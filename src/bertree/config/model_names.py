@@ -85,6 +85,15 @@ def find_cached(name: str) -> Path | None:
         return None
 
 
+def cached_names() -> list[str]:
+    """Return the names on the hub of the models in the cache."""
+    try:
+        folders = [path.name for path in cache_folder().iterdir() if path.name.startswith(PREFIX)]
+    except OSError:
+        return []
+    return [name.removeprefix(PREFIX).replace("--", "/") for name in folders]
+
+
 def cached_name(folder: Path) -> str | None:
     """Return the name on the hub of a folder that `find_cached` returned; None for any other folder."""
     model = folder.parent.parent.name

@@ -1,12 +1,13 @@
 """Load a model by path or by name, and convert a model folder to another kind."""
 
+import difflib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from bertree.config.model_names import cache_folder, is_hub_name, resolve_model_path
+from bertree.config.model_names import cache_folder, cached_names, is_hub_name, resolve_model_path
 from bertree.config.precision import parse_precision
 from bertree.console import note
 from bertree.errors import UserError, suggest
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from bertree.tasks.task import Task
 
 __all__ = ["DTYPES", "Candidate", "Model", "load", "make_model", "random_model"]
+
+SIMILAR, TYPO = 0.7, 0.9  # similarity of names above which one is suggested; TYPO: one letter is wrong
 
 
 def load(
@@ -69,17 +72,19 @@ def _preset(name: str) -> Architecture:
         return PRESETS[name].architecture
     if not is_hub_name(name):
         raise UserError(f"{name}: no such folder")
-    # No preset is suggested: its random weights would pass for the trained ones of a similar name.
-    near = suggest(name, [DEFAULT])
-    raise UserError(
-        f"{name}: no such folder or preset, and not in the local Hugging Face cache ({cache_folder()}); "
-        + (
-            near
-            if near.startswith("did")
-            else f"bertree downloads nothing: fetch the model (hf download {name} "
-            "--local-dir FOLDER) and give its folder; presets, which have random weights: bertree info"
-        )
-    )
+    trained = difflib.get_close_matches(name, [DEFAULT], n=1, cutoff=SIMILAR)
+    trained = trained or difflib.get_close_matches(name, cached_names(), n=1, cutoff=TYPO)
+    # Only for a slip of the keys: random weights must not pass for the trained ones of a similar name.
+    untrained = difflib.get_close_matches(name, PRESETS, n=1, cutoff=TYPO)
+    fetch = f"bertree downloads nothing: fetch the model (hf download {name} --local-dir FOLDER) and give its folder"
+    if trained:
+        advice = f"did you mean '{trained[0]}'?"
+    elif untrained:
+        advice = f"did you mean the preset '{untrained[0]}', which has random weights? Else {fetch}"
+    else:
+        advice = f"{fetch}; presets, which have random weights: bertree info"
+    where = f"no such folder or preset, and not in the local Hugging Face cache ({cache_folder()})"
+    raise UserError(f"{name}: {where}; {advice}")
 
 
 def _load_tokenizer(path: Path) -> Tokenizer:
@@ -152,7 +157,7 @@ def convert(
     """
     to = "huggingface" if to == "hf" else to
     if to not in (*LAYOUTS, ONNX, ELMO):
-        raise UserError(f"`to={to}`: {suggest(to, (*LAYOUTS, ONNX, ELMO))}")
+        raise UserError(f"`to={to}`: {suggest(to, (*LAYOUTS, 'hf', ONNX, ELMO))}")
     precision = parse_precision(precision)
     source, target = resolve_model_path(source), Path(target)
     if not source.exists():

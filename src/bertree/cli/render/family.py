@@ -118,13 +118,16 @@ def _axes(point: Preset) -> Table:
     parent = PRESETS[point.parent].architecture if point.parent else None
     changed = point.architecture.differences(parent) if parent else {}
     table = Table("axis", "value", f"in {point.parent}" if parent else "", "what it is", box=None, pad_edge=False)
-    for name, value in point.architecture.written_axes().items():
+    own, fixed = point.architecture.written_axes(), point.architecture.fixed_axes()
+    for name, value in own.items():
+        if name in fixed:  # the file has it, but it says nothing about this kind of model
+            continue
         shown, meaning = _value(value), f"[dim]{MEANING[name]}[/]"
         if name in changed:
             table.add_row(name, f"[bold yellow]{shown}[/]", _value(changed[name][0]), meaning)
         else:
             table.add_row(name, shown, "", meaning)
-    own, later = point.architecture.written_axes(), later_axes(point.architecture)
+    later = later_axes(point.architecture)
     uses = any(name in own for name in later) or "local" in own["attention"]
     for name, value in later.items():
         if name not in own:  # a number that only another choice would use is not shown

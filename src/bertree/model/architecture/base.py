@@ -197,7 +197,7 @@ class Architecture(ABC):
     def axes(self) -> dict[str, Any]:
         """Return all axes with their values, in order. One that this kind does not have has a fixed value."""
         own = {field.name: getattr(self, field.name) for field in fields(self)}
-        values = own | {"body": self.body} | self._fixed()
+        values = own | {"body": self.body} | self.fixed_axes()
         return {name: values[name] for name in (*WRITTEN, *own)}
 
     def written_axes(self) -> dict[str, Any]:
@@ -205,7 +205,7 @@ class Architecture(ABC):
         defaults = {field.name: field.default for field in fields(self)}
         return {n: value for n, value in self.axes().items() if n in WRITTEN or value != defaults[n]}
 
-    def _fixed(self) -> dict[str, Any]:
+    def fixed_axes(self) -> dict[str, Any]:
         """Return the values that files have on axes that this kind does not have."""
         return {}
 

@@ -76,7 +76,8 @@ class BiLstm(Architecture):
             kept |= {"embedding_norm": False, "sequence_head": "relu"}
         return cls._make({**kept, **changes})
 
-    def _fixed(self) -> dict[str, Any]:
+    def fixed_axes(self) -> dict[str, Any]:
+        """Those of a transformer."""
         return FIXED
 
     @property

@@ -103,7 +103,8 @@ class Lstm(Architecture):
             values |= {"cutoffs": ",".join(below)} | ({} if below else {"embedding_divisor": 1})
         return cls._make(values)
 
-    def _fixed(self) -> dict[str, Any]:
+    def fixed_axes(self) -> dict[str, Any]:
+        """Those of a transformer."""
         return FIXED
 
     @property
