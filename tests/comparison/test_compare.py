@@ -12,6 +12,7 @@ import torch
 from bertree.comparison import timing
 from bertree.comparison.measure import compare_all, counts, weight_bytes
 from bertree.comparison.timing import SENTENCES, TimedModel
+from bertree.comparison.training import training_rates
 from bertree.errors import UserError
 from bertree.finetuning.page import finetuning_page
 from bertree.inference.load import Model, load, make_model, random_model
@@ -191,6 +192,27 @@ def test_models_take_turns_and_medians_are_theirs(words: Tokenizer) -> None:
         assert measure_speeds.threads == 1
     assert found.times_faster("cpu") == pytest.approx(5.0)
     assert found.times_more_texts("cpu") == pytest.approx(5.0)
+
+
+def test_training_steps_are_timed_in_turns_and_change_nothing(words: Tokenizer) -> None:
+    clock = Slow(a=0.010, b=0.002)
+    models = [model(words, 2), model(words, 1)]
+    subjects = [TimedModel(name, one) for name, one in zip("ab", models, strict=True)]
+    before = [{name: tensor.clone() for name, tensor in one.network.state_dict().items()} for one in models]
+    found = compare_all(subjects, TEXTS, seconds=0.2, devices=["cpu"], training=True)
+    for one, weights in zip(models, before, strict=True):
+        assert all(torch.equal(tensor, weights[name]) for name, tensor in one.network.state_dict().items())
+        assert not one.network.training
+        assert all(parameter.grad is None for parameter in one.network.parameters())
+    subjects = [TimedModel(name, clock.watch(name, one)) for name, one in zip("ab", models, strict=True)]
+    rates = training_rates(subjects, torch.device("cpu"), 0.05, clock)
+    assert clock.log[:6] == ["a", "b"] * 3
+    assert rates == pytest.approx([512 / 0.010, 512 / 0.002], rel=0.1)
+    ratio = found.times_faster_training("cpu")
+    assert ratio is not None
+    assert found.as_json()["against_the_first"][0]["times_faster_training_cpu"] == ratio
+    assert "CPU, training, tokens/s" in {row.name for row in comparison_rows(found)}
+    assert "CPU, training, tokens/s" not in {row.name for row in comparison_rows(FOUND)}
 
 
 def test_time_is_kept_by_slow_models_and_not_wasted_by_fast_ones(

@@ -32,6 +32,7 @@ def register(app: typer.Typer) -> None:
         "data": Option(help="Score them too: folder with a task's files, or one file."),
         "device": Option(help="cpu, cuda, cuda:1 ...; auto: CPU and, where there is one, GPU."),
         "seconds": Option(min=0.1, max=86400, help="Time for timing, all models together."),
+        "training": Option(help="Time training steps too (forward, backward, AdamW), as long again."),
         "out": Option(help="Folder for comparison.json and report.html."),
     }
     python_verb(app, "comparison.compare.compare", ("models",), panel=CHECK, own=own)(compare)
@@ -82,11 +83,12 @@ def compare(comparison: "Comparison", options: SimpleNamespace) -> None:
     many, packed and sorted by length. The models take turns on the same texts, so that other load on the machine
     affects all of them alike. With --data each is scored on the split that `evaluate` would take, timed on its examples
     with the task's head, and the share of the first model's score that is kept is shown, in red if it is below the
-    first one's confidence interval; without, encoders alone are timed.
+    first one's confidence interval; without, encoders alone are timed. --training adds the tokens per second of steps
+    that train the encoders, on sequences of 128 random tokens.
 
     [dim]bertree compare teacher student --data glue/SST-2 --out versus
     bertree compare my-bert my-small-bert --texts mail.csv --text body --device cpu --seconds 60
-    bertree compare bert-base distilbert-base albert-base --tokenizer my-bert --json[/dim]
+    bertree compare bert-base distilbert-base albert-base --tokenizer my-bert --training[/dim]
     """
     from bertree.cli.render.scores import print_comparison
     from bertree.run_folder import COMPARISON, REPORT

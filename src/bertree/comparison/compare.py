@@ -69,6 +69,7 @@ def compare(
     pair: str | None = None,
     label: str | None = None,
     seconds: float = 20.0,
+    training: bool = False,
     device: str = "auto",
     out: str | Path | None = None,
     tokenizer: str | Path | None = None,
@@ -78,8 +79,8 @@ def compare(
 
     With `data`, a folder with a task's files or one file, each model is scored on the split that `evaluate` would take.
     `task` is the one the models were fine-tuned for, unless given. `texts` is a file of texts to time them on; `text`,
-    `pair` and `label` name columns. `seconds` is the time for timing, all models together; `out` a folder for
-    comparison.json and report.html.
+    `pair` and `label` name columns. `seconds` is the time for timing, all models together; `training=True` times
+    training steps of the encoders too, as long again. `out` is a folder for comparison.json and report.html.
 
     >>> table = bertree.compare(["my-bert", "small/model"], texts="mail.txt")
     >>> table.models[1].parameters
@@ -110,6 +111,7 @@ def compare(
                 seconds=seconds,
                 devices=devices,
                 measured_on=measured_on,
+                training=training,
             )
         if folder is not None:
             write_into_folder(folder / COMPARISON, json_text(comparison.as_json(), 2) + "\n")

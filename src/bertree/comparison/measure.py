@@ -8,6 +8,7 @@ not change a model's size.
 import random
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import torch
 from torch import nn
 
 from bertree.comparison.timing import SENTENCES, Clock, Runner, TimedModel, measure_speeds
+from bertree.comparison.training import training_rates
 from bertree.interop import weights
 from bertree.model.heads import ClassHead
 from bertree.model.network import Network
@@ -33,13 +35,14 @@ def compare_all(
     seconds: float = 20.0,
     devices: Sequence[str] | None = None,
     measured_on: str = "",
+    training: bool = False,
     clock: Clock = time.perf_counter,
 ) -> Comparison:
-    """Compare two models or more, each against the first."""
+    """Compare two models or more, each against the first. `training`: time training steps too, as long again."""
     assert len(subjects) >= 2, "there is nothing to compare"
     assert texts or all(subject.task is None for subject in subjects), "a task reads its own examples"
     measured_on = measured_on or (f"{len(texts):,} texts" if texts else f"{len(SENTENCES)} built-in sentences")
-    models = measure(subjects, texts or SENTENCES, seconds, devices or available_devices(), clock)
+    models = measure(subjects, texts or SENTENCES, seconds, devices or available_devices(), clock, training)
     finite = {
         name: tuple(None if value is None or not np.isfinite(value) else float(value) for value in values)
         for name, values in (scores or {}).items()
@@ -54,24 +57,34 @@ def available_devices() -> tuple[str, ...]:
 
 
 def measure(
-    subjects: Sequence[TimedModel], texts: Sequence[Any], seconds: float, devices: Sequence[str], clock: Clock
+    subjects: Sequence[TimedModel],
+    texts: Sequence[Any],
+    seconds: float,
+    devices: Sequence[str],
+    clock: Clock,
+    training: bool = False,
 ) -> list[ModelCosts]:
     """Measure each model, all of them timed in turns on the same texts."""
     sample = random.Random(0).sample(list(texts), min(len(texts), MOST_TEXTS))
     kinds = [torch.device(device).type for device in devices]
     speeds: list[list[Speed]] = [[] for _ in subjects]
     tokens = [0.0 for _ in subjects]
-    training = [subject.model.network.training for subject in subjects]
+    modes = [subject.model.network.training for subject in subjects]
     try:
         for device, kind in zip(devices, kinds, strict=True):
             runners = [Runner(subject, sample, torch.device(device), clock) for subject in subjects]
             budget = seconds * SHARE[kind] / sum(SHARE[kind] for kind in kinds)
-            for index, speed in enumerate(measure_speeds(runners, budget, clock)):
-                speeds[index].append(speed)
+            of_device = measure_speeds(runners, budget, clock)
             tokens = [float(np.mean(runner.lengths)) for runner in runners]
             del runners  # their copies on the device
+            if training:
+                rates = training_rates(subjects, torch.device(device), budget, clock)
+                pairs = zip(of_device, rates, strict=True)
+                of_device = [replace(speed, training_tokens_per_s=rate) for speed, rate in pairs]
+            for index, speed in enumerate(of_device):
+                speeds[index].append(speed)
     finally:
-        for subject, before in zip(subjects, training, strict=True):
+        for subject, before in zip(subjects, modes, strict=True):
             subject.model.network.train(before)
     costs = []
     for subject, measured, mean in zip(subjects, speeds, tokens, strict=True):

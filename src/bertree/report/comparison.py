@@ -40,6 +40,7 @@ class Speed:
     texts_per_s: Positive
     tokens_per_s: Positive
     passes: int  # behind the rates, which are medians
+    training_tokens_per_s: Annotated[float | None, Above(0)] = None  # of training steps; None: not timed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +124,11 @@ class Comparison:
         """Return the ratio of the packed texts per second."""
         return self.models[number].speed(device).texts_per_s / self.teacher.speed(device).texts_per_s
 
+    def times_faster_training(self, device: str = "cpu", number: int = 1) -> float | None:
+        """Return the ratio of the tokens per second in training; None: it was not timed."""
+        first, other = (model.speed(device).training_tokens_per_s for model in (self.teacher, self.models[number]))
+        return other / first if first and other else None
+
     def share_kept(self, score: str, number: int = 1) -> float | None:
         """Return a score as a share of the first model's; None where lower is better or a share means nothing."""
         first, value = self.scores[score][0], self.scores[score][number]
@@ -149,6 +155,8 @@ class Comparison:
             for device in self.devices:
                 ratios[f"times_faster_{device}"] = self.times_faster(device, number)
                 ratios[f"times_more_texts_{device}"] = self.times_more_texts(device, number)
+                if (ratio := self.times_faster_training(device, number)) is not None:
+                    ratios[f"times_faster_training_{device}"] = ratio
             ratios["share_kept"] = {name: self.share_kept(name, number) for name in self.scores}
             against.append(ratios)
         return {

@@ -160,7 +160,10 @@ def comparison_rows(comparison: Comparison) -> list[ComparisonRow]:
     on_disk = all(model.on_disk for model in comparison.models)
     measures = _sizes("weights on disk" if on_disk else "weights")
     for device in comparison.devices:
-        measures += _speeds(device, device_name(comparison.teacher.speed(device)))
+        name = device_name(comparison.teacher.speed(device))
+        measures += _speeds(device, name)
+        if comparison.teacher.speed(device).training_tokens_per_s is not None:
+            measures.append(_training(device, name))
     return rows + [_row(measure, comparison.models) for measure in measures]
 
 
@@ -202,6 +205,13 @@ def _speeds(device: str, name: str) -> list[_Measure]:
         throughput(f"{name}, packed, texts/s", lambda speed: speed.texts_per_s),
         throughput("  tokens/s", lambda speed: speed.tokens_per_s),
     ]
+
+
+def _training(device: str, name: str) -> _Measure:
+    def speed(model: ModelCosts) -> float:
+        return model.speed(device).training_tokens_per_s or 0.0
+
+    return _Measure(f"{name}, training, tokens/s", speed, rate, "slower", "faster")
 
 
 def _row(measure: _Measure, models: tuple[ModelCosts, ...]) -> ComparisonRow:
