@@ -255,6 +255,9 @@ def test_static_masks_repeat_and_dynamic_ones_do_not(name: str, chunk: int, monk
         assert epochs[epoch] != epochs[epoch + 3], "in another order"
     dynamic = Stream(made.store, masking="token", **common)
     fresh = [set(masks(dynamic, epoch)) for epoch in range(7)]
+    for count in range(1, 8):  # epochs
+        assert len({tuple(sorted(epoch)) for epoch in epochs[:count]}) == min(3, count), "static: N different masks"
+        assert len({tuple(sorted(epoch)) for epoch in fresh[:count]}) == count, "dynamic: new ones in every epoch"
     for one, other in (*itertools.combinations(map(set, epochs[:3]), 2), *itertools.combinations(fresh, 2)):
         assert len(one & other) <= len(one) // 20  # two short sequences may agree by chance
 
