@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -10,12 +9,8 @@ from bertree.batch import PretrainingLabels
 from bertree.data.store import Store
 from bertree.data.stream import Stream
 from bertree.errors import UserError
-from bertree.pretraining import build
-from bertree.pretraining.recipe import DataSettings
-from bertree.study.definition import SIZES
 from bertree.study.execute import run_study
-from bertree.study.load import bundled_studies, load_study, studies
-from bertree.study.plan import plan_study
+from bertree.study.load import load_study, studies
 from bertree.study.report import markdown_table, study_report
 from bertree.study.results import HOLDS, REVERSED, UNRESOLVED, StudyResults
 
@@ -70,21 +65,6 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for split in ("train", "dev"):
         (folder / "SST-2" / f"{split}.tsv").write_text("\n".join(["sentence\tlabel", *rows]) + "\n")
     return folder
-
-
-@pytest.mark.parametrize("name", bundled_studies())
-def test_every_cell_of_a_bundled_study_is_valid(name: str, token_store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With three million tokens of text: recipes, settings, models and masks of all cells."""
-
-    def large_stores(data: DataSettings) -> tuple[SimpleNamespace, SimpleNamespace]:
-        return SimpleNamespace(tokens=int(3e6 * data.share), documents=99), SimpleNamespace(documents=9)
-
-    monkeypatch.setattr(build, "open_stores", large_stores)
-    study = load_study(name)
-    assert set(study.sizes) <= set(SIZES)
-    for size in set(study.sizes) - {"paper"}:
-        plan = plan_study(study, size, store=token_store, tasks=None, seeds=1)
-        assert {step.cell for step in plan.steps} == {cell.name for cell in study.running()}
 
 
 def test_a_study_runs_shares_models_and_goes_on(study_file: Path, token_store: Path, tasks: Path) -> None:
@@ -197,6 +177,32 @@ def test_averages_and_published_figures_of_two_sources_are_shown(study_file: Pat
     assert "| none | 60.0 ± 0.0 (50.0; 51.0) | 70.0 (–; 44.0) | – (8) | 90.0 |" in markdown_table(results)
     study_file.write_text(text.replace('"mlm", "mlm"', '"mml"'))
     with pytest.raises(UserError, match="columns: 'both': mean: 'mml' is unknown"):
+        load_study(study_file)
+
+
+def test_columns_of_other_columns_cells_and_steps(study_file: Path) -> None:
+    columns = """columns = [
+        {name = "mlm", figure = "sst2.accuracy held-out.mlm_accuracy", factor = 100},
+        {name = "seconds", figure = "held-out.seconds"},
+        {name = "per_second", ratio = ["mlm", "seconds"]},
+        {name = "times", figure = "held-out.seconds", relative = "80", inverse = true},
+        {name = "share", figure = "held-out.mlm_accuracy", relative = "80"},
+    ]"""
+    start, end = SMALL.index("columns = ["), SMALL.index("steps = [")
+    study_file.write_text(SMALL[:start] + columns + "\n" + SMALL[end:])
+    figures = {"80": {"mlm_accuracy": 0.8, "seconds": 4.0}, "none": {"mlm_accuracy": 0.6, "seconds": 8.0}}
+    rows = [{"cell": cell, "seed": 0, "step": "held-out", "figures": values} for cell, values in figures.items()]
+    rows.append({"cell": "none", "seed": 0, "step": "sst2", "figures": {"accuracy": 0.9}})
+    results = StudyResults(study=load_study(study_file), size="tiny", rows=rows)
+    shown = {}
+    for column in results.study.columns:
+        estimate = results.estimate("none", column)
+        assert estimate is not None
+        shown[column.name] = round(estimate.value, 6)
+    assert shown == {"mlm": 90.0, "seconds": 8.0, "per_second": 11.25, "times": 0.5, "share": 0.75}
+    assert results.estimate("80", "mlm") is not None, "of the second step, where a cell does not have the first"
+    study_file.write_text(study_file.read_text().replace('["mlm", "seconds"]', '["mlm"]'))
+    with pytest.raises(UserError, match="columns: 'per_second': ratio: must be two columns"):
         load_study(study_file)
 
 

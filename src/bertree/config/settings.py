@@ -12,6 +12,7 @@ import math
 import types
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, asdict, dataclass, fields, is_dataclass
+from functools import lru_cache
 from typing import Annotated, Any, Protocol, Union, get_args, get_origin, get_type_hints, runtime_checkable
 
 from bertree.errors import UserError, suggest
@@ -137,7 +138,7 @@ def read(kind: Any, value: Any, where: str, at: str = "") -> Any:
 
 
 def _read_dataclass(kind: Any, value: Any, where: str, at: str) -> Any:
-    hints = get_type_hints(kind, include_extras=True)
+    hints = _hints(kind)
     fields_by_name = {field.name: field for field in setting_fields(kind)}
     values = {}
     for key, inner in _table(value, f"{where}: {at}" if at else where).items():
@@ -155,6 +156,11 @@ def _read_dataclass(kind: Any, value: Any, where: str, at: str) -> Any:
         if key not in values and get_origin(hints[key]) is Annotated:  # a default may say that a value must be given
             _check_bounds(getattr(result, key), get_args(hints[key])[1:], f"{where}: {_join(at, key)}")
     return result
+
+
+@lru_cache(maxsize=256)
+def _hints(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind, include_extras=True)
 
 
 def _read_keys(kind: Any, keys: Keys, value: Any, where: str, at: str) -> Json:

@@ -43,8 +43,11 @@ class Column:
 
     name: str
     label: str = ""
-    figure: str = ""  # STEP.FIGURE: "mnli.accuracy"; none: the column has only published figures
+    # STEP.FIGURE: "mnli.accuracy". Several, with blanks between them: of the first step that a cell has. None: the
+    # column has only published figures.
+    figure: str = ""
     mean: tuple[str, ...] = ()  # in place of a figure: columns that are averaged; one named twice counts twice
+    ratio: tuple[str, ...] = ()  # in place of a figure: two columns, the first divided by the second
     relative: str = ""  # cell whose figure all others are divided by
     inverse: bool = False  # with relative: that cell's figure divided by the others', for a speed-up of seconds
     factor: float = 1.0  # 100 for shares that are shown in percent
@@ -206,8 +209,8 @@ class Study:
 
 def changed(step: StudyStep, changes: Changes, where: str) -> StudyStep:
     """Return a step with other fields: those for its kind, then those for its name. Settings are added to its own."""
-    for key in dict.fromkeys((step.do, step.key)):
-        fields = changes.get(key, {})
+    for key in [key for key in dict.fromkeys((step.do, step.key)) if key in changes]:
+        fields = changes[key]
         if frozen := next((name for name in ("do", "name") if name in fields), None):
             raise UserError(f"{where}: change: {key}.{frozen}: cannot be changed; name the cell's steps with `steps`")
         added = fields.get("set", ())

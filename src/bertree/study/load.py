@@ -94,8 +94,12 @@ def _check(study: Study, where: str) -> None:
 
 def _check_column(column: Column, study: Study, place: str) -> None:
     steps = [step.key for step in study.steps]
-    check_names([column.figure.partition(".")[0]] if column.figure else [], steps, f"{place}: figure")
-    check_names(column.mean, [one.name for one in study.columns if not one.mean], f"{place}: mean")
+    check_names([figure.partition(".")[0] for figure in column.figure.split()], steps, f"{place}: figure")
+    plain = [one.name for one in study.columns if not (one.mean or one.ratio or one.relative)]
+    check_names(column.mean, plain, f"{place}: mean")
+    check_names(column.ratio, plain, f"{place}: ratio")
+    if column.ratio and len(column.ratio) != 2:
+        raise UserError(f"{place}: ratio: must be two columns")
     check_names([column.relative] if column.relative else [], [cell.name for cell in study.cells], f"{place}: relative")
 
 

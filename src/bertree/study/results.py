@@ -78,33 +78,40 @@ class StudyResults:
         if not values:
             return None
         centre = median(values) if self.study.median else mean(values)
-        exact = column.figure and self._step(column).do in EXACT
+        exact = column.figure and self._step(cell, column).do in EXACT
         deviation = stdev(values) if len(values) > 1 else 0.0 if exact else None
         return Estimate(centre, deviation, len(values), self.study.median, self._is_probe(cell, column))
 
     def _by_seed(self, cell: str, column: Column) -> dict[int, float]:
-        """Return the figures of a cell in a column; an average only for seeds that have all of its columns.
+        """Return the figures of a cell in a column; of other columns only for seeds that have all of them.
 
         What was computed once for all seeds counts once."""
-        if column.mean:
-            parts = [self._by_seed(cell, self._column(name)) for name in column.mean]
-            seeds = set.intersection(*(set(part) for part in parts))
-            return {seed: mean(part[seed] for part in parts) for seed in sorted(seeds)}
-        figure = column.figure.partition(".")[2]
+        if parts := [self._by_seed(cell, self._column(name)) for name in column.mean or column.ratio]:
+            seeds = sorted(set.intersection(*(set(part) for part in parts)))
+            if column.ratio:
+                return {seed: parts[0][seed] / parts[1][seed] for seed in seeds if parts[1][seed]}
+            return {seed: mean(part[seed] for part in parts) for seed in seeds}
+        figure = self._figure(cell, column).partition(".")[2]
         rows = {row.get("folder", row["seed"]): row for row in reversed(self._rows(cell, column))}
         return {row["seed"]: column.factor * row["figures"][figure] for row in reversed(rows.values())}
 
+    def _figure(self, cell: str, column: Column) -> str:
+        """Return which figure of a column a cell has: that of the first step it has computed."""
+        steps = {row["step"] for row in self.rows if row["cell"] == cell}
+        names = column.figure.split()
+        return next((name for name in names if name.partition(".")[0] in steps), names[0] if names else "")
+
     def _rows(self, cell: str, column: Column) -> list[Json]:
-        step, _, figure = column.figure.partition(".")
+        step, _, figure = self._figure(cell, column).partition(".")
         rows = [row for row in self.rows if row["cell"] == cell and row["step"] == step]
         return [row for row in rows if figure in row["figures"]]
 
     def _is_probe(self, cell: str, column: Column) -> bool:
-        name = column.figure.partition(".")[2].partition("_")[0] + PROBE
+        name = self._figure(cell, column).partition(".")[2].partition("_")[0] + PROBE
         return any(name in row["figures"] for row in self._rows(cell, column))
 
-    def _step(self, column: Column) -> StudyStep:
-        name = column.figure.partition(".")[0]
+    def _step(self, cell: str, column: Column) -> StudyStep:
+        name = self._figure(cell, column).partition(".")[0]
         return next(step for step in self.study.steps if step.key == name)
 
     def _column(self, name: str) -> Column:

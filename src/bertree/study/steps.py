@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from bertree.comparison.info import info
+from bertree.comparison.info import find_point, info
 from bertree.config.overrides import parse
 from bertree.distillation.distill import distill
 from bertree.embeddings.evaluate import evaluate_embeddings
@@ -22,6 +22,7 @@ from bertree.finetuning.store_evaluation import evaluate_on_store
 from bertree.inference.load import load
 from bertree.inference.model import Model
 from bertree.inference.trained_run import Run
+from bertree.model import cost
 from bertree.pretraining import recipe as recipes
 from bertree.pretraining.plan import plan
 from bertree.pretraining.pretrain import pretrain
@@ -32,6 +33,7 @@ from bertree.study.probe import probe_pairs
 from bertree.study.timing import time_pairs, time_step
 
 RUN = "run"  # folder of the verb below that of the step
+CARD = 12  # GB of memory, for the largest batch of training
 SEED_STEP = 100  # between the fine-tuning seeds of two seeds of a study
 NO_MODEL = "has made no model"  # message of a step that takes the model of one that failed
 Figures = dict[str, float]
@@ -212,7 +214,7 @@ def _info(planned: PlannedStep, folder: Path, out: Path) -> Figures:
     name = model_path(planned.model_step, folder, planned.model)
     if planned.recipe:
         name = str(recipes.load(planned.recipe, planned.settings).model["preset"])
-    about = info(name, overrides=axes(planned))
+    about, a = info(name, overrides=axes(planned)), find_point(name, axes(planned)).architecture
     counts = about["parameters"]
     return {
         "parameters": float(counts["total"]),
@@ -221,6 +223,8 @@ def _info(planned: PlannedStep, folder: Path, out: Path) -> Figures:
         **{part: float(count) for part, count in about["embedding_parameters"].items()},
         "weight_bytes": float(about["weight_bytes"]["float32"]),
         "flops_per_token": float(next(iter(about["flops_per_token"].values()))["forward"]),
+        **{f"batch_{length}": float(cost.largest_batch(a, length, CARD)) for length in cost.LENGTHS},
+        **{f"training_bytes_{length}": float(cost.training_bytes(a, 1, length)) for length in cost.LONG},
     }
 
 
