@@ -1,0 +1,111 @@
+"""The study files of the package: every cell at every size is planned down to its models and the data of its tasks."""
+
+import re
+import warnings
+from copy import deepcopy
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from bertree.errors import BertreeWarning
+from bertree.files.formats import Json, read_toml
+from bertree.model.network import build as build_network
+from bertree.model.presets import preset
+from bertree.pretraining import build
+from bertree.pretraining import recipe as recipes
+from bertree.pretraining.recipe import DataSettings
+from bertree.study.definition import SIZES, Study
+from bertree.study.load import bundled_studies, load_study
+from bertree.study.plan import StudyPlan, plan_study
+
+# Tokens of the text, by size: as many as the largest batch needs, few enough that static masks repeat.
+TOKENS = {"tiny": 3e6, "small": 3e6, "paper": 3e9}
+FILES = {
+    "{MNLI,QQP,QNLI,SST-2,CoLA,MRPC,RTE,WNLI,STS-B,imdb}/{train,dev}.tsv": "",
+    "squad/{train,dev}-v1.1.json": "",
+    "squad/{train,dev}-v2.0.json": "",
+    "{race,hellaswag,snli}/{train,dev}.jsonl": "",
+    "swag/{train,val}.csv": "",
+    "conll2003/{train,valid,test}.txt": "",
+    "sts/STSBenchmark/sts-test.csv": "genre\tfile\t2012\t1\t2.5\tA ship.\tA boat.\n",
+    "STS-B/test.tsv": "sentence1\tsentence2\tscore\nA ship.\tA boat.\t2.5\n",
+    "{glove.txt,sentences.txt,speed.txt,questions.jsonl,cloze.jsonl,attribution.tsv}": "",
+    "wikitext-2/test.raw": "",
+    "lambada/lambada_test.jsonl": "",
+}
+
+
+def expand(pattern: str) -> list[str]:
+    """Return the names that braces stand for."""
+    match = re.search(r"\{([^}]*)\}", pattern)
+    if match is None:
+        return [pattern]
+    return [name for part in match[1].split(",") for name in expand(pattern.replace(match[0], part, 1))]
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tasks")
+    for pattern, text in FILES.items():
+        for name in expand(pattern):
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def studies() -> dict[str, Study]:
+    return {name: load_study(name) for name in bundled_studies()}
+
+
+@cache
+def read_once(path: Path) -> Json:
+    return read_toml(path)
+
+
+def plan(study: Study, size: str, store: Path, tasks: Path, monkeypatch: pytest.MonkeyPatch) -> StudyPlan:
+    """Plan a study as if the text were long enough."""
+
+    def stores(data: DataSettings) -> tuple[SimpleNamespace, SimpleNamespace]:
+        return SimpleNamespace(tokens=int(TOKENS[size] * data.share), documents=99), SimpleNamespace(documents=9)
+
+    monkeypatch.setattr(build, "open_stores", stores)
+    monkeypatch.setattr(recipes, "read_toml", lambda path: deepcopy(read_once(path)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", BertreeWarning)
+        seeds = 2 if any(step.do == "ensemble" for step in study.steps) else 1
+        return plan_study(study, size, store=store, tasks=tasks, seeds=seeds)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_every_cell_of_every_study_can_be_planned_and_built(
+    size: str, studies: dict[str, Study], token_store: Path, tasks: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Recipes, settings, files of tasks, masks; and of the smallest size the networks, with one of their layers."""
+    built = set()
+    for name, study in studies.items():
+        planned = plan(study, size, token_store, tasks, monkeypatch)
+        assert {step.cell for step in planned.steps} == {cell.name for cell in study.running()}, name
+        for step in planned.distinct:
+            if step.step.do == "pretrain" and size == "tiny":
+                recipe = recipes.load(step.recipe, step.settings)
+                axes = recipe.axes | {"layers": 1, "vocab_size": 64, "cutoffs": ""}
+                a = preset(str(recipe.model["preset"])).architecture.with_values(axes)
+                if repr(a) not in built:
+                    built.add(repr(a))
+                    build_network(a, {"mask": 0})
+
+
+def test_every_study_cites_a_paper_and_names_what_it_computes(studies: dict[str, Study]) -> None:
+    for name, study in studies.items():
+        assert re.search(r"\(\d{4}\)", study.paper), f"{name}: authors (year), title, table"
+        assert set(study.sizes) == set(SIZES), name
+        assert study.patterns, name
+        figures = {column.name for column in study.columns if column.figure or column.mean or column.ratio}
+        assert {pattern.column for pattern in study.patterns} <= figures, f"{name}: a pattern that nothing decides"
+        running = {cell.name for cell in study.running()}
+        assert {cell for one in study.patterns for cell in (one.better, one.worse)} <= running, name
+        assert study.second_source or not any(cell.also_published for cell in study.cells), name
