@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from bertree.search.index import Index
     from bertree.search.postgres.index import PostgresIndex
     from bertree.serve.background import start_server
+    from bertree.study.compare import compare_studies
     from bertree.study.execute import run_study
     from bertree.study.load import studies
     from bertree.study.report import study_report
@@ -61,6 +62,7 @@ _HOMES = {
     "adapt": "pretraining.adaptation.adapt",
     "cluster_texts": "embeddings.mine_files",
     "compare": "comparison.compare",
+    "compare_studies": "study.compare",
     "convert": "inference.load",
     "distill": "distillation.distill",
     "embed_file": "embeddings.embed",
@@ -107,6 +109,7 @@ __all__ = [
     "adapt",
     "cluster_texts",
     "compare",
+    "compare_studies",
     "convert",
     "distill",
     "embed_file",

@@ -39,6 +39,7 @@ VERBS: dict[str, Any] = {
     "glue": bertree.glue,
     "study run": bertree.run_study,
     "study report": bertree.study_report,
+    "study compare": bertree.compare_studies,
     "info": bertree.info,
     "serve": bertree.start_server,
     "fill": Model.fill_mask,

@@ -15,6 +15,7 @@ WATCH = "run.log_every=1 run.eval_every=3 run.save_every=1 run.eval_tokens=512"
 READING = {
     *("info", "fill", "recipe list", "recipe show", "store verify", "predict", "glue", "similar", "index query"),
     *("index info", "verify", "generate", "perplexity", "attribute", "store info", "study list", "study show"),
+    "study compare",
     "study report",  # writes again what `study run` writes at its end
     *("serve", "deploy ray", "mcp"),
     "index export",  # writes to a database: tests/search/test_postgres_kill.py kills it

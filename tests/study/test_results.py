@@ -1,5 +1,7 @@
 """Figures of a study, from rows alone: shared seeds, exact and relative figures, curves, failures and their order."""
 
+import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,8 +11,10 @@ import pytest
 from bertree.errors import BertreeWarning, UserError
 from bertree.files.formats import Json
 from bertree.study import execute, steps
+from bertree.study.compare import compare_studies
 from bertree.study.execute import run_study
 from bertree.study.load import load_study
+from bertree.study.plan import plan_study
 from bertree.study.planned import PlannedStep
 from bertree.study.report import markdown_table, study_page
 from bertree.study.results import HOLDS, UNRESOLVED, StudyResults
@@ -141,3 +145,45 @@ def test_the_estimate_takes_what_was_measured(study_file: Path, token_store: Pat
         run_study(study_file, **options, seeds=1)
     with pytest.warns(BertreeWarning, match="8 of 12 steps to compute; about 0 s as measured here"):
         run_study(study_file, **options, seeds=3, dry_run=True)
+
+
+def test_two_folders_are_compared_by_their_standard_errors(study_file: Path, tmp_path: Path) -> None:
+    for name, losses in (("one", (2.0, 2.2)), ("two", (3.0, 3.2))):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "study.toml").write_text(STUDY)
+        plan = {"study": "speed", "size": "tiny", "shared": [], "steps": []}
+        (folder / "plan.json").write_text(json.dumps(plan))
+        rows = [row("large", seed, "pretrain", {"loss": loss}, folder=str(seed)) for seed, loss in enumerate(losses)]
+        (folder / "rows.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
+    (difference,) = compare_studies(tmp_path / "one", tmp_path / "two").differences
+    assert difference.difference == pytest.approx(1.0)
+    assert difference.error == pytest.approx(math.sqrt(2 * 0.02 / 2))
+    assert difference.resolved
+    assert (
+        "| large | loss | 2.10 (2) | 3.10 (2) | +1.000 ± 0.141 | differ |"
+        in compare_studies(tmp_path / "one", tmp_path / "two").table
+    )
+    with pytest.raises(UserError, match="is not the folder of a study"):
+        compare_studies(tmp_path / "one", tmp_path)
+
+
+def test_a_template_is_a_study(tmp_path: Path, token_store: Path) -> None:
+    path = tmp_path / "mine.toml"
+    run_study(template=path)
+    plan = plan_study(load_study(path), "tiny", store=token_store, tasks=None, seeds=1)
+    assert [step.step.do for step in plan.steps] == ["pretrain", "evaluate"] * 2
+    with pytest.raises(UserError, match="exists already"):
+        run_study(template=path)
+    run_study("bert-size", template=tmp_path / "size.toml")
+    assert load_study(tmp_path / "size.toml").title == load_study("bert-size").title
+
+
+def test_a_study_is_tried_out_with_few_steps(study_file: Path, token_store: Path, fake: list[PlannedStep]) -> None:
+    out = study_file.parent / "out"
+    run_study(study_file, store=token_store, out=out, only=["large"], steps=3, seeds=1)
+    assert "phases.0.steps=3" in fake[0].settings
+    assert fake[-1].step.rounds == 1
+    assert "Only tried out, with 3 steps" in (out / "table.md").read_text()
+    with pytest.raises(UserError, match="`steps=3` there, 0 now"):
+        run_study(study_file, store=token_store, out=out, only=["large"], seeds=1)

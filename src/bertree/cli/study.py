@@ -1,4 +1,4 @@
-"""The verbs of studies: `study list`, `study show`, `study run`, `study report`."""
+"""The verbs of studies: `study list`, `study show`, `study run`, `study report`, `study compare`."""
 
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated
@@ -7,9 +7,11 @@ import typer
 
 from bertree.cli.command import TRAIN, print_json, python_verb, verb
 from bertree.cli.options import JsonOption, Option
+from bertree.console import say
 from bertree.errors import UserError
 
 if TYPE_CHECKING:
+    from bertree.study.compare import StudyComparison
     from bertree.study.definition import Study
     from bertree.study.results import StudyResults
 
@@ -27,7 +29,9 @@ RUN_OPTIONS = {
     "device": Option(metavar="auto|cpu|cuda", help="Device of all steps."),
     "only": Option(metavar="CELL", help="Compute this cell alone; may be repeated."),
     "skip": Option(metavar="STEP", help="Leave out this step, for example a task without data; may be repeated."),
+    "steps": Option(help="Only try the study out: so many steps of every run, on few examples. 0: all."),
     "dry_run": Option(help="Check everything and print what would be computed."),
+    "template": Option(metavar="FILE", help="Write a study of your own (or a copy of STUDY) to this file, and stop."),
 }
 
 
@@ -39,6 +43,8 @@ def register(app: typer.Typer) -> None:
     python_verb(verbs, "study.execute.run_study", ("study",), name="run", own=RUN_OPTIONS)(run)
     folder = {"folder": Option(metavar="DIR", help="Folder of a study.")}
     python_verb(verbs, "study.report.study_report", ("folder",), name="report", own=folder)(report)
+    both = {name: Option(metavar="DIR", help="Folder of a study.") for name in ("first", "second")}
+    python_verb(verbs, "study.compare.compare_studies", ("first", "second"), name="compare", own=both)(compare)
     app.add_typer(
         verbs, name="study", help="Compute a paper's table again at a size you can afford.", rich_help_panel=TRAIN
     )
@@ -114,8 +120,12 @@ def run(results: "StudyResults", options: SimpleNamespace) -> None:
 
     [dim]bertree study run bert-size --store my-store --tasks glue --out bert-size
     bertree study run my-study.toml --store my-store --out mine --seeds 3 --jobs 2
-    bertree study run albert-sop --store my-store --out sop --dry-run[/dim]
+    bertree study run albert-sop --store my-store --out sop --dry-run
+    bertree study run --template my-study.toml[/dim]
     """
+    if options.template is not None:
+        say(f"{options.template}: written; change it, then `bertree study run {options.template} ...`")
+        return
     report(results, options)
     if results.signal is not None:
         raise typer.Exit(128 + results.signal)
@@ -136,3 +146,31 @@ def report(results: "StudyResults", options: SimpleNamespace) -> None:
         print(markdown_table(results))
     elif not getattr(options, "dry_run", False) and results.signal is None:
         raise UserError("no step of the study is finished yet")
+
+
+def compare(comparison: "StudyComparison", options: SimpleNamespace) -> None:
+    """Compare two folders of a study: figures side by side, their differences and standard errors.
+
+    Seeds are in brackets. A difference is resolved if it is larger than twice its standard error.
+
+    [dim]bertree study compare bert-size bert-size-wiki[/dim]
+    """
+    if options.as_json:
+        print_json(
+            [
+                {
+                    "cell": one.cell,
+                    "column": one.column.name,
+                    "first": one.first.value,
+                    "second": one.second.value,
+                    "difference": one.difference,
+                    "error": one.error,
+                    "resolved": one.resolved,
+                }
+                for one in comparison.differences
+            ]
+        )
+        return
+    for place, results in (("first", comparison.first), ("second", comparison.second)):
+        print(f"{place}: {results.study.name}, {results.size}")
+    print(f"\n{comparison.table}")

@@ -21,8 +21,8 @@ NO_MODEL_TASKS = ("perplexity", "lambada", "questions", "cloze", "attribution") 
 CROSS = "cross"
 
 
-def check_step(planned: PlannedStep) -> None:
-    """Raise an error if a step cannot be computed."""
+def check_step(planned: PlannedStep, brief: bool = False) -> None:
+    """Raise an error if a step cannot be computed. `brief`: it is only tried out, so its masks need not repeat."""
     step = planned.step
     if planned.model and planned.model not in PRESETS:
         identify(planned.model)
@@ -30,7 +30,7 @@ def check_step(planned: PlannedStep) -> None:
         raise UserError(f"{planned.model}: is a preset, which has no tokenizer; give a token store with `store`")
     check_names(step.objectives, OBJECTIVES, "objectives")
     if step.do == "pretrain" or step.measure == "training":
-        _check_pretraining(planned)
+        _check_pretraining(planned, brief)
     elif step.do == "finetune" or (step.do == "distill" and step.task):
         _check_task(planned)
     elif step.do == "distill":
@@ -67,7 +67,7 @@ def _check_task(planned: PlannedStep) -> None:
     TaskFiles.of(planned.data[0]).splits(task)
 
 
-def _check_pretraining(planned: PlannedStep) -> None:
+def _check_pretraining(planned: PlannedStep, brief: bool) -> None:
     assert planned.store is not None
     if not planned.recipe:
         return
@@ -85,7 +85,14 @@ def _check_pretraining(planned: PlannedStep) -> None:
     masking = Masking.parse(recipe.data.masking)
     epochs = sum(phase.steps * phase.batch_tokens for phase in recipe.phases) / train.tokens
     varied = any(text.partition("=")[0].endswith("masking") for text in planned.settings)
-    if varied and masking and masking.duplicates and epochs <= masking.duplicates and not recipe.run.minutes:
+    if (
+        varied
+        and not brief
+        and masking
+        and masking.duplicates
+        and epochs <= masking.duplicates
+        and not recipe.run.minutes
+    ):
         raise UserError(
             f"data.masking={recipe.data.masking}: the run reads its text {epochs:.1f} times, so its masks never repeat "
             "and it equals a run with dynamic masks; use fewer duplicates, more steps or less text (data.share)"

@@ -30,13 +30,14 @@ from bertree.study.report import write_tables
 from bertree.study.results import RESULT, StudyResults, read_results, write_plan
 from bertree.study.schedule import Progress, compute_all
 from bertree.study.steps import NO_MODEL, RUN, STEPS, Stopped
+from bertree.study.template import write_template
 
 # Of a run with one of the settings that a step chooses among: its folder, and its figures.
 CHOICE, TRIAL = "choice-{}", "choice-{}.json"
 
 
 def run_study(
-    study: str | Path,
+    study: str | Path = "",
     *,
     size: str = "tiny",
     store: str | Path | None = None,
@@ -47,7 +48,9 @@ def run_study(
     device: str = "auto",
     only: Sequence[str] = (),
     skip: Sequence[str] = (),
+    steps: int = 0,
     dry_run: bool = False,
+    template: str | Path | None = None,
     progress: bool | None = None,
 ) -> StudyResults:
     """Run a study: a table of a paper, computed again at a size you can afford.
@@ -57,10 +60,15 @@ def run_study(
     `jobs` steps are computed at a time, spread over the GPUs there are; steps that measure time run alone. `only` names
     cells; `skip` names steps to leave out, for example a task whose data you do not have. Call it again to go on after
     an interruption, or with more seeds or cells to add them. With `dry_run=True` everything is checked and nothing is
-    computed.
+    computed; with `steps` every run takes only so many steps, to try a study out. `template` is a file to which a study
+    of your own is written, with comments, and nothing is computed.
 
     >>> bertree.run_study("albert-dropout", store="my-store", out="dropout", dry_run=True).verdict
     """
+    if template is not None:
+        return StudyResults(study=write_template(Path(template), str(study)), size=size, rows=())
+    if not study:
+        raise UserError("give the name of a study (`bertree study list`) or a .toml file of your own")
     loaded, folder = load_study(study), Path(out)
     with showing(progress):
         plan = plan_study(
@@ -72,6 +80,7 @@ def run_study(
             only=only,
             skip=skip,
             device="" if device == "auto" else device,
+            steps=steps,
         )
         waiting = _waiting(plan, folder)
         note(_estimate(plan, waiting, folder, jobs))

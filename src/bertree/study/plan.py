@@ -4,15 +4,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from bertree.console import note
 from bertree.data.store import Store
+from bertree.distillation.text_recipe import find_recipe
 from bertree.errors import UserError
 from bertree.model.presets import PRESETS
+from bertree.pretraining import recipe as recipes
 from bertree.study.checks import check_step
-from bertree.study.definition import BASES, Study, StudyCell, StudySize, StudyStep
+from bertree.study.definition import ALONE, BASES, Study, StudyCell, StudySize, StudyStep
 from bertree.study.load import check_names
 from bertree.study.planned import PlannedStep
+
+FEW: dict[str, Any] = {"rounds": 1, "texts": 40, "timed": 10}  # of timed steps, where a study is only tried out
+FEW_EXAMPLES = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +28,7 @@ class StudyPlan:
     study: Study
     size: str
     steps: Sequence[PlannedStep]  # cell by cell, seed by seed; ensembles last
+    brief: int = 0  # steps of every run, if the study is only tried out
 
     @cached_property
     def distinct(self) -> list[PlannedStep]:
@@ -56,6 +63,7 @@ class Inputs:
     text: str
     tasks: Path | None
     device: str
+    steps: int  # of every run, to try the study out; 0: all
 
 
 def plan_study(
@@ -68,8 +76,11 @@ def plan_study(
     only: Sequence[str] = (),
     skip: Sequence[str] = (),
     device: str = "",
+    steps: int = 0,
 ) -> StudyPlan:
-    """Return the work of a study; every setting, file and model is checked."""
+    """Return the work of a study; every setting, file and model is checked.
+
+    With `steps` it is only tried out: so many steps of every run, on few examples."""
     check_names(skip, [step.key for step in study.steps], f"{study.name}: steps")
     chosen, cells = study.size(size), study.running(only)
     if store is None and any(step.reads_store for cell in cells for step in study.steps_of(cell, chosen)):
@@ -79,7 +90,7 @@ def plan_study(
     if tasks is None and any(step.data for step in study.steps):
         note("`tasks`: no folder with the data of the tasks, so only the figures of pretraining are computed")
     text = Store.open(store).fingerprint if store is not None else ""
-    inputs = Inputs(store=store, text=text, tasks=tasks, device=device)
+    inputs = Inputs(store=store, text=text, tasks=tasks, device=device, steps=steps)
     by_cell: dict[tuple[str, int], list[PlannedStep]] = {}
     for cell in cells:
         first: list[PlannedStep] = []
@@ -87,20 +98,20 @@ def plan_study(
             of_cell = replace(cell, set=cell.at.get(size, cell.set))
             by_cell[cell.name, seed] = _plan_cell(study, chosen, of_cell, seed, inputs, skip, first)
             first = first or by_cell[cell.name, seed]
-    steps = [step for planned in by_cell.values() for step in planned if step.step.do != "ensemble"]
+    work = [step for planned in by_cell.values() for step in planned if step.step.do != "ensemble"]
     for (name, seed), planned in by_cell.items():
         for step in planned:
             if step.step.do == "ensemble":
-                steps.append(_with_members(step, study.cell(name).members or (name,), seed, by_cell))
+                work.append(_with_members(step, study.cell(name).members or (name,), seed, by_cell))
     checked: set[str] = set()
-    for step in steps:
+    for step in work:
         try:
             if step.identity not in checked:
-                check_step(step)
+                check_step(step, brief=steps > 0)
         except UserError as error:
             raise UserError(f"{study.name}: cell '{step.cell}': {step.step.key}: {error}") from None
         checked.add(step.identity)
-    return StudyPlan(study=study, size=size, steps=steps)
+    return StudyPlan(study=study, size=size, steps=work, brief=steps)
 
 
 def _plan_cell(
@@ -131,7 +142,7 @@ def _plan_cell(
         changes = (step.set, size.set.get(step.do), size.set.get(step.name), cell.set.get(step.do))
         settings = [text for part in (*changes, cell.set.get(step.name)) for text in part or ()]
         planned[step.key] = PlannedStep(
-            step=step,
+            step=replace(step, **FEW) if inputs.steps and step.do in ALONE else step,
             cell=cell.name,
             seed=seed if step.seeded else 0,
             settings=tuple(settings),
@@ -148,7 +159,28 @@ def _plan_cell(
             median=study.median,
             device=inputs.device,
         )
+        if inputs.steps:
+            planned[step.key] = _shortened(planned[step.key], inputs.steps)
     return list(planned.values())
+
+
+def _shortened(planned: PlannedStep, steps: int) -> PlannedStep:
+    """Return a step that trains only so many steps, or on few examples, whatever its settings say."""
+    step, settings = planned.step, planned.settings
+    if step.do == "pretrain" or (step.do == "distill" and not step.task):
+        try:
+            if step.do == "pretrain":
+                recipe = recipes.load(planned.recipe, settings)
+            else:
+                recipe = find_recipe(planned.student, {"data.store": str(planned.store)}, settings)
+        except UserError as error:
+            raise UserError(f"cell '{planned.cell}': {step.key}: {error}") from None
+        added = [f"phases.{number}.steps={steps}" for number in range(len(recipe.phases))]
+        added += ["schedule.warmup=1", "run.minutes=0.0", f"run.eval_every={steps}", "run.eval_tokens=4096"]
+    else:
+        examples = [f"examples={FEW_EXAMPLES}"] if step.task else []
+        added = ["epochs=1", *examples] if step.trains else []
+    return replace(planned, settings=(*settings, *added))
 
 
 def _with_members(

@@ -11,6 +11,8 @@ from bertree.study.results import StudyResults
 def remarks(results: StudyResults) -> list[str]:
     """Return the remarks on a study's figures, each once."""
     lines = dict.fromkeys(line for row in results.rows for line in _remarks_on(row))
+    if results.brief:
+        lines[f"Only tried out, with {results.brief} steps of every run: the figures mean nothing."] = None
     if results.study.median:
         lines["Figures are medians; the standard error of a median is taken as 1.25 times that of the mean."] = None
     if results.jobs > 1:

@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bertree.console import showing
-from bertree.files.atomic import write_atomically
+from bertree.files.atomic import write_atomically, write_json_lines
 from bertree.report.formats import duration
 from bertree.report.html import render, write_report
 from bertree.report.tables import Block, Cell, PageTable, Piece, Section, Tile, one_line
 from bertree.study.definition import Column, StudyCell
 from bertree.study.plots import plots
 from bertree.study.remarks import remarks
-from bertree.study.results import HOLDS, REVERSED, Estimate, StudyResults, Verdict, read_results
+from bertree.study.results import HOLDS, REVERSED, ROWS, Estimate, StudyResults, Verdict, read_results
 
 TABLE = "table.md"
 KINDS = {HOLDS: "good", REVERSED: "bad"}
@@ -26,7 +26,8 @@ def study_report(folder: str | Path, *, progress: bool | None = None) -> StudyRe
 
 
 def write_tables(folder: Path, results: StudyResults) -> None:
-    """Write table.md and report.html."""
+    """Write rows.jsonl, table.md and report.html."""
+    write_json_lines(folder / ROWS, results.rows)
     write_atomically(folder / TABLE, markdown_table(results) + "\n")
     write_report(folder, lambda: study_page(results))
 

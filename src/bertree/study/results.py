@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import mean, median, stdev
 
 from bertree.errors import UserError
-from bertree.files.atomic import write_atomically, write_json_lines
+from bertree.files.atomic import write_atomically
 from bertree.files.formats import Json, json_text, read_json, read_json_lines
 from bertree.run_folder import METRICS
 from bertree.study.definition import BUNDLED, EXACT, Column, Pattern, Study, StudyStep
@@ -66,6 +66,7 @@ class StudyResults:
     shared: Sequence[str] = ()
     signal: int | None = None  # that ended the run of the study early
     jobs: int = 1  # steps that were computed at a time
+    brief: int = 0  # steps of every run, if the study was only tried out
 
     def estimate(self, cell: str, column: str | Column) -> Estimate | None:
         """Return the figure of a cell in a column, in the column's unit."""
@@ -186,15 +187,18 @@ def write_plan(folder: Path, plan: StudyPlan, source: str | Path, jobs: int) -> 
                 f"{folder}: holds the study {before['study']} at size {before['size']}; give another `out` for "
                 f"{plan.study.name} at size {plan.size}"
             )
+        if before.get("brief", 0) != plan.brief:
+            raise UserError(f"{folder}: `steps={before.get('brief', 0)}` there, {plan.brief} now; give another `out`")
         cells = {(step["cell"], step["seed"]) for step in steps}
         steps = [step for step in before["steps"] if (step["cell"], step["seed"]) not in cells] + steps
     write_atomically(folder / STUDY, path.read_bytes())
-    content = {"study": plan.study.name, "size": plan.size, "shared": plan.shared, "jobs": jobs, "steps": steps}
+    content: Json = {"study": plan.study.name, "size": plan.size, "shared": plan.shared, "jobs": jobs, "steps": steps}
+    content |= {"brief": plan.brief} if plan.brief else {}
     write_atomically(folder / PLAN, json_text(content, 1) + "\n")
 
 
 def read_results(folder: str | Path) -> StudyResults:
-    """Read the results of a study's folder as far as they go, and write its rows."""
+    """Read the results of a study's folder as far as they go."""
     folder = Path(folder)
     if not (folder / PLAN).is_file():
         raise UserError(f"{folder}: is not the folder of a study; `bertree study run` makes one")
@@ -211,8 +215,14 @@ def read_results(folder: str | Path) -> StudyResults:
             if (path := folder / step["folder"] / RESULT).is_file():
                 curve = read_curve(path.parent) if step["step"] in drawn else {}
                 rows.append(step | read_json(path) | curve)
-        write_json_lines(folder / ROWS, rows)
-    return StudyResults(study=study, size=plan["size"], rows=rows, shared=plan["shared"], jobs=plan.get("jobs", 1))
+    return StudyResults(
+        study=study,
+        size=plan["size"],
+        rows=rows,
+        shared=plan["shared"],
+        jobs=plan.get("jobs", 1),
+        brief=plan.get("brief", 0),
+    )
 
 
 def read_curve(folder: Path) -> Json:
