@@ -5,9 +5,12 @@
 
 CONLL2003 is a folder with train.txt, valid.txt and test.txt. Both encoders stay frozen; a weighted sum of all layers
 and a BiLSTM on it learn the tags (`--frozen sum-all lstm=...`), as in BERT's comparison with features. WORK keeps every
-run: one that is complete is not repeated.
+run: one that is complete is not repeated. `--jobs` of them are computed at a time.
 """
 
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+from itertools import product
 from pathlib import Path
 
 from benchmarks.common import Results, argument_parser
@@ -50,8 +53,9 @@ def encoder(name: str, seed: int, options: Json) -> Path:
     return out / "model"
 
 
-def tag(name: str, model: Path, seed: int, options: Json) -> Json:
+def tag(name: str, seed: int, options: Json) -> Json:
     """Learn NER on a frozen encoder; return its scores."""
+    model = encoder(name, seed, options)
     out = options["work"] / f"ner-{name}-{seed}"
     if not (out / "metrics.json").is_file():
         settings = [f"device={options['device']}", f"seed={seed}", f"epochs={options['epochs']}", "lstm=128"]
@@ -78,20 +82,25 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=5000, help="of pretraining, 2,048 tokens each")
     parser.add_argument("--epochs", type=int, default=10, help="of NER")
     parser.add_argument("--sentences", type=int, default=0, help="of each split of NER; 0: all")
+    parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--device", default="auto")
     options = vars(parser.parse_args())
     options["data"] = first_sentences(options["data"], options["sentences"], options["work"])
     results = Results("elmo-ner", options["out"])
-    for seed in range(options["seeds"]):
-        for name, (_, _, start, axes) in MODELS.items():
+    for name in MODELS:
+        make_store(name, options)
+    cells = list(product(range(options["seeds"]), MODELS))
+    with ProcessPoolExecutor(options["jobs"], mp_context=multiprocessing.get_context("spawn")) as pool:
+        scores = pool.map(tag, *zip(*((name, seed, options) for seed, name in cells), strict=True))
+        for (seed, name), score in zip(cells, scores, strict=True):
+            _, _, start, axes = MODELS[name]
             a = preset(start).architecture.with_values({"vocab_size": VOCABULARY} | axes)
             figures = {
                 "parameters": cost.parameters(a).total,
                 "pretraining_tokens": 2048 * options["steps"],
                 "seed": seed,
             }
-            scores = tag(name, encoder(name, seed, options), seed, options)
-            results.add(f"{name} {seed}", dev_f1=scores["f1"], **figures)
+            results.add(f"{name} {seed}", dev_f1=score["f1"], **figures)
     results.print_table()
 
 
