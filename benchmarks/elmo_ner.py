@@ -49,7 +49,7 @@ def encoder(name: str, seed: int, options: Json) -> Path:
         plain = ["data.format=full-sentences", "objective.nsp=0"] if name == "bert" else []
         run = [f"run.device={options['device']}", f"run.seed={seed}", f"phases.0.steps={options['steps']}"]
         length = ["phases.0.max_length=64", "phases.0.batch_tokens=2048"]
-        pretrain(recipe, store=store, out=out, overrides=[*changes, *plain, *run, *length])
+        pretrain(recipe, store=store, out=out, resume=out.exists(), overrides=[*changes, *plain, *run, *length])
     return out / "model"
 
 
@@ -59,7 +59,7 @@ def tag(name: str, seed: int, options: Json) -> Json:
     out = options["work"] / f"ner-{name}-{seed}"
     if not (out / "metrics.json").is_file():
         settings = [f"device={options['device']}", f"seed={seed}", f"epochs={options['epochs']}", "lstm=128"]
-        finetune(model, task="ner", data=options["data"], out=out, frozen="sum-all", overrides=settings)
+        finetune(model, task="ner", data=options["data"], out=out, frozen="sum-all", resume=out.exists(), overrides=settings)
     return read_json(out / "metrics.json")
 
 
