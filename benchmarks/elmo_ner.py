@@ -59,7 +59,9 @@ def tag(name: str, seed: int, options: Json) -> Json:
     out = options["work"] / f"ner-{name}-{seed}"
     if not (out / "metrics.json").is_file():
         settings = [f"device={options['device']}", f"seed={seed}", f"epochs={options['epochs']}", "lstm=128"]
-        finetune(model, task="ner", data=options["data"], out=out, frozen="sum-all", resume=out.exists(), overrides=settings)
+        finetune(
+            model, task="ner", data=options["data"], out=out, frozen="sum-all", resume=out.exists(), overrides=settings
+        )
     return read_json(out / "metrics.json")
 
 
