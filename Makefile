@@ -24,7 +24,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --d
 test: $(VENV)/.installed-dev ## run the test suite
 	$(PYTEST) -n auto --maxprocesses 4 $(ARGS)
 
-quick: $(VENV)/.installed-test ## run the tests without processes, training, compiling, real weights and other libraries
+quick: $(VENV)/.installed-test ## run the fast tests: no processes, training, compiling, real weights or other libraries
 	$(PYTEST) -n auto --maxprocesses 2 --quick $(ARGS)
 
 SECONDS ?= 60

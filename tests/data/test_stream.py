@@ -58,6 +58,7 @@ def test_a_step_is_the_same_whatever_was_read_before(shape, setting, budget, sha
     assert all(same(one[step], before[step]) for step in steps)
 
 
+@pytest.mark.slow
 @example_count(30)
 @given(shapes, any_setting, st.integers(1, 4), st.integers(1, 3))
 def test_an_epoch_reads_every_token_once(shape, setting, budget, epoch) -> None:

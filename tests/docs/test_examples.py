@@ -30,6 +30,7 @@ from bertree.tasks import registry
 from tests.support import asking, documentation
 from tests.support.command import Command, make_tree
 from tests.support.documentation import PAGES, ROOT, CodeBlock, Library
+from tests.support.shared import common_folder
 
 # What is put at the end of a command or a call, to make it short: settings and options.
 PHASE = {"steps": 2, "max_length": 32, "batch_tokens": 256}
@@ -128,7 +129,7 @@ def registries() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
-    return Library(tmp_path_factory.mktemp("library"))
+    return Library(common_folder(tmp_path_factory) / "library")
 
 
 @pytest.fixture

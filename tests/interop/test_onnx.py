@@ -93,15 +93,6 @@ def test_vectors_of_what_is_exported(name: str, pooling: str) -> None:
     np.testing.assert_allclose(found, vectors(contents), atol=1e-5)
 
 
-def test_logits_of_a_head_on_vectors(tmp_path: Path) -> None:
-    a = preset("bert-base").architecture.with_values(SMALL)
-    contents = made(a, PoolingConfig("mean", True), Readout(pooled=True), {"sequence": 3})
-    onnx.write(contents, tmp_path / "onnx")
-    np.testing.assert_allclose(computed(tmp_path / "onnx", TEXTS), logits(contents, "sequence"), atol=1e-5)
-    with pytest.raises(UserError, match="convert it to onnx, which keeps the head"):
-        folder.write(contents, tmp_path / "theirs", "huggingface")
-
-
 def logits(contents: Contents, head: str) -> list[np.ndarray]:
     """By the model itself: an array for each text."""
     batch = Batch.pack(TEXTS)
@@ -127,18 +118,21 @@ def test_logits_of_what_is_exported(name: str, head: str, readout: Readout | Non
 
 
 @pytest.mark.parametrize(
-    ("head", "classes", "outputs"),
-    [
-        ("sequence", 3, ["logits"]),
-        ("token", 4, ["logits"]),
-        ("span", 2, ["start_logits", "end_logits"]),
-    ],
+    ("head", "pooling", "classes", "outputs"),
+    [("sequence", PoolingConfig("mean", True), 3, ["logits"]), ("span", None, 2, ["start_logits", "end_logits"])],
 )
 def test_a_task_head_is_in_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, head: str, classes: int, outputs: list[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    head: str,
+    pooling: PoolingConfig | None,
+    classes: int,
+    outputs: list[str],
 ) -> None:
-    contents = made(preset("bert-base").architecture.with_values(SMALL), None, None, {head: classes})
-    contents.labels = [f"class {i}" for i in range(classes)] if head in ("sequence", "token") else []
+    """A head of one row for each text, which reads its vector, and one of a row for each token."""
+    a, readout = preset("bert-base").architecture.with_values(SMALL), Readout(pooled=True) if pooling else None
+    contents = made(a, pooling, readout, {head: classes})
+    contents.labels = [f"class {i}" for i in range(classes)] if head == "sequence" else []
     quantize = onnx._quantize
 
     def keep_and_quantize(source: Path, target: Path) -> None:
@@ -161,6 +155,9 @@ def test_a_task_head_is_in_the_file(
     monkeypatch.setattr(onnx, "_results", lambda *_: torch.zeros(classes))
     with pytest.raises(UserError, match="ONNX: the file's results differ from the model's by"):
         onnx._largest_error(contents, PaddedModel(contents), tmp_path / "float32" / onnx.FILE, "float32")
+    if pooling:
+        with pytest.raises(UserError, match="convert it to onnx, which keeps the head"):
+            folder.write(contents, tmp_path / "theirs", "huggingface")
 
 
 def test_a_trained_classifier_by_the_command(tmp_path: Path, trained: Trained, command: Command) -> None:

@@ -73,6 +73,7 @@ def test_a_text_does_not_depend_on_those_beside_it(point: str, training: bool) -
         assert (network(Batch.pack([alone])) - together).abs().max() < 1e-5
 
 
+@pytest.mark.train
 @pytest.mark.parametrize("point", POINTS)
 def test_it_learns_and_is_read_back_from_its_folder(point: str, tmp_path: Path) -> None:
     model = random_model(architecture(dropout=0.0, **POINTS[point]), {"mask": 0}, seed=1)

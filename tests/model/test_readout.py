@@ -127,6 +127,7 @@ def test_names_in_a_checkpoint() -> None:
     assert not [name for name in network(Readout()).state_dict() if not name.startswith(("encoder.", "heads."))]
 
 
+@pytest.mark.train
 def test_a_crf_learns_what_may_follow() -> None:
     none = dict.fromkeys(("dropout", "attention_dropout", "classifier_dropout"), 0.0)
     made = network(Readout(crf=True), vocab_size=50, **none).train()

@@ -147,6 +147,7 @@ def test_all_options_together_need_least() -> None:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("attention", "residual", "ffn_chunk"), [
     ("full", "pre-norm", 0), ("full", "reversible", 0), ("full", "pre-norm", 256), ("full", "reversible", 256),
     ("chunked", "pre-norm", 256), ("lsh", "pre-norm", 256), ("chunked", "reversible", 256), ("lsh", "reversible", 256),

@@ -48,6 +48,7 @@ def test_collectives_of_a_step_are_as_planned(case: Case, found: dict[Case, dict
     assert counted == {key: (calls[key], sizes[key]) for key in calls}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case",
     [

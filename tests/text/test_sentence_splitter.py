@@ -42,6 +42,7 @@ def test_windows_cut_no_sentence_that_fits() -> None:
     assert split_sentences(" ".join([sentence] * 1000)) == [sentence] * 1000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", ["x", "word ", "a. ", "你好。", "Mr. ", '"Yes." ', "1. ", "( "])
 def test_the_library_gets_short_pieces_and_no_text_many_times(unit: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its time is quadratic in the length of a text."""

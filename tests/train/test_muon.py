@@ -197,6 +197,7 @@ def loss_after(name: str, lr: float, steps: int = 150) -> float:
     return sum(losses[-20:]) / 20
 
 
+@pytest.mark.train
 def test_muon_learns_more_in_as_many_steps_as_adamw_at_its_best_rate() -> None:
     rates = (1e-2, 3e-2, 1e-1)
     adamw, found = ([loss_after(name, lr) for lr in rates] for name in ("adamw", "muon"))

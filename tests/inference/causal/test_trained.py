@@ -8,6 +8,7 @@ from bertree.inference.model import Model
 from bertree.text.framing import control_prefix
 from tests.support.language_models import language_model
 
+pytestmark = pytest.mark.train
 TEXTS = {"boat": "the river in the garden by the road", "tree": "a lamp on the table with a stone and a cloud"}
 
 

@@ -75,6 +75,7 @@ def test_one_bucket_and_one_window_for_all_is_exact_attention() -> None:
     torch.testing.assert_close(attend_chunks(q, k, v, order, settings), exact)
 
 
+@pytest.mark.slow
 def test_gradients_by_differences() -> None:
     settings = ChunkSettings(4, 1, 0, causal=True, hides_self=True)
     qk, v, _ = random_qkv(13, heads=1, width=3)
@@ -140,6 +141,7 @@ def test_the_same_bytes_twice() -> None:
     assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
 
 
+@pytest.mark.slow
 def test_dropout_keeps_the_mean_and_its_gradient_is_that_of_what_was_kept() -> None:
     settings = ChunkSettings(8, 1, 0, hides_self=True)
     q, k, v = random_qkv(40)
