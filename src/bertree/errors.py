@@ -57,11 +57,11 @@ def install_hint(extra: str) -> str:
     return f"install the extra '{extra}': pip install -e '.[{extra}]' in the folder of bertree"
 
 
-def suggest(word: str, known: Iterable[str]) -> str:
+def suggest(word: str, choices: Iterable[str]) -> str:
     """Return the end of an error line: the nearest known word, or the list of them."""
-    known = sorted(set(known))
-    near = difflib.get_close_matches(word, known, n=1, cutoff=0.6) if len(known) <= MOST_COMPARED else []
-    return f"did you mean '{near[0]}'?" if near else f"known: {listed(known, MOST_KNOWN)}"
+    choices = sorted(set(choices))
+    near = difflib.get_close_matches(word, choices, n=1, cutoff=0.6) if len(choices) <= MOST_COMPARED else []
+    return f"did you mean '{near[0]}'?" if near else f"known: {listed(choices, MOST_KNOWN)}"
 
 
 def refuses_unknown(function: Callable[P, R]) -> Callable[P, R]:

@@ -12,7 +12,7 @@ import bertree
 from bertree.config import precision
 from bertree.config.precision import parse_precision
 from bertree.errors import BertreeWarning, UserError
-from bertree.inference import cpu_linear, loaded
+from bertree.inference import cpu_linear
 from bertree.inference.cpu_linear import linear_class
 from bertree.inference.load import random_model
 from bertree.model.pooling import PoolingConfig
@@ -62,6 +62,7 @@ def test_one_text_is_one_input(classifier: bertree.Model) -> None:
     assert classifier.predict({"text": "the boat"}) == classifier.predict([{"text": "the boat"}])
 
 
+@pytest.mark.train
 def test_training_of_ones_own_changes_what_is_served(model: bertree.Model, tmp_path: Path) -> None:
     before = model.embed(TEXTS[:2])
     torch.manual_seed(0)
@@ -135,9 +136,9 @@ def test_a_cpu_without_instructions_for_a_precision_computes_in_float32(
     wanted: str, small_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = bertree.load(small_folder).embed(TEXTS)
-    monkeypatch.setattr(loaded, "has_native_bfloat16", lambda: False)
+    monkeypatch.setattr(cpu_linear, "has_native_bfloat16", lambda: False)
     monkeypatch.setattr(cpu_linear, "_is_correct", lambda kind, dtype: False)
-    loaded._note_missing.cache_clear()
+    cpu_linear.note_missing.cache_clear()
     with pytest.warns(BertreeWarning, match=f"{wanted}: this CPU has no instructions"):
         model = bertree.load(small_folder, precision=wanted)
     assert model.precision == "float32"
@@ -145,7 +146,7 @@ def test_a_cpu_without_instructions_for_a_precision_computes_in_float32(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert bertree.load(small_folder).to(precision=wanted).precision == "float32", "it is said once"
-    loaded._note_missing.cache_clear()
+    cpu_linear.note_missing.cache_clear()
     assert isinstance(precision.has_native_bfloat16(), bool)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import bertree
 from bertree.errors import UserError
-from bertree.pretraining.adaptation.task_scores import compare_runs
+from bertree.pretraining.adaptation.adapt import compare_runs
 from tests.support.command import Command
 from tests.support.learnable import feelings
 

@@ -39,7 +39,7 @@ from bertree.objectives.distill_pretraining import (
 from bertree.objectives.pretraining import pretraining_objective
 from bertree.pretraining import build
 from bertree.pretraining.held_out import held_out_questions, held_out_stream
-from bertree.pretraining.job import StoreJob, StoreTraining, Trainee, execute_store_job, mask_share
+from bertree.pretraining.job import StoreJob, StoreTraining, Trainee, execute_store_job
 from bertree.pretraining.recipe import DistillRecipe
 from bertree.report.formats import describe_architecture
 from bertree.report.run_page import write_run_report
@@ -122,10 +122,10 @@ def _build_trainee(recipe: DistillRecipe, teacher: Model, teacher_path: str, tra
     network, objective = _build_objective(recipe, contents, teacher)
     settings, teacher_a = recipe.distill, teacher.architecture
     # The teacher's logits take as much memory as the student's.
-    logit_share = 2.0 if settings.everywhere else 2 * max(mask_share(recipe, phase) for phase in recipe.phases)
+    logit_share = 2.0 if settings.everywhere else 2 * max(build.mask_share(recipe, phase) for phase in recipe.phases)
 
     def teacher_flops(phase: Phase) -> float:
-        share = mask_share(recipe, phase) if "mask" in teacher.network.heads else 0.0
+        share = build.mask_share(recipe, phase) if "mask" in teacher.network.heads else 0.0
         return cost.pretraining_forward_flops(teacher_a, phase.max_length, share) if objective.teacher else 0
 
     terms = ", ".join(f"{term} {weight:g}" for term, weight in objective.weights.items())
@@ -207,7 +207,7 @@ def _with_cache(training: StoreTraining, recipe: DistillRecipe, teacher: Model) 
     world.check_together(lambda: compute() if world.is_first and cache.missing else None)
     world.check_together(check)
     network.to("meta")  # it is not needed any more
-    tokens = sum(phase.steps * phase.batch_tokens * mask_share(recipe, phase) for phase in recipe.phases)
+    tokens = sum(phase.steps * phase.batch_tokens * build.mask_share(recipe, phase) for phase in recipe.phases)
     line = (
         f"the teacher's {recipe.distill.top_k} likeliest tokens: {cache.bytes / 1e6:,.1f} MB in "
         f"{recipe.distill.cache}, {cache.bytes / tokens:.0f} bytes a masked token"

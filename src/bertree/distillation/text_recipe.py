@@ -16,7 +16,7 @@ from bertree.model.presets import PRESETS
 from bertree.objectives.distill_pretraining import TEACHER_STATE_TERMS
 from bertree.pretraining import build
 from bertree.pretraining import recipe as recipes
-from bertree.pretraining.job import resolve_paths
+from bertree.pretraining.build import resolve_paths
 from bertree.pretraining.recipe import DistillRecipe
 from bertree.text.identity import tokenizer_hash
 

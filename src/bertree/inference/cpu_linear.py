@@ -19,6 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bertree.config.precision import has_native_bfloat16
+from bertree.console import note
 from bertree.model.torch_internals import (
     int8_linear,
     pack_int8_weight,
@@ -27,6 +29,7 @@ from bertree.model.torch_internals import (
     packed_linear_plus,
 )
 
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "int8": torch.int8}
 ALGORITHMS = {"gelu": ("gelu", "none"), "gelu-tanh": ("gelu", "tanh"), "relu": ("relu", ""), "silu": ("swish", "")}
 TINY = 1e-20  # smallest scale, for a token whose states are all 0
 STEPS = 127.0  # of an 8-bit integer, on each side of 0
@@ -175,11 +178,28 @@ def _is_correct(kind: type[OneDnnLinear] | type[Int8Linear], dtype: torch.dtype)
         stream = F.linear(inputs, linear.weight, linear.bias) + wanted.to(dtype)
         try:
             built = kind(linear)
-            found, joined = built.with_activation(inputs, "gelu"), built.add_residual(inputs.clone(), wanted.to(dtype))
+            activated, joined = (
+                built.with_activation(inputs, "gelu"),
+                built.add_residual(inputs.clone(), wanted.to(dtype)),
+            )
         except (RuntimeError, AttributeError, TypeError, NotImplementedError):
             return False
         near = 1e-5 if dtype == torch.float32 and kind is OneDnnLinear else 0.05
         return all(
             bool(torch.allclose(a.float(), b.float(), rtol=near, atol=near * float(wanted.abs().max())))
-            for a, b in ((found, wanted), (joined, stream))
+            for a, b in ((activated, wanted), (joined, stream))
         )
+
+
+def weights_dtype(precision: str | None, device: str) -> torch.dtype:
+    """Return the dtype of the weights for a precision on a device."""
+    if precision == "bfloat16" and device.startswith("cpu") and not has_native_bfloat16():
+        note_missing("bfloat16")
+        precision = "float32"
+    return torch.float32 if precision in ("int8", None) else DTYPES[precision]
+
+
+@cache
+def note_missing(precision: str) -> None:
+    """Tell once that a precision is not used because this CPU has no instructions for it."""
+    note(f"{precision}: this CPU has no instructions for it, so the model computes in float32, which is faster here")

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from bertree.console import note
 from bertree.engines.engine import Engine, Workers, map_in_order
 from bertree.errors import TextsCut, UserError
+from bertree.inference.cpu_linear import weights_dtype
 from bertree.inference.embedding import Vectors, block_end, embed_blocks
 from bertree.inference.load import make_model
-from bertree.inference.loaded import weights_dtype
 from bertree.inference.model import Model
 from bertree.interop import folder
 

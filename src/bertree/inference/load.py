@@ -11,7 +11,7 @@ from bertree.config.model_names import cache_folder, cached_names, is_hub_name, 
 from bertree.config.precision import parse_precision
 from bertree.console import note
 from bertree.errors import UserError, suggest
-from bertree.inference.loaded import DTYPES, weights_dtype
+from bertree.inference.cpu_linear import DTYPES, weights_dtype
 from bertree.inference.mask_filling import Candidate
 from bertree.inference.model import Model
 from bertree.interop import elmo, folder, onnx

@@ -5,7 +5,6 @@ The functions of this package take a `LoadedModel`; `Model` adds them to it as m
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -14,13 +13,13 @@ from torch import Tensor, nn
 
 from bertree.batch import Batch
 from bertree.config.model_names import cached_name, remembered_name
-from bertree.config.precision import has_native_bfloat16, parse_precision
+from bertree.config.precision import parse_precision
 from bertree.console import note
 from bertree.errors import UserError, counted, methods_refuse_unknown
 from bertree.files.formats import Json
 from bertree.inference.causal.decoders import DecoderChoice
 from bertree.inference.cpu_encoder import CpuRuntime, weight_versions
-from bertree.inference.cpu_linear import linear_class
+from bertree.inference.cpu_linear import DTYPES, linear_class, note_missing, weights_dtype
 from bertree.inference.inputs import Input, list_inputs, note_cuts, pack_inputs, tokenize_inputs
 from bertree.interop import folder
 from bertree.interop.contents import Contents, head_classes, maximum_length, task_length
@@ -34,8 +33,6 @@ from bertree.text.tokenizer import Encoded, Tokenizer
 
 if TYPE_CHECKING:
     from bertree.tasks.task import Task
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "int8": torch.int8}
 
 
 @methods_refuse_unknown
@@ -236,7 +233,7 @@ class LoadedModel:
         int8 = chosen == "int8" if chosen else self._runtime.int8
         target = str(self.device if device is None else device)
         if int8 and target.startswith("cpu") and linear_class(torch.int8) is None:
-            _note_missing("int8")
+            note_missing("int8")
             int8, chosen = False, "float32"
         dtype = weights_dtype("float32" if int8 else chosen, target) if int8 or chosen else None
         try:
@@ -345,16 +342,3 @@ class LoadedModel:
         finally:
             for module in training:
                 module.training = True
-
-
-def weights_dtype(precision: str | None, device: str) -> torch.dtype:
-    """Return the dtype of the weights for a precision on a device."""
-    if precision == "bfloat16" and device.startswith("cpu") and not has_native_bfloat16():
-        _note_missing("bfloat16")
-        precision = "float32"
-    return torch.float32 if precision in ("int8", None) else DTYPES[precision]
-
-
-@cache
-def _note_missing(precision: str) -> None:
-    note(f"{precision}: this CPU has no instructions for it, so the model computes in float32, which is faster here")

@@ -92,8 +92,9 @@ def text_attentions(
     inputs = [texts] if single else list_inputs(texts)  # type: ignore[arg-type]
     encoded = model.tokenize(inputs, max_length)  # type: ignore[arg-type]
     with model.evaluating(), torch.no_grad():
-        found = [attention_probabilities(model.network.encoder, model.pack([one]).to(model.device)) for one in encoded]
-    return found[0] if single else found
+        batches = [model.pack([one]).to(model.device) for one in encoded]
+        probabilities = [attention_probabilities(model.network.encoder, batch) for batch in batches]
+    return probabilities[0] if single else probabilities
 
 
 def attention_probabilities(encoder: Encoder, batch: Batch) -> Tensor:

@@ -50,8 +50,8 @@ class Reference(NamedTuple):
 
 def find_elmo(folder: Path) -> Path | None:
     """Return the options of a folder in the authors' layout; None if it is not one."""
-    found = sorted(path for path in folder.glob(f"*{OPTIONS}") if path.is_file())
-    return found[0] if len(found) == 1 else None
+    files = sorted(path for path in folder.glob(f"*{OPTIONS}") if path.is_file())
+    return files[0] if len(files) == 1 else None
 
 
 def read_elmo_architecture(options: Path) -> Lstm:
@@ -248,9 +248,9 @@ def _read_arrays(path: Path) -> dict[str, Array]:
     check_regular(path)
     h5py, arrays = _h5py(), {}
 
-    def take(name: str, found: Any) -> None:
-        if isinstance(found, h5py.Dataset) and found.dtype == np.float32 and not (found.is_virtual or found.external):
-            arrays[name] = found[...]
+    def take(name: str, item: Any) -> None:
+        if isinstance(item, h5py.Dataset) and item.dtype == np.float32 and not (item.is_virtual or item.external):
+            arrays[name] = item[...]
 
     try:
         with h5py.File(path, "r") as file:

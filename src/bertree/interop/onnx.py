@@ -143,11 +143,11 @@ def _largest_error(contents: Contents, module: PaddedModel, path: Path, precisio
             "token_type_ids": [row + [0] * (length - len(row)) for row in segments],
         }
         outputs = session.run(module.outputs, {name: np.array(rows[name]) for name in module.names})
-        found = torch.from_numpy(np.stack(outputs, -1) if len(outputs) > 1 else outputs[0])
+        computed = torch.from_numpy(np.stack(outputs, -1) if len(outputs) > 1 else outputs[0])
         wanted = _results(contents, module, ids, segments)
-        if found.ndim > 2:  # a row for each token
-            found = torch.cat([row[: len(text)] for row, text in zip(found, ids, strict=True)])
-        error = max(error, float((found - wanted).abs().max()))
+        if computed.ndim > 2:  # a row for each token
+            computed = torch.cat([row[: len(text)] for row, text in zip(computed, ids, strict=True)])
+        error = max(error, float((computed - wanted).abs().max()))
         largest = max(largest, float(wanted.abs().max()))
     if precision == "float32" and not error <= TOLERANCE * largest:
         raise UserError(f"ONNX: the file's results differ from the model's by {error:.3g}; please report this model")

@@ -135,20 +135,20 @@ class PaddedModel(nn.Module):
 
 def _unsupported_part(network: Network) -> str:
     """Describe the first component that the graph would compute differently; empty if there is none."""
-    if found := unknown_component(network.encoder):
-        return found
+    if component := unknown_component(network.encoder):
+        return component
     for module in network.encoder.modules():
         if isinstance(module, Attention) and not isinstance(module.mask, Full):
             return f"encoder.stack.attention has a {NAMES[type(module.mask)]} mask"
-    known: list[tuple[str, nn.Module | None, type[nn.Module]]] = [
+    supported: list[tuple[str, nn.Module | None, type[nn.Module]]] = [
         ("network", network, Network),
         ("network.vector", network.vector, SentencePooling),
         ("network.features", network.features, LayerFeatures),
     ]
-    known += [
+    supported += [
         (f"network.heads.{n}", head, ClassHead) for n, head in network.heads.items() if n not in PRETRAINING_HEADS
     ]
-    for name, part, kind in known:
+    for name, part, kind in supported:
         if part is not None and (reason := component_difference(part, (kind,))):
             return f"{name} {reason}"
     return ""

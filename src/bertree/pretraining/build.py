@@ -152,6 +152,21 @@ def masking_of(data: DataSettings, rate: float = 0.0) -> Masking:
         raise UserError(f"data: {error}") from None
 
 
+def mask_share(recipe: Recipe, phase: Phase) -> float:
+    """Return the share of the tokens that are predicted."""
+    return masking_of(recipe.data, phase.mask_rate).share
+
+
+def resolve_paths(recipe: Recipe) -> Recipe:
+    """Make the paths of a recipe absolute."""
+    store, held_out = (path and str(Path(path).resolve()) for path in (recipe.data.store, recipe.data.held_out))
+    start = recipe.model.get("start")
+    axes = recipe.model | (
+        {"start": str(resolve_model_path(start).resolve())} if isinstance(start, str) and start else {}
+    )
+    return replace(recipe, data=replace(recipe.data, store=store, held_out=held_out), model=axes)
+
+
 def build_feed(
     recipe: Recipe,
     schedule: TrainingSchedule,

@@ -16,7 +16,6 @@ from signal import SIGTERM
 import torch
 from torch import nn
 
-from bertree.config.model_names import resolve_model_path
 from bertree.config.sections import Phase
 from bertree.config.settings import as_toml, differences
 from bertree.console import note, notes_shown, showing
@@ -176,7 +175,8 @@ def _build_training(job: StoreJob, device_setup: DeviceSetup, out: Path, resume:
     )
     permuted = build.masking_of(recipe.data).unit == "permutation"  # a second stream predicts the tokens
     flops = [
-        cost.training_flops(a, phase.max_length, mask_share(recipe, phase), permuted) + trainee.teacher_flops(phase)
+        cost.training_flops(a, phase.max_length, build.mask_share(recipe, phase), permuted)
+        + trainee.teacher_flops(phase)
         for phase in recipe.phases
     ]
     identity = {"text in data.store": job.train.fingerprint, "held-out text": job.held_out.fingerprint}
@@ -318,21 +318,6 @@ def run_files(out: Path) -> list[Path]:
     return [out / name for name in names]
 
 
-def mask_share(recipe: Recipe, phase: Phase) -> float:
-    """Return the share of the tokens that are predicted."""
-    return build.masking_of(recipe.data, phase.mask_rate).share
-
-
-def resolve_paths(recipe: Recipe) -> Recipe:
-    """Make the paths of a recipe absolute."""
-    store, held_out = (path and str(Path(path).resolve()) for path in (recipe.data.store, recipe.data.held_out))
-    start = recipe.model.get("start")
-    axes = recipe.model | (
-        {"start": str(resolve_model_path(start).resolve())} if isinstance(start, str) and start else {}
-    )
-    return replace(recipe, data=replace(recipe.data, store=store, held_out=held_out), model=axes)
-
-
 def check_run_folder(recipe: Recipe, out: Path, resume: bool, only_new: bool = False) -> None:
     """Refuse to write over a run, or to resume it with other settings. A run that saved nothing may start again.
 
@@ -345,7 +330,7 @@ def check_run_folder(recipe: Recipe, out: Path, resume: bool, only_new: bool = F
         raise UserError(f"{out}: holds a run already; resume it with `resume=True`, or give another `out`")
     if not begun or only_new:
         return
-    before = resolve_paths(recipes.load(str(path)))
+    before = build.resolve_paths(recipes.load(str(path)))
     changed = [key for key in differences(before, recipe) if key not in CHANGEABLE]
     if changed:
         raise UserError(

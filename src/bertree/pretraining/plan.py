@@ -13,7 +13,7 @@ from bertree.interop.folder import read_architecture
 from bertree.model import cost
 from bertree.model.architecture import Architecture, Transformer, check_type, parse_override
 from bertree.model.presets import PRESETS, preset
-from bertree.pretraining.job import mask_share
+from bertree.pretraining.build import mask_share
 from bertree.pretraining.recipe import Recipe, bundled_recipes, load
 from bertree.report.plan_chart import plan_svg
 from bertree.scale.plan.meshes import Batches, Hardware

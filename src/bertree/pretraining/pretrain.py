@@ -10,7 +10,7 @@ from bertree.inference.trained_run import Run
 from bertree.objectives.pretraining import pretraining_objective
 from bertree.pretraining import build
 from bertree.pretraining import recipe as recipes
-from bertree.pretraining.job import StoreJob, Trainee, execute_store_job, resolve_paths
+from bertree.pretraining.job import StoreJob, Trainee, execute_store_job
 from bertree.pretraining.recipe import DistillRecipe
 from bertree.train.device_setup import DeviceSetup
 from bertree.train.metrics_log import Callback, calling
@@ -40,7 +40,7 @@ def pretrain(
     >>> run.model.fill_mask("The captain went down to the [MASK].")
     """
     stores = overrides_of({"data.store": str(store)} if store is not None else {})
-    loaded = resolve_paths(recipes.load(str(recipe), [*stores, *overrides, *overrides_of(settings)]))
+    loaded = build.resolve_paths(recipes.load(str(recipe), [*stores, *overrides, *overrides_of(settings)]))
     if isinstance(loaded, DistillRecipe):
         raise UserError(f"{recipe}: is a recipe for a student; give it to bertree distill, as its student")
 

@@ -118,8 +118,8 @@ class TokenizerCalls:
     def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> Any:
         """Return the id of a token, or the ids of several; a token that is not in the vocabulary has that of [UNK]."""
         if isinstance(tokens, str):
-            found = self.backend.token_to_id(tokens)
-            return self.unk_token_id if found is None else found
+            token = self.backend.token_to_id(tokens)
+            return self.unk_token_id if token is None else token
         return [self.convert_tokens_to_ids(token) for token in tokens]
 
     def convert_ids_to_tokens(self, ids: int | Iterable[int]) -> Any:

@@ -14,54 +14,54 @@ from bertree.inference.mask_filling import Candidate
 SHOWN = 100  # characters of a text
 
 
-def print_perplexity(found: Perplexity) -> None:
+def print_perplexity(result: Perplexity) -> None:
     """Print perplexity and what it was measured on."""
-    counts = found.counts
+    counts = result.counts
     rows = [
-        ("per token", f"{found.perplexity:,.3f}", f"loss {found.loss:.4f}, {found.tokens:,} tokens"),
-        ("per word", f"{found.word_perplexity:,.3f}", f"{counts.words:,} words divided by white space"),
+        ("per token", f"{result.perplexity:,.3f}", f"loss {result.loss:.4f}, {result.tokens:,} tokens"),
+        ("per word", f"{result.word_perplexity:,.3f}", f"{counts.words:,} words divided by white space"),
     ]
     if counts.lines:
         both = counts.words + counts.lines
-        rows.append(("per word", f"{found.word_and_line_perplexity:,.3f}", f"{both:,} with line ends"))
+        rows.append(("per word", f"{result.word_and_line_perplexity:,.3f}", f"{both:,} with line ends"))
     rows += [
-        ("bits per character", f"{found.bits_per_character:.4f}", f"{counts.characters:,} characters"),
-        ("bits per byte", f"{found.bits_per_byte:.4f}", f"{counts.bytes:,} bytes"),
+        ("bits per character", f"{result.bits_per_character:.4f}", f"{counts.characters:,} characters"),
+        ("bits per byte", f"{result.bits_per_byte:.4f}", f"{counts.bytes:,} bytes"),
     ]
     table = Table("perplexity", "", "", box=None, pad_edge=False)
     table.columns[1].justify = "right"
     for row in rows:
         table.add_row(*row)
     make_console().print(table)
-    context = f"each from {found.context_least:,} or more tokens before it, {found.context_mean:,.1f} on average"
-    if found.unpredicted:
-        first = f"{found.unpredicted:,} first token{'s' * (found.unpredicted > 1)}"
+    context = f"each from {result.context_least:,} or more tokens before it, {result.context_mean:,.1f} on average"
+    if result.unpredicted:
+        first = f"{result.unpredicted:,} first token{'s' * (result.unpredicted > 1)}"
         context += f"; {first} not predicted: the tokenizer has no start token"
     print(context)
-    if found.unknown:
-        print(f"{found.unknown:,} tokens stand for text that the tokenizer does not know: no fair comparison")
-    print(f"{found.seconds:.1f} s, {found.speed:,.0f} tokens/s")
+    if result.unknown:
+        print(f"{result.unknown:,} tokens stand for text that the tokenizer does not know: no fair comparison")
+    print(f"{result.seconds:.1f} s, {result.speed:,.0f} tokens/s")
 
 
-def print_last_words(found: LastWords) -> None:
+def print_last_words(result: LastWords) -> None:
     """Print accuracy and perplexity of last words."""
-    print(f"accuracy    {100 * found.accuracy:.2f} %; {100 * found.filtered_accuracy:.2f} % without stop words")
-    print(f"perplexity  {found.perplexity:,.2f} per last word")
-    print(f"{found.passages:,} passages in {found.seconds:.1f} s")
+    print(f"accuracy    {100 * result.accuracy:.2f} %; {100 * result.filtered_accuracy:.2f} % without stop words")
+    print(f"perplexity  {result.perplexity:,.2f} per last word")
+    print(f"{result.passages:,} passages in {result.seconds:.1f} s")
 
 
-def print_attributions(found: Sequence[Attribution], k: int) -> None:
+def print_attributions(attributions: Sequence[Attribution], k: int) -> None:
     """Print the codes of each text with a bar for their probability."""
     console = make_console()
-    for one in found:
-        if len(found) > 1:
+    for one in attributions:
+        if len(attributions) > 1:
             words = " ".join(one.text.split())
             console.print(Text(words if len(words) <= SHOWN else words[: SHOWN - 1] + "…"))
-        given = any(score.given for score in one.codes)
-        table = Table("code", *(["given"] if given else []), "probability", "loss", "", box=None, pad_edge=False)
+        has_given = any(score.given for score in one.codes)
+        table = Table("code", *(["given"] if has_given else []), "probability", "loss", "", box=None, pad_edge=False)
         for score in one.codes[:k]:
             bar = "█" * round(score.probability * 30)
-            named = [Text(score.code, "bold"), *([Text(score.given)] if given else [])]
+            named = [Text(score.code, "bold"), *([Text(score.given)] if has_given else [])]
             table.add_row(*named, f"{score.probability:.4f}", f"{score.loss:.4f}", Text(bar, "green"))
         console.print(table)
 

@@ -66,10 +66,10 @@ def print_finetuning(run: Run) -> None:
         print_comparison(read_comparison(run.folder / COMPARISON))
 
 
-def print_glue(found: GlueSummary) -> None:
+def print_glue(summary: GlueSummary) -> None:
     """Print the scores of GLUE tasks and their averages."""
     table = Table("task", "", box=None, pad_edge=False)
-    for name, scores in found.tasks.items():
+    for name, scores in summary.tasks.items():
         shown = {k: v for k, v in scores.items() if isinstance(v, float) and k not in ("mean", "std", "best")}
         intervals = scores.get("intervals") or {}
         figures = []
@@ -77,7 +77,7 @@ def print_glue(found: GlueSummary) -> None:
             figures.append(f"{key.replace('_', ' ')} {100 * value:.1f}{_in_brackets(intervals.get(key))}")
         table.add_row(escape(name), escape(", ".join(figures)))
     table.add_row("", "")
-    for name, average in found.averages.items():
+    for name, average in summary.averages.items():
         value, missing = average["value"], f"needs {', '.join(average['missing'])}"
         span = _in_brackets(average.get("interval"))
         table.add_row(name, f"{100 * value:.1f}{span}" if value is not None else missing)

@@ -27,7 +27,7 @@ READ_EVERY = {"cpu": 1, "cuda": 16}  # steps between reads of the chosen tokens:
 
 
 @dataclass
-class Continuation:
+class GeneratedSequence:
     """A prompt and the tokens that follow it."""
 
     prompt: Sequence[int]
@@ -81,7 +81,7 @@ Seen = Callable[[int, int], None]  # called with the number of a sequence and ea
 @torch.inference_mode()
 def continue_all(
     make: Callable[[], Decoder],
-    sequences: Sequence[Continuation],
+    sequences: Sequence[GeneratedSequence],
     choice: Choice,
     on_gpu: bool,
     seen: Seen | None = None,
@@ -96,7 +96,7 @@ def continue_all(
 
 
 @torch.inference_mode()
-def continue_one(make: Callable[[], Decoder], one: Continuation, choice: Choice, on_gpu: bool) -> Iterator[None]:
+def continue_one(make: Callable[[], Decoder], one: GeneratedSequence, choice: Choice, on_gpu: bool) -> Iterator[None]:
     """Continue a sequence by one token per iteration."""
     yield from _Group(make(), [one], choice, "cuda" if on_gpu else "cpu", lambda row, token: None).run()
 
@@ -105,7 +105,7 @@ class _Group:
     """Sequences that are continued together. Lane i continues `group[lanes[i]]`."""
 
     def __init__(
-        self, decoder: Decoder, group: Sequence[Continuation], choice: Choice, device: str, seen: Seen | None
+        self, decoder: Decoder, group: Sequence[GeneratedSequence], choice: Choice, device: str, seen: Seen | None
     ) -> None:
         self.decoder, self.group, self.choice, self.device, self.seen = decoder, group, choice, device, seen
         self.lanes = list(range(len(group)))
@@ -196,7 +196,7 @@ class _Finished:
 @torch.inference_mode()
 def search(
     decoder: Decoder, prompt: Sequence[int], most: int, beams: int, count: int, choice: Choice
-) -> list[Continuation]:
+) -> list[GeneratedSequence]:
     """Return the `count` best continuations of a prompt, the best first, of at most `most` tokens."""
     logits_bv = decoder.start([prompt], len(prompt) + most)
     decoder.keep([0] * beams)
@@ -221,7 +221,7 @@ def search(
     if step == most:
         finished += [_Finished(score / step, ids, False) for (score, _, _), ids in zip(continuing, texts, strict=True)]
     best = sorted(finished, key=lambda one: -one.score)[:count]
-    return [Continuation(prompt, number, most, one.ids, one.ended) for number, one in enumerate(best)]
+    return [GeneratedSequence(prompt, number, most, one.ids, one.ended) for number, one in enumerate(best)]
 
 
 def _best(

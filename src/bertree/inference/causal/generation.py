@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from bertree.errors import UserError
-from bertree.inference.causal.continuation import Choice, Continuation, continue_all, continue_one, search
+from bertree.inference.causal.continuation import Choice, GeneratedSequence, continue_all, continue_one, search
 from bertree.inference.causal.sampling import Sampling
 from bertree.inference.causal.texts import (
     NEVER,
@@ -125,7 +125,7 @@ def generate(
             pieces = _pieces(model, sequences)
         else:
             sequences = [
-                Continuation(prompt.ids, number, limit)
+                GeneratedSequence(prompt.ids, number, limit)
                 for prompt, limit in zip(read, most, strict=True)
                 for number in range(options.count)
             ]
@@ -170,7 +170,7 @@ class TextStream(Iterator[str]):
         self._model, self._options = model, options
         self._prompt = _read_prompt(model, prompt, options)
         self.most = _room(model, self._prompt, options.tokens)  # tokens that it generates, unless the text ends before
-        self._sequence = Continuation(self._prompt.ids, 0, self.most)
+        self._sequence = GeneratedSequence(self._prompt.ids, 0, self.most)
         self._decoder = PieceDecoder(model.required_tokenizer, self._prompt.ids)
         self._pieces = self._generate()
 
@@ -219,7 +219,7 @@ def _choice(model: LoadedModel, options: GenerationOptions) -> Choice:
     return Choice(sampling=options.sampling, seed=options.seed, end=end_token, never=never, vocabulary=vocabulary)
 
 
-def _pieces(model: LoadedModel, sequences: Sequence[Continuation]) -> list[PieceDecoder]:
+def _pieces(model: LoadedModel, sequences: Sequence[GeneratedSequence]) -> list[PieceDecoder]:
     """Return what turns tokens into text as they come; empty if they come from the end of the text."""
     tokenizer = None if is_backward(model) else model.tokenizer
     return [PieceDecoder(tokenizer, one.prompt) for one in sequences] if tokenizer else []

@@ -87,8 +87,8 @@ class Lstm(Architecture):
         own = {field.name for field in fields(cls)}
         foreign = {name: value for name, value in values.items() if name not in own and name != "body"}
         check_transformer_axes(foreign, cls.body, REASONS)
-        found = {name: value for name, value in values.items() if name in own}
-        return cls(**{"embedding_width": found.get("width", cls.width)} | found)
+        own_values = {name: value for name, value in values.items() if name in own}
+        return cls(**{"embedding_width": own_values.get("width", cls.width)} | own_values)
 
     @classmethod
     def _changed(cls, before: Architecture, changes: Mapping[str, Any]) -> Self:

@@ -158,8 +158,8 @@ CHUNK = 4096  # tokens in the feed-forward layer at the same time, where an arch
 _CHUNKS = {"chunked", "lsh"}
 
 
-class Option(NamedTuple):
-    """An option: its name, whether an architecture uses it, and its axes with it and without it."""
+class MemoryOption(NamedTuple):
+    """What saves memory in long sequences: a name, whether an architecture uses it, its axes with and without it."""
 
     name: str
     used: bool
@@ -193,21 +193,21 @@ def _can_be(a: Architecture, changes: dict[str, Any]) -> bool:
     return True
 
 
-def _options(a: Transformer) -> Iterator[Option]:
+def _options(a: Transformer) -> Iterator[MemoryOption]:
     used = bool(_CHUNKS & set(a.attention_kinds))
     pattern = a.attention if used else "lsh" if a.sharing in ("attention", "all") else "chunked,lsh"
     exact = "full" if a.look_ahead else "causal"
     plain = ",".join(exact if kind in _CHUNKS else kind for kind in a.attention.split(","))
     off = {"attention": plain, "look_ahead": a.look_ahead}
     on = {"attention": pattern, "look_ahead": a.look_ahead if used else not a.causal}
-    yield Option("lsh attention" if "lsh" in pattern else "chunked attention", used, on, off)
+    yield MemoryOption("lsh attention" if "lsh" in pattern else "chunked attention", used, on, off)
     used = a.residual == "reversible"
     norms = {"embedding_norm": a.embedding_norm, "residual_init": a.residual_init}
     off = {"residual": "pre-norm" if used else a.residual} | norms
-    yield Option("reversible layers", used, {"residual": "reversible"} | norms, off)
-    yield Option("feed-forward in chunks", a.ffn_chunk > 0, {"ffn_chunk": a.ffn_chunk or CHUNK}, {"ffn_chunk": 0})
+    yield MemoryOption("reversible layers", used, {"residual": "reversible"} | norms, off)
+    yield MemoryOption("feed-forward in chunks", a.ffn_chunk > 0, {"ffn_chunk": a.ffn_chunk or CHUNK}, {"ffn_chunk": 0})
     if a.positions in ("axial", "learned"):
         rows = next(n for n in range(isqrt(a.max_positions), 0, -1) if a.max_positions % n == 0)
         shape = a.axial_shape if a.positions == "axial" else f"{rows},{a.max_positions // rows}"
         off = {"positions": "learned", "max_positions": a.max_positions}
-        yield Option("axial positions", a.positions == "axial", {"positions": "axial", "axial_shape": shape}, off)
+        yield MemoryOption("axial positions", a.positions == "axial", {"positions": "axial", "axial_shape": shape}, off)

@@ -102,10 +102,10 @@ class BiLstmCosts:
 
     def classifiers(self) -> dict[str, int]:
         """Count the LSTM and its classifier of two classes, which its paper does."""
-        found, layers = {}, self.parameters().encoder
+        counts, layers = {}, self.parameters().encoder
         for texts, head in (("single texts", "relu"), ("pairs", "compare")):
-            found[texts] = layers + classifier_parameters(replace(self.a, sequence_head=head))
-        return found
+            counts[texts] = layers + classifier_parameters(replace(self.a, sequence_head=head))
+        return counts
 
     def forward_flops(self, length: int) -> int:
         """Operations per token: four gates for each unit; the width is that of both directions."""

@@ -6,11 +6,13 @@ OUT/task-before/, task-after/    both models fine-tuned on a task, if one is nam
 OUT/metrics.json                 figures on held-out text and on the task, before and after
 """
 
+import math
 import shutil
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any
 
 import torch
@@ -31,7 +33,6 @@ from bertree.inference.trained_run import Run
 from bertree.objectives.pretraining import pretraining_objective
 from bertree.pretraining import build
 from bertree.pretraining.adaptation import sizes
-from bertree.pretraining.adaptation.task_scores import compare_runs
 from bertree.pretraining.held_out import held_out_questions
 from bertree.pretraining.job import StoreJob, StoreTraining, Trainee, execute_store_job
 from bertree.pretraining.recipe import Recipe
@@ -44,6 +45,8 @@ from bertree.train.held_out import evaluate_questions
 
 STORE, CORPUS, BEFORE, AFTER = "store", "corpus.json", "task-before", "task-after"
 LARGE = 32_000_000  # bytes of text that are worth starting processes for
+# 97.5 % quantiles of Student's t distribution for 1, 2, 3 ... degrees of freedom; beyond them nearly the normal one's.
+T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
 
 def adapt(
@@ -193,3 +196,30 @@ def _measure_before(training: StoreTraining) -> StoreTraining:
 def _figures(row: Json) -> Json:
     """Return the figures of an evaluation that are compared."""
     return {name: row[name] for name in ("loss", "perplexity", "accuracy") if name in row}
+
+
+def compare_runs(before: Json, after: Json) -> Json:
+    """Compare two fine-tuning runs by their metrics.json: the score of each seed, means, and the mean difference with
+    the half width of its 95 % interval over seeds (None with one seed). A seed gives both runs the same order of
+    examples and the same first weights of the head, so differences are taken seed by seed."""
+    metric = str(before["metric"])
+    pairs = [
+        (float(first[metric]), float(second[metric]))
+        for first, second in zip(before["seeds"], after["seeds"], strict=True)
+        if not first["diverged"] and not second["diverged"]
+    ]
+    differences = [second - first for first, second in pairs]
+    result: Json = {"name": before["task"], "metric": metric, "examples": before["examples"]["dev"]}
+    for name, scores in zip(("before", "after"), zip(*pairs, strict=True), strict=False):
+        result[name] = {"mean": mean(scores), "seeds": list(scores)}
+    if not pairs:
+        return result | {"difference": None, "uncertainty": None}
+    return result | {"difference": mean(differences), "uncertainty": _half_width(differences)}
+
+
+def _half_width(values: list[float]) -> float | None:
+    """Return half of the 95 % interval of a mean; None for one value."""
+    if len(values) < 2:
+        return None
+    quantile = T_QUANTILES[min(len(values) - 1, len(T_QUANTILES)) - 1]
+    return quantile * stdev(values) / math.sqrt(len(values))

@@ -124,22 +124,24 @@ class _Tokens:
 
     def __init__(self, a: Transformer, mesh: Mesh, batch: MicroBatch) -> None:
         self.a, self.batch = a, batch
-        made, scale = Activations(a), batch.bytes / 2  # the figures of `Activations` are those of bf16
+        activations, scale = Activations(a), batch.bytes / 2  # the figures of `Activations` are those of bf16
         self.parts, self.tensor = mesh.token_parts, mesh.tensor
         t, h = batch.tokens, a.width
         self.states = batch.bytes * t * h / self.parts  # of a rank's own tokens
         self.gathered = batch.bytes * t * h  # of all tokens, which products read under tensor parallelism
         self.mask = t * h / self.parts if a.dropout else 0.0
         stream = 2 * (self.mask + self.states)  # before each block's norm
-        inside = max(made.attention(kind) for kind in set(a.attention_kinds)) - made.feed_forward()
-        self.inner = scale * made.inner() * (min(t, a.ffn_chunk) if a.ffn_chunk else t) / self.tensor
+        inside = max(activations.attention(kind) for kind in set(a.attention_kinds)) - activations.feed_forward()
+        self.inner = scale * activations.inner() * (min(t, a.ffn_chunk) if a.ffn_chunk else t) / self.tensor
         heads = scale * inside * t / self.tensor  # queries, keys, values and what attention returns
         self.kept = stream + 2 * self.gathered + heads + (0 if a.ffn_chunk else self.inner)  # by one layer
         last = 2 * h + 8 if a.residual == "pre-norm" and a.final_norm else 0
-        self.outside = scale * (made.outside() - last) * t
+        self.outside = scale * (activations.outside() - last) * t
         self.last = scale * last * t  # input of the norm after the last layer
-        self.reversible = scale * (made.at_end(t) - made.at_start(t, 0)) if a.residual == "reversible" else 0.0
-        self.start = scale * made.at_start(t, 0)
+        self.reversible = (
+            scale * (activations.at_end(t) - activations.at_start(t, 0)) if a.residual == "reversible" else 0.0
+        )
+        self.start = scale * activations.at_start(t, 0)
 
     def saved(self, layers: int) -> float:
         """Return what so many layers keep until their backward pass."""

@@ -122,11 +122,11 @@ def score_entities(
 
 def entity_intervals(pairs: Sequence[tuple[Sequence[str], Sequence[str]]]) -> dict[str, Interval]:
     """Return the intervals of what `score_entities` scores, given gold and predicted tags of each sentence."""
-    found = [(set(entities(gold)), set(entities(predicted))) for gold, predicted in pairs]
+    pairs_of_sets = [(set(entities(gold)), set(entities(predicted))) for gold, predicted in pairs]
 
     def count(kind: str | None) -> tuple[Counts, Counts, Counts]:
         """Count right, predicted and true entities of each sentence; None: of every type."""
-        rows = [[sum(kind in (None, e.kind) for e in each) for each in (t & p, p, t)] for t, p in found]
+        rows = [[sum(kind in (None, e.kind) for e in each) for each in (t & p, p, t)] for t, p in pairs_of_sets]
         right, predicted, true = np.array(rows, np.float64).T
         return right, predicted, true
 
@@ -136,7 +136,7 @@ def entity_intervals(pairs: Sequence[tuple[Sequence[str], Sequence[str]]]) -> di
         "recall": ratio_interval(right, true),
         "f1": ratio_interval(2 * right, predicted + true),
     }
-    for kind in sorted({entity.kind for each in found for side in each for entity in side}):
+    for kind in sorted({entity.kind for each in pairs_of_sets for side in each for entity in side}):
         right, predicted, true = count(kind)
         intervals[f"f1-{kind}"] = ratio_interval(2 * right, predicted + true)
     return intervals
