@@ -1,19 +1,28 @@
 """How a similarity is read: against random pairs of sentences."""
 
+import random
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import bertree
-from benchmarks.random_sentences import choose
 from bertree.inference.similarity import pair_similarities, percentiles, random_sentences
+from bertree.text.sentence_splitter import split_sentences
 
 BOOKS = Path(__file__).parents[2] / "corpus" / "books.txt"
 
 
-def test_the_sentences_are_those_that_the_script_chooses() -> None:
-    assert random_sentences() == choose(BOOKS.read_text())
+def test_the_sentences_are_plain_ones_of_different_documents_chosen_by_a_fixed_seed() -> None:
+    """So that no two are neighbours: of 6 to 14 words, without quotation marks."""
+    documents = [document for document in BOOKS.read_text().split("\n\n") if document.strip()]
+    plain, draw, chosen = re.compile(r"[A-Z][A-Za-z,;'’ -]+\."), random.Random(0), []
+    for document in draw.sample(documents, len(documents)):
+        sentences = [s for s in split_sentences(document) if plain.fullmatch(s) and 6 <= len(s.split()) <= 14]
+        if sentences:
+            chosen.append(draw.choice(sentences))
+    assert random_sentences() == chosen[:128]
     assert len(set(random_sentences())) == 128
 
 

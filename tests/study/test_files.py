@@ -109,3 +109,9 @@ def test_every_study_cites_a_paper_and_names_what_it_computes(studies: dict[str,
         running = {cell.name for cell in study.running()}
         assert {cell for one in study.patterns for cell in (one.better, one.worse)} <= running, name
         assert study.second_source or not any(cell.also_published for cell in study.cells), name
+
+
+def test_the_table_of_studies_in_the_docs_is_complete(studies: dict[str, Study]) -> None:
+    rows = [f"| `{name}` | {study.varied} | {study.paper} |" for name, study in studies.items()]
+    table = "\n".join(["| study | varied | published |", "|---|---|---|", *rows])
+    assert table in (Path(__file__).parents[2] / "docs" / "studies.md").read_text(), f"it should be:\n{table}"

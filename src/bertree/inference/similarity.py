@@ -1,7 +1,7 @@
 """Similarity of vectors, and how to read one: which share of random pairs of sentences is less similar.
 
 Models differ in scale: two unrelated sentences have a cosine of 0.1 in one model and of 0.7 in another. So a similarity
-can be compared with those of all pairs of 128 sentences from English books (`benchmarks/random_sentences.py`).
+can be compared with those of all pairs of 128 sentences from English books, one of each document.
 """
 
 from collections.abc import Callable
