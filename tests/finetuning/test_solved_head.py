@@ -149,6 +149,15 @@ def test_few_shot(trained: Trained, command: Command, tmp_path: Path) -> None:
     assert first.read_bytes() == second.read_bytes()
 
 
+def test_few_shot_with_many_classes_leaves_the_encoder_as_it_is(trained: Trained, tmp_path: Path) -> None:
+    rows = [(f"{word} {other}", word) for word in learnable.FILL[:12] for other in learnable.GOOD]
+    run = bertree.finetune(trained.start, task="classification", data=rows, out=tmp_path / "out", few_shot=True)
+    assert run.metrics["head"]["kind"] == "class means"
+    start, same = (bertree.load(each).network.encoder.state_dict() for each in (trained.start, run.folder))
+    assert all(torch.equal(start[name], tensor) for name, tensor in same.items())
+    assert bertree.evaluate(run.folder, data=rows).metrics["accuracy"] > 0.3  # by chance: 0.08
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [

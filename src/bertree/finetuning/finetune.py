@@ -30,6 +30,7 @@ from bertree.train.metrics_log import Callback, calling
 
 LAST = "last"  # the hidden states that are read of a frozen encoder, if none are named
 FEW_SHOT_STEPS, FEW_SHOT_RATE, FEW_SHOT_LENGTH = 20, 2e-5, 256  # unless set; the length is that of a text in tokens
+FEW_SHOT_TEXTS = 3  # of each class in a step, on average; with fewer, steps have made the vectors worse
 STEP_SETTINGS = tuple(f"train.{key}" for key in ("epochs", "batch", "warmup", "shape", "evaluations", "patience"))
 
 
@@ -125,13 +126,14 @@ def _with_vectors(job: TaskJob, seeds: int) -> TaskJob:
     if not train.max_length:
         longest = job.initial.max_length
         train = replace(train, max_length=min(longest, task.max_length, FEW_SHOT_LENGTH) if few_shot else longest)
+    tunes = "train.epochs" in config.overridden or train.batch >= FEW_SHOT_TEXTS * task.classes
     if few_shot and "train.epochs" not in config.overridden:
         train = replace(train, epochs=max(1.0, FEW_SHOT_STEPS * train.batch / len(job.data.examples["train"])))
     optim = replace(config.optim, lr=config.optim.lr or FEW_SHOT_RATE) if few_shot else config.optim
     job = replace(job, config=replace(config, readout=readout, train=train, optim=optim))
     refits = bool(job.data.held_out) and not job.data.drawn
     if few_shot:
-        return replace(job, objective=CLASS_CONTRAST, tuner_type=partial(FewShot, refits=refits))
+        return replace(job, objective=CLASS_CONTRAST, tuner_type=partial(FewShot, refits=refits, tunes=tunes))
     if task.head != "sequence":
         return job
     unused = sorted(key.rpartition(".")[2] for key in config.overridden if key in STEP_SETTINGS or "optim." in key)

@@ -9,7 +9,8 @@ A rotation to the principal axes changes no solution, because the penalty does n
 these axes the curvature is nearly diagonal, so L-BFGS needs some 15 iterations instead of hundreds. Everything is
 computed in float64; vectors are stored in float32, which is all they have.
 
-With few examples of a class, the nearest class mean is the better rule: it has nothing to fit but the means.
+With few examples of a class, the nearest class mean, by its cosine, is the better rule: it has nothing to fit but the
+means.
 
 Shape letters: n examples, d width of a vector, c outputs.
 """
@@ -33,7 +34,8 @@ CURVATURE = 0.25  # of the logistic loss, at most: p (1 - p)
 ITERATIONS = 300
 ROUGH, EXACT = 1e-4, 1e-6  # largest gradient at which a fit of a fold, and of all examples, ends
 SAME_LENGTH = 1e-3  # relative difference up to which vectors count as of one length
-FACTORS = tuple(2.0**power for power in range(-4, 7))  # of distances to class means that are tried
+FACTORS = tuple(2.0**power for power in range(-4, 7))  # of products with class means that are tried
+NEVER = -1e4  # score of a class without examples
 FLAT = 1e-6  # standard deviation, relative to the mean, below which a number counts as constant
 
 # rows, targets, C, start, tolerance -> solution (c x (d + 1))
@@ -116,25 +118,26 @@ def fit_regression(vectors_nd: Tensor, scores_n: Tensor, strength: float | None 
 
 
 def fit_class_means(vectors_nd: Tensor, classes_n: Tensor, classes: int) -> LinearHead:
-    """Score each class by the negative squared distance to the mean of its examples, which is linear in the vector.
+    """Score each class by the product of the vector with the direction of the mean of the class's examples, so that the
+    class of the largest cosine answers.
 
-    The distances have one factor, which decides how sure the answers are and changes none of them: the one of the
-    lowest loss on the training examples, where each is left out of the mean of its own class."""
+    The products have one factor, which decides how sure the answers are and changes none of them: the one of the lowest
+    loss on the training examples, where each is left out of the mean of its own class."""
     x_nd, one_nc = vectors_nd.double(), torch.nn.functional.one_hot(classes_n, classes).double()
-    counts_c = one_nc.sum(0)
-    means_cd = one_nc.T @ x_nd / counts_c.clamp(min=1)[:, None]
-    distances_nc = torch.cdist(x_nd, means_cd).square()
-    variance = float((distances_nc * one_nc).sum() / max(1, len(x_nd) - classes)) or 1.0
-    left_out_c = (counts_c / (counts_c - 1).clamp(min=1)).square()  # how much farther the mean of the others is
-    scores_nc = (-distances_nc * (1 + one_nc * (left_out_c - 1))).masked_fill(counts_c == 0, -torch.inf)
+    sums_cd, counts_c = one_nc.T @ x_nd, one_nc.sum(0)
+    means_cd = torch.nn.functional.normalize(sums_cd, dim=1)
+    others_nd = torch.nn.functional.normalize(sums_cd[classes_n] - x_nd, dim=1)
+    scores_nc = torch.where(one_nc > 0, (x_nd * others_nd).sum(1, keepdim=True), x_nd @ means_cd.T)
+    bias_c = torch.where(counts_c > 0, 0.0, NEVER).double()
     several_n = counts_c[classes_n] > 1
+    scores_nc, targets_n = scores_nc[several_n], classes_n[several_n]
+    deviation = float(scores_nc.std()) if len(scores_nc) else 1.0
     losses = [
-        float(torch.nn.functional.cross_entropy(scores_nc[several_n] * factor / variance, classes_n[several_n]))
-        for factor in (FACTORS if bool(several_n.any()) else ())
+        float(torch.nn.functional.cross_entropy(scores_nc * factor / deviation + bias_c, targets_n))
+        for factor in (FACTORS if len(scores_nc) else ())
     ]
-    factor = FACTORS[losses.index(min(losses))] / variance if losses else 1 / variance
-    bias_c = torch.where(counts_c > 0, -factor * means_cd.square().sum(1), -torch.inf)
-    return LinearHead(weight=2 * factor * means_cd, bias=bias_c.nan_to_num(neginf=-1e4))
+    factor = FACTORS[losses.index(min(losses))] / deviation if losses else 1 / deviation
+    return LinearHead(weight=factor * means_cd, bias=bias_c)
 
 
 def _fit_head(
@@ -197,6 +200,7 @@ def _fit_logistic(
     steps_d = torch.cat([(CURVATURE * variances_d + 1 / (c * count)).rsqrt(), torch.ones(1).double()])
     solution = torch.zeros(classes, width + 1).double() if start is None else start / steps_d
     solution.requires_grad_()
+    few_blocks = list(_blocks(rows_nd)) if count <= BLOCK else None  # converted once
     optimizer = torch.optim.LBFGS(
         [solution], max_iter=ITERATIONS, tolerance_grad=tolerance, tolerance_change=0.0, line_search_fn="strong_wolfe"
     )
@@ -204,7 +208,7 @@ def _fit_logistic(
     def closure() -> float:
         scaled = solution.detach() * steps_d
         total, gradient = 0.0, torch.zeros_like(scaled)
-        for number, block in enumerate(_blocks(rows_nd)):
+        for number, block in enumerate(few_blocks or _blocks(rows_nd)):
             targets = classes_n[number * BLOCK : (number + 1) * BLOCK, None]
             log_shares = (block @ scaled[:, :-1].T + scaled[:, -1]).log_softmax(-1)
             total -= float(log_shares.gather(1, targets).sum())

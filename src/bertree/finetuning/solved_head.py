@@ -137,8 +137,12 @@ class HeadSolving(FineTuning):
 class FewShot(HeadSolving):
     """A run that trains the encoder to tell the classes apart, then solves the head on it."""
 
+    tunes: bool = True  # False: there are so many classes that a step sees few pairs of one, and the encoder stays
+
     def run(self, out: Path, seed: int, resume: bool, intro: Sequence[str]) -> TrainedSeed:
         """Take the steps with a seed, then solve the head."""
+        if not self.tunes:
+            return super().run(out, seed, resume, intro)
         trained = FineTuning.run(self, out, seed, resume, intro)
         self._train_vectors = None
         steps = len(self._schedule())
@@ -147,6 +151,11 @@ class FewShot(HeadSolving):
     def describe_steps(self) -> str:
         """Describe what is computed."""
         config = self.config
+        if not self.tunes:
+            return (
+                f"few-shot: {self.task.classes} classes are too many for steps of {config.train.batch} texts, so the "
+                f"encoder stays as it is and the head is solved on {self._describe_vectors()}"
+            )
         return (
             f"few-shot: {len(self._schedule()):,} steps on the pairs of {config.train.batch} texts each, rate "
             f"{config.optim.lr:g}; then the head is solved on {self._describe_vectors()}"
