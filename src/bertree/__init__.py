@@ -155,7 +155,11 @@ def __getattr__(name: str) -> Any:
             value.__module__ = __name__  # so that pickle finds this function, as `multiprocessing` needs it
         globals()[name] = value
         return value
-    raise AttributeError(f"module 'bertree' has no attribute '{name}'")
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, __all__, n=1)
+    hint = f"; did you mean '{near[0]}'?" if near else ""
+    raise AttributeError(f"module 'bertree' has no attribute '{name}'{hint}")
 
 
 def __dir__() -> list[str]:

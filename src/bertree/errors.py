@@ -52,6 +52,12 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
+def device_problem(error: Exception) -> str:
+    """Return why PyTorch does not take a device."""
+    line = str(error).splitlines()[0]
+    return "known: auto, cpu, cuda, cuda:1 ..." if line.startswith("Expected one of") else line
+
+
 def install_hint(extra: str) -> str:
     """Return the end of an error line: how to install what an optional feature of bertree needs."""
     return f"install the extra '{extra}': pip install -e '.[{extra}]' in the folder of bertree"

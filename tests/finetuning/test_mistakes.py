@@ -14,6 +14,7 @@ ROWS = learnable.feelings(40)
 GOOD, TAGS = ROWS[0], learnable.tagged(20)
 Files = dict[str, object]
 CSV: Files = {"train.csv": ROWS, "dev.csv": learnable.feelings(10, 1)}
+BODY: Files = {"train.csv": [{"body": row["text"], "label": row["label"]} for row in ROWS]}
 SQUAD: Files = {"train-v1.1.json": learnable.squad(20), "dev-v1.1.json": learnable.squad(5, 1)}
 
 
@@ -36,6 +37,7 @@ def bare(rows: list[dict[str, object]], name: str) -> list[dict[str, object]]:
 
 # Files, what is asked for after `finetune MODEL --data DATA --out OUT`, and what the line must say.
 FINETUNE: dict[str, tuple[Files, str, str]] = {
+    "no text column": (BODY, "--task classification", "there are: body, label; name yours with --text"),
     "column": (CSV, "--task classification --text body", "has no column 'body'; there are: text, label"),
     "pair column": (CSV, "--task classification --pair other", "has no column 'other'; there are: text, label"),
     "label column": (CSV, "--task classification --label kind", "has no column 'kind'; there are: text, label"),

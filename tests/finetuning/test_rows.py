@@ -38,6 +38,17 @@ def test_rows_train_as_their_file_does(encoder: Path, tmp_path: Path) -> None:
     assert len(from_memory.model.predict(ROWS)) == len(ROWS)
 
 
+def test_tuples_are_scored_whatever_the_columns_were_called(encoder: Path, tmp_path: Path) -> None:
+    rows = [{"body": row["text"], "kind": row["label"]} for row in ROWS]
+    columns = {"text": "body", "label": "kind"}
+    run = bertree.finetune(encoder, data=rows, out=tmp_path / "a", frozen=True, task="classification", **columns)
+    tuples = [(row["text"], row["label"]) for row in ROWS]
+    scores = [bertree.evaluate(run.model, data=data, split="test").metrics for data in (tuples, rows)]
+    assert scores[0] == scores[1]
+    with pytest.raises(bertree.UserError, match="has no column 'body'"):
+        bertree.evaluate(run.model, data=tuples, text="body")
+
+
 def test_questions_as_rows(tmp_path: Path) -> None:
     context = "Moby Dick was written by Herman Melville in 1851."
     answers = {"text": ["Herman Melville"], "answer_start": [25]}

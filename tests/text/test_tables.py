@@ -16,6 +16,7 @@ import zstandard
 
 from bertree.errors import UserError
 from bertree.tasks.splits import find_splits
+from bertree.text.corpus import Corpus
 from bertree.text.tables import Table, read_table
 
 PACK: dict[str, Callable[[bytes], bytes]] = {
@@ -95,6 +96,12 @@ def test_marks_line_ends_and_blank_lines(tmp_path: Path) -> None:
         ("x", None),
         (None, 1),
     ]
+
+
+def test_semicolons_separate_columns_where_the_header_has_no_comma(tmp_path: Path) -> None:
+    found = table(tmp_path / "a.csv", 'text;label\n"one; two, three";1\n')
+    assert rows(found) == [("one; two, three", "1")]
+    assert list(Corpus([str(tmp_path / "a.csv")]).documents()) == ["one; two, three"]
 
 
 def test_tabs_in_a_file_named_csv(tmp_path: Path) -> None:

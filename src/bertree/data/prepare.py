@@ -129,12 +129,11 @@ def prepare(
 ) -> PreparedStore:
     """Turn text files into a token store: documents, sentences, tokens. An interrupted call resumes when repeated.
 
-    `tokenizer` is the folder of a tokenizer or a model. `workers` defaults to all cores; they are processes, so a
-    script needs the usual `if __name__ == "__main__":`. `engine="ray"` uses the Ray cluster at `address`. `language` is
-    for splitting sentences. `control` says where each document's control code comes from: "folder", "file", or a column
-    of its table such as "source", "url:host" or "date:year"; `control_default` is the code of documents without one.
-    `given` is a column whose text follows the code, such as "url"; neither is predicted. The other options are those of
-    `train_tokenizer`.
+    `tokenizer` is the folder of a tokenizer or a model. `workers` are processes and default to all cores;
+    `engine="ray"` uses the Ray cluster at `address`. `language` is for splitting sentences. `control` says where each
+    document's control code comes from: "folder", "file", or a column of its table such as "source", "url:host" or
+    "date:year"; `control_default` is the code of documents without one. `given` is a column whose text follows the
+    code, such as "url"; neither is predicted. The other options are those of `train_tokenizer`.
 
     >>> bertree.prepare("corpus/", "my-tokenizer", "my-store").store.tokens
     """

@@ -1,11 +1,14 @@
 """Workers as processes of this machine, and the choice of an engine by its name.
 
-Processes are spawned: forking a process in which other libraries have thread pools can hang.
+Processes are spawned: forking a process in which other libraries have thread pools can hang. They do not import the
+script that starts them, which `multiprocessing` would do: workers need nothing of it, and a script without
+`if __name__ == "__main__":` would run again in each of them.
 """
 
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -19,10 +22,7 @@ from bertree.engines.ray_cluster import RayCluster
 from bertree.errors import UserError, suggest
 
 DIED = "a worker process died (out of memory?); run again, perhaps with fewer `workers`"
-DIED_AT_START = (
-    "a worker process died at its start (out of memory?); a script that starts workers needs "
-    '`if __name__ == "__main__":` around its calls, or workers=1'
-)
+DIED_AT_START = "a worker process died at its start (out of memory?); run again, perhaps with workers=1"
 
 _function: Callable[[Any], Any] | None = None  # of a worker process
 ENGINES = ("local", "ray")
@@ -62,7 +62,7 @@ class _Pool:
         self.pool, self.ahead, self.started = pool, ahead, False
 
     def submit(self, block: Any) -> Callable[[], Any]:
-        with self._errors():
+        with self._errors(), _main_hidden():
             future = self.pool.submit(_compute, block)
 
         def wait() -> Any:
@@ -79,6 +79,20 @@ class _Pool:
             yield
         except BrokenProcessPool:
             raise UserError(DIED if self.started else DIED_AT_START) from None
+
+
+@contextmanager
+def _main_hidden() -> Iterator[None]:
+    """Hide where the script of this process lies from processes that are started now."""
+    main = sys.modules["__main__"]
+    hidden = {name: getattr(main, name, None) for name in ("__spec__", "__file__")}
+    try:
+        for name in hidden:
+            setattr(main, name, None)
+        yield
+    finally:
+        for name, value in hidden.items():
+            setattr(main, name, value)
 
 
 def _start_worker(make: Callable[[Any], Callable[[Any], Any]], setups: "Queue[Any]") -> None:

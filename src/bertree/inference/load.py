@@ -46,7 +46,7 @@ def load(
     torch dtype; see `Model.to`. `tokenizer`: a folder whose tokenizer is used; a preset then gets the size of its
     vocabulary.
     """
-    if not isinstance(name, str | Path):
+    if not isinstance(name, str | Path) or not str(name):
         raise UserError(f"load: takes the name or the folder of a model, not {name!r:.60}")
     chosen = parse_precision(precision)
     device = choose_device(device)

@@ -15,7 +15,7 @@ from bertree.batch import Batch
 from bertree.config.model_names import cached_name, remembered_name
 from bertree.config.precision import parse_precision
 from bertree.console import note
-from bertree.errors import UserError, counted, methods_refuse_unknown
+from bertree.errors import UserError, counted, device_problem, methods_refuse_unknown
 from bertree.files.formats import Json
 from bertree.inference.causal.decoders import DecoderChoice
 from bertree.inference.cpu_encoder import CpuRuntime, weight_versions
@@ -241,7 +241,7 @@ class LoadedModel:
                 raise RuntimeError("it holds no numbers")
             self.network.to(device=target, dtype=dtype)
         except (RuntimeError, AssertionError) as error:
-            raise UserError(f"device '{target}': cannot be used here ({str(error).splitlines()[0]})") from None
+            raise UserError(f"device '{target}': cannot be used here ({device_problem(error)})") from None
         self._runtime.int8 = int8
         if int8:
             try:

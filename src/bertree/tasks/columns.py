@@ -103,7 +103,8 @@ class Columns:
 
     def _column_numbers(self, table: Table) -> "_ColumnNumbers":
         text = self._column(table, self.text, "text")
-        label = table.column(self.label) if self.labelled else table.find((*self.label, *self._role("label")))
+        label = self._column(table, self.label, "label") if self.labelled else None
+        label = table.find((*self.label, *self._role("label"))) if label is None else label
         return _ColumnNumbers(
             text=text,
             pair=self._column(table, self.pair, "pair") if self.pair else None,
@@ -115,7 +116,7 @@ class Columns:
 
     def _column(self, table: Table, names: Sequence[str], role: str) -> int:
         number = table.find((*names, *self._role(role)))
-        return table.column(names) if number is None else number
+        return table.column(names, role if tuple(names) == (role,) else "") if number is None else number
 
     def _role(self, role: str) -> tuple[str, ...]:
         return (role,) if self.roles else ()

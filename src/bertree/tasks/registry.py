@@ -17,7 +17,7 @@ from bertree.tasks.splits import normalize_name
 from bertree.tasks.squad.task import SquadTask
 from bertree.tasks.tagging.task import TaggingTask
 from bertree.tasks.task import Task, configure_task, task_options
-from bertree.tasks.text import text_task
+from bertree.tasks.text import TextTask, text_task
 
 COLUMNS = ("text", "pair", "label")
 DESCRIPTION = "bertree.toml"  # of a model folder, where its task is described
@@ -167,6 +167,8 @@ def task_of_settings(
     named = {key: columns.get(key) or _text(own.get(key)) for key in TASKS[task.name].columns}
     named |= {key: value for key, value in columns.items() if value}
     task = make_task(task.name, **named)
+    if isinstance(task, TextTask) and not any(columns.values()):  # rows in memory have the names of the roles
+        task = replace(task, columns=replace(task.columns, roles=True))
     return configure_task(task, {key: own[key] for key in own if key in task_options(task)}, DESCRIPTION)
 
 

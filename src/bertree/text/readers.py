@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from types import MappingProxyType
 from typing import IO, Any, NamedTuple
 
@@ -173,12 +174,19 @@ def _read_jsonl(path: str, stream: IO[bytes], fields: Mapping[str, str], counts:
             yield RawDocument(text, row, tuple(map(record.get, columns)))
 
 
+def delimiter_of(header: str) -> str:
+    """Return what separates the columns of a CSV file: semicolons, as some spreadsheets write, if its header has them
+    and no comma."""
+    return ";" if ";" in header and "," not in header else ","
+
+
 def _read_csv(
     source: Source, stream: IO[bytes], fields: Mapping[str, str], counts: CorpusCounts
 ) -> Iterator[RawDocument]:
     csv.field_size_limit(MAX_RECORD)
     lines = (_decode(data, counts) for data in iter(lambda: stream.readline(MAX_RECORD), b""))
-    rows = csv.reader(lines, delimiter="\t" if source.format == "tsv" else ",")
+    first = next(lines, "")
+    rows = csv.reader(chain([first], lines), delimiter="\t" if source.format == "tsv" else delimiter_of(first))
     try:
         header = [name.strip().removeprefix("\ufeff") for name in next(rows, [])]
         if header:

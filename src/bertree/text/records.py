@@ -16,7 +16,7 @@ from typing import Any, Literal
 from bertree.errors import UserError, suggest
 from bertree.files.formats import Json, parse_json
 from bertree.text.cleaning import replace_surrogates
-from bertree.text.readers import MAX_RECORD, open_parquet
+from bertree.text.readers import MAX_RECORD, delimiter_of, open_parquet
 from bertree.text.sources import COMPRESSED, Source, open_source
 
 # none: a quote is a character. standard: RFC 4180. cell: only a cell that is quoted as a whole loses its quotes
@@ -173,7 +173,7 @@ def read_rows(path: Path, lines: Iterator[Line], comma: bool, quoting: Quoting =
         return iter(())
     lines = chain([first], lines)
     if comma and "\t" not in first[1]:  # STS benchmark files are named .csv and are separated by tabs
-        return _read_csv(path, lines, ",")
+        return _read_csv(path, lines, delimiter_of(first[1]))
     if quoting == "standard":
         return _read_csv(path, lines, "\t")
     if quoting != "auto":

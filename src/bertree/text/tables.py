@@ -35,16 +35,15 @@ class Table:
                 return self.names.index(wanted)
         return next((folded.index(a.casefold()) for a in alternatives if a.casefold() in folded), None)
 
-    def column(self, alternatives: Sequence[str]) -> int:
-        """Like `find`, but raise an error that lists the existing columns."""
+    def column(self, alternatives: Sequence[str], role: str = "") -> int:
+        """Like `find`, but raise an error that lists the existing columns. `role`: the argument that names it."""
         if (number := self.find(alternatives)) is not None:
             return number
         wanted = " or ".join(f"'{name}'" for name in alternatives)
         existing = listed(self.names)
         near = suggest(alternatives[0], self.names)
-        raise UserError(
-            f"{self.path}: has no column {wanted}; there are: {existing}{f'; {near}' if '?' in near else ''}"
-        )
+        advice = near if "?" in near else f"name yours with `{role}`" if role else ""
+        raise UserError(f"{self.path}: has no column {wanted}; there are: {existing}{advice and f'; {advice}'}")
 
 
 def read_table(

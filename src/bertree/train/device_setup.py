@@ -14,7 +14,7 @@ from bertree.config.precision import has_native_bfloat16
 from bertree.config.sections import Phase, RunSettings
 from bertree.console import note
 from bertree.engines.cores import available_cores, busy_cores
-from bertree.errors import UserError
+from bertree.errors import UserError, device_problem
 from bertree.files.formats import read_json
 from bertree.model import cost
 from bertree.model.architecture import Architecture
@@ -44,7 +44,7 @@ class DeviceSetup:
             device = torch.device(name)
             torch.empty(0, device=device)
         except (RuntimeError, AssertionError) as error:
-            raise UserError(f"run.device '{name}': cannot be used here ({str(error).splitlines()[0]})") from None
+            raise UserError(f"run.device '{name}': cannot be used here ({device_problem(error)})") from None
         gpu = device.type == "cuda"
         bf16 = run.precision == "bf16" or (run.precision == "auto" and gpu and torch.cuda.is_bf16_supported())
         if bf16 and device.type == "cpu" and not has_native_bfloat16():
