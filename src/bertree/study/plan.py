@@ -18,7 +18,7 @@ from bertree.study.load import check_names
 from bertree.study.planned import PlannedStep
 
 FEW: dict[str, Any] = {"rounds": 1, "texts": 40, "timed": 10}  # of timed steps, where a study is only tried out
-FEW_EXAMPLES = 32
+FEW_EXAMPLES, SMALL_BATCH = 32, 2048
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,7 +175,10 @@ def _shortened(planned: PlannedStep, steps: int) -> PlannedStep:
                 recipe = find_recipe(planned.student, {"data.store": str(planned.store)}, settings)
         except UserError as error:
             raise UserError(f"cell '{planned.cell}': {step.key}: {error}") from None
-        added = [f"phases.{number}.steps={steps}" for number in range(len(recipe.phases))]
+        added = []
+        for number, phase in enumerate(recipe.phases):
+            size = min(phase.batch_tokens, max(SMALL_BATCH, 4 * phase.max_length))
+            added += [f"phases.{number}.steps={steps}", f"phases.{number}.batch_tokens={size}"]
         added += ["schedule.warmup=1", "run.minutes=0.0", f"run.eval_every={steps}", "run.eval_tokens=4096"]
     else:
         examples = [f"examples={FEW_EXAMPLES}"] if step.task else []
