@@ -49,6 +49,7 @@ VERBS: dict[str, Any] = {
     "index build": Index.build,
     "index add": Index.add,
     "index remove": Index.remove,
+    "index upgrade": Index.upgrade,
     "index query": Index.search,
     "index export": Index.export,
 }
@@ -67,6 +68,7 @@ ONLY_COMMAND_LINE = {
     "index build": LOADING - {"model"},
     "index add": LOADING | INDEX,
     "index remove": INDEX,
+    "index upgrade": INDEX,
     "index query": LOADING | INDEX | {"schema", "table"},
     "index export": INDEX,
 }
@@ -76,6 +78,7 @@ ONLY_PYTHON = {
     "index build": {"name", "prompts", "watch"},  # watch: the progress bar of the verb
     "index add": {"watch"},
     "index remove": {"watch"},
+    "index upgrade": {"watch"},
     "index export": {"watch"},
 }
 RENAMED = {"index build": {"out": "path"}, "index export": {"to": "address"}}

@@ -10,7 +10,7 @@ import pytest
 import bertree
 from bertree.errors import UserError
 from bertree.search.index import Index
-from bertree.search.searcher import positive_label
+from bertree.search.rerank import positive_label
 from tests.support import learnable
 from tests.support.command import Command
 from tests.support.learnable import Trained
@@ -68,7 +68,9 @@ def test_the_whole_way(minilm: Path, letters: Path, tmp_path: Path, command: Com
     assert {hit["document"] for hit in found} == {"1", "3"}
     shown = command.well("index", "query", out, "a musical instrument", "-k", 1).out
     assert shown.startswith("1  0.")
-    assert "  3  0-41  from=Ida\n   We have sold the old piano to the school." in shown
+    assert "  3  0-41  from=Ida\n   words: not among the best, vectors: rank 1\n   We have sold the old piano" in shown
+    shown = command.well("index", "query", out, "Who sold a piano?", "--mode", "words").out
+    assert "   We have *sold* the old *piano* to the school." in shown
     (tmp_path / "more.txt").write_text("A violin was found in the attic.")
     said = command.well("index", "add", out, tmp_path / "more.txt")
     assert "1 new; 1 passage embedded" in said.out
@@ -131,7 +133,7 @@ def test_scores_are_the_models(minilm: Path, tmp_path: Path) -> None:
     texts = [letter["body"] for letter in LETTERS]
     index = Index.build(model, [{"id": text, "text": text} for text in texts], tmp_path / "index")
     expected = dict(zip(texts, model.similarity("a train", texts)[0], strict=True))
-    for hit in index.search("a train"):
+    for hit in index.search("a train", mode="vectors"):
         assert hit.score == pytest.approx(float(expected[hit.document]), abs=1e-5)
 
 
@@ -146,7 +148,7 @@ def test_rerank(trained: Trained, tmp_path: Path) -> None:
     assert [hit.score for hit in hits] == sorted(expected.values(), reverse=True)[:8]
     for hit in hits:
         assert hit.score == pytest.approx(expected[hit.document], abs=1e-5)
-        assert hit.cosine == next(p.score for p in plain if p.document == hit.document)
+        assert hit.cosine == next(p.cosine for p in plain if p.document == hit.document)
     few = index.search("the is a", k=40, rerank=judge, candidates=5, label="good")
     assert {hit.document for hit in few[:5]} == {hit.document for hit in plain[:5]}
     assert few[5:] == plain[5:], "those it did not read stay as they were"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import bertree
-from bertree.search.searcher import pair_score
+from bertree.search.rerank import pair_score
 from tests.support import learnable
 from tests.support.command import Command
 

@@ -26,7 +26,7 @@ def test_the_nearest_passages_come_first_with_their_metadata(index: Index) -> No
     hits = index.search("The brig lay at anchor in the bay", k=2)
     assert len(hits) == 2
     assert hits[0].document == "a"
-    assert hits[0].score == pytest.approx(1.0, abs=1e-5)
+    assert hits[0].cosine == pytest.approx(1.0, abs=1e-5)
     assert hits[0].metadata == {"book": "Sea", "year": 1851, "tags": ["ship", "bay"]}
     assert (hits[0].start, hits[0].end, hits[0].text) == (0, 34, SHIPS[0]["text"])
     several = index.search(["tea", "lantern"], k=1)
@@ -39,8 +39,8 @@ def test_scores_are_cosines(index: Index) -> None:
     vectors = Words().embed([question, *(str(ship["text"]) for ship in SHIPS)]).astype(np.float64)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     expected = dict(zip("abcd", vectors[1:] @ vectors[0], strict=True))
-    for hit in index.search(question, k=4):
-        assert hit.score == pytest.approx(expected[hit.document], abs=1e-6)
+    for hit in index.search(question, k=4, mode="vectors"):
+        assert hit.score == hit.cosine == pytest.approx(expected[hit.document], abs=1e-6)
 
 
 @pytest.mark.parametrize(("where", "expected"), FILTERS)

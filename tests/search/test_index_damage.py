@@ -90,7 +90,7 @@ def state(folder: Path, old: str, new: str) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
-        ('"format": 1', '"format": 99', "format 99, newer than this bertree reads"),
+        ('"format": 2', '"format": 99', "format 99, newer than this bertree reads"),
         ('"dimension": 128', '"dimension": -1', "no valid state"),
         ('"dimension": 128', '"dimension": 64', "damaged or cut off"),
         ('"vectors-00000002.bin"', '"../vectors-00000002.bin"', "no valid state"),

@@ -40,16 +40,18 @@ def test_the_same_top_ten_as_the_flat_index(tmp_path: Path, database: str, monke
     assert (done.new, done.documents, done.passages, done.graph) == (400, 400, len(index), True)
     exported = bertree.PostgresIndex(database, model)
     assert len(exported) == len(index) > 700
-    expected = index.search(QUESTIONS, 10)
-    for mine, theirs in zip(exported.search(QUESTIONS, 10), expected, strict=True):
+    expected = index.search(QUESTIONS, 10, mode="vectors")
+    for mine, theirs in zip(exported.search(QUESTIONS, 10, mode="vectors"), expected, strict=True):
         assert same(mine, theirs)
-    assert same(exported.search("Word1x0", 2000), index.search("Word1x0", 2000)), "all there are"
+    assert same(exported.search("Word1x0", 2000, mode="vectors"), index.search("Word1x0", 2000, mode="vectors")), (
+        "all there are"
+    )
 
-    monkeypatch.setattr("bertree.search.postgres.index.EXACT", 1)  # as in a large index
+    monkeypatch.setattr("bertree.search.postgres.queries.EXACT", 1)  # as in a large index
     by_graph = f"{database}&options=-c%20enable_seqscan%3Doff"
     nearest = "EXPLAIN SELECT 1 FROM bertree ORDER BY embedding <=> (SELECT embedding FROM bertree LIMIT 1) LIMIT 5"
     assert "bertree_embedding_idx" in str(run_sql(by_graph, nearest)), "the HNSW index is used"
-    found = bertree.PostgresIndex(by_graph, model).search(QUESTIONS, 10)
+    found = bertree.PostgresIndex(by_graph, model).search(QUESTIONS, 10, mode="vectors")
     shared = sum(
         hit.text in {one.text for one in theirs} for mine, theirs in zip(found, expected, strict=True) for hit in mine
     )
@@ -69,6 +71,16 @@ def ships(tmp_path_factory: pytest.TempPathFactory, postgres_server: PostgresSer
     return bertree.PostgresIndex(address, Words())
 
 
+def test_words_and_both_are_searched_with_the_database_own_score(ships: Searcher) -> None:
+    assert set(ids(ships, "brigs lantern", mode="words")) == {"a", "b", "c"}
+    assert ids(ships, "brigs dawn", mode="words") == ["c", "a"]
+    (hit,) = ships.search("lantern", k=1)
+    assert (hit.document, hit.word_rank, hit.vector_rank) == ("b", 1, 1)
+    assert hit.text[slice(*hit.highlights[0])] == "lantern"
+    with pytest.raises(UserError, match="only stop words or none"):
+        ships.search("the ?", mode="words")
+
+
 def test_bad_questions_are_refused_in_one_line(ships: Searcher) -> None:
     for given, said in (
         ({"question": ""}, "is empty"),
@@ -83,7 +95,7 @@ def test_bad_questions_are_refused_in_one_line(ships: Searcher) -> None:
 def test_a_filter_that_many_passages_match_is_searched_in_the_graph(
     ships: Searcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bertree.search.postgres.index.EXACT", 1)
+    monkeypatch.setattr("bertree.search.postgres.queries.EXACT", 1)
     assert ids(ships, where={"book": "Sea"}) == ["a", "c"]
 
 
@@ -93,14 +105,17 @@ def test_a_search_in_the_graph_that_ends_early_is_completed(
     model = Words(64)
     index = Index.build(model, records(0, 200), tmp_path / "index", chunk=12, overlap=3)
     index.export(database)
-    monkeypatch.setattr("bertree.search.postgres.index.EXACT", 1)
-    monkeypatch.setattr("bertree.search.postgres.index.BEAM", 1)
+    monkeypatch.setattr("bertree.search.postgres.queries.EXACT", 1)
+    monkeypatch.setattr("bertree.search.postgres.queries.BEAM", 1)
     options = "-c%20enable_seqscan%3Doff%20-c%20enable_bitmapscan%3Doff%20-c%20hnsw.max_scan_tuples%3D1"
     exported = bertree.PostgresIndex(f"{database}&options={options}", model)
     rare = {"id": [f"d{number}" for number in range(180, 196)]}
-    assert {len(hits) for hits in exported.search(QUESTIONS, 10, where=rare)} == {10}
-    monkeypatch.setattr("bertree.search.postgres.index.EXACT", 1000)
-    found, expected = exported.search(QUESTIONS, 10, where=rare), index.search(QUESTIONS, 10, where=rare)
+    assert {len(hits) for hits in exported.search(QUESTIONS, 10, mode="vectors", where=rare)} == {10}
+    monkeypatch.setattr("bertree.search.postgres.queries.EXACT", 1000)
+    found, expected = (
+        exported.search(QUESTIONS, 10, mode="vectors", where=rare),
+        index.search(QUESTIONS, 10, mode="vectors", where=rare),
+    )
     assert all(map(same, found, expected)), "whatever is set there"
 
 
@@ -126,7 +141,9 @@ def test_a_second_export_writes_only_what_has_changed(index: Index, database: st
     after = writers(database)
     assert {id for id in after if after[id] == before.get(id)} == {"b", "c"}
     exported = bertree.PostgresIndex(database, Words())
-    assert same(exported.search("brig in the bay", 9), index.search("brig in the bay", 9))
+    assert same(
+        exported.search("brig in the bay", 9, mode="vectors"), index.search("brig in the bay", 9, mode="vectors")
+    )
     assert (len(exported), exported.info["documents"]) == (4, 4)
     index.remove(["a", "b", "c", "e"])
     assert index.export(database).removed == 4

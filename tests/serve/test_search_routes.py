@@ -18,7 +18,10 @@ def same(found: list[dict[str, Any]], wanted: list[Hit]) -> None:
     assert [hit["document"] for hit in found] == [hit.document for hit in wanted]
     for one, hit in zip(found, wanted, strict=True):
         assert one["score"] == pytest.approx(hit.score, abs=1e-6)
-        assert one["cosine"] == pytest.approx(hit.cosine, abs=1e-6)
+        for name in ("cosine", "word_score"):
+            value = getattr(hit, name)
+            assert one[name] == (None if value is None else pytest.approx(value, abs=1e-6))
+        assert (one["vector_rank"], one["word_rank"]) == (hit.vector_rank, hit.word_rank)
         assert (one["text"], one["start"], one["end"]) == (hit.text, hit.start, hit.end)
         assert one["metadata"] == hit.metadata
 
@@ -26,7 +29,7 @@ def same(found: list[dict[str, Any]], wanted: list[Hit]) -> None:
 def test_hits_are_those_of_the_index(own: Asker) -> None:
     index = own.service.registry.index().index
     filters = ({"place": "garden"}, {"year": [1815, 1902], "id": ["b", "d"]})
-    for body in ({}, {"k": 2}, *({"where": where} for where in filters)):
+    for body in ({}, {"k": 2}, {"mode": "vectors"}, {"mode": "words"}, *({"where": where} for where in filters)):
         answer = own.post("/search", {"query": QUERY, **body})
         assert answer.json["index"] == "passages"
         assert answer.json["milliseconds"] > 0
@@ -46,6 +49,11 @@ def test_words_of_the_query_are_marked(own: Asker) -> None:
     hits = own.post("/search", {"query": "The lamps of Ada"}).json["hits"]
     marked = {hit["document"]: [hit["text"][start:end] for start, end in hit["highlights"]] for hit in hits}
     assert marked == {"a": ["Ada"], "b": ["lamp"], "c": [], "d": []}
+
+
+def test_a_query_of_stop_words_is_refused_where_only_words_are_searched(own: Asker) -> None:
+    assert "only stop words" in refused(own, "/search", {"query": "the?", "mode": "words"}, "query")
+    assert own.post("/search", {"query": "the?"}).json["mode"] == "hybrid"
 
 
 def test_no_path_of_the_server_is_told(own: Asker, tmp_path: Path) -> None:

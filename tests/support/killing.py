@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+from collections import Counter
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from types import FrameType
@@ -14,6 +15,7 @@ from bertree.inference.load import load
 from bertree.search import writer
 from bertree.search.database import DATABASE
 from bertree.search.index import Index
+from bertree.search.words.terms import analyzer_for
 from tests.support.processes import PROCESSES
 from tests.support.standin import Words
 
@@ -103,5 +105,15 @@ def contents(folder: Path, model: Any = None) -> dict[str, Any]:
         fresh = model.embed(texts)
         fresh /= np.linalg.norm(fresh, axis=1, keepdims=True)
         assert np.allclose(files.vectors[positions], fresh, atol=1e-6), "each passage has its own vector"
+        analyzer = analyzer_for(state.chunking.language)
+        terms = [Counter(analyzer.terms(text)) for text in texts]
+        expected = {(at, term): n for at, one in zip(positions.tolist(), terms, strict=True) for term, n in one.items()}
+        assert files.words is not None
+        indexed = {
+            (at, term): n
+            for term in {term for one in terms for term in one}
+            for at, n in zip(*(column.tolist() for column in files.words.postings(term)), strict=True)
+        }
+        assert indexed == expected, "each passage has its own words"
     index.close()
     return found

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from bertree.cli.command import SEARCH, SERVE, verb
-from bertree.cli.index import ModelOption, load_encoder
+from bertree.cli.index_options import ModelOption, load_encoder
 from bertree.cli.options import AddressOption, DeviceOption, PrecisionOption, SchemaOption, TableOption
 
 

@@ -14,7 +14,7 @@ from bertree.console import bar, note
 from bertree.errors import UserError
 from bertree.inference.model import Model
 from bertree.report.formats import duration
-from bertree.search.searcher import check_cross_encoder, pair_score
+from bertree.search.rerank import check_cross_encoder, pair_score
 
 SAMPLE = 64  # pairs that are timed first, in two equal parts: the first warms up
 BLOCK = 1024  # pairs scored at once

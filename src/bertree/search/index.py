@@ -25,11 +25,14 @@ from bertree.search.faiss_index import Watch, check_kind, no_progress
 from bertree.search.index_state import IndexState
 from bertree.search.open_files import OpenFiles, describe_index, library_versions, verify_files
 from bertree.search.passage_store import PassageStore, Where
-from bertree.search.passage_vectors import start_embedders, unit_vectors
+from bertree.search.passage_vectors import choose_prompt, longest_text, start_embedders, unit_vectors
 from bertree.search.passages import Hit, Passage, PassageSample
 from bertree.search.postgres.location import SCHEMA, TABLE, TableLocation, is_address
-from bertree.search.searcher import Searcher, prompts_of
+from bertree.search.ranking import Query, choose_mode, query_terms, rank
+from bertree.search.searcher import Searcher
 from bertree.search.vector_files import Vectors
+from bertree.search.words.languages import check_language
+from bertree.search.words.terms import VERSION
 from bertree.search.writer import AddSummary, check_resumable, create_index, open_writer
 from bertree.text.memory import Rows
 
@@ -78,6 +81,7 @@ class Index(Searcher):
         chunk: int | None = None,
         overlap: int | None = None,
         language: str = "en",
+        words: bool = True,
         prompts: tuple[str, str] | None = None,
         name: str = "",
         engine: str = "local",
@@ -89,23 +93,26 @@ class Index(Searcher):
 
         An interrupted build is resumed. `text`, `id`: columns of tables and records; the others are metadata. `blocks`:
         an empty line ends a document of a text file. `kind`: auto, flat, hnsw, ivfpq. `chunk`, `overlap`: tokens of a
-        passage, and of these, tokens repeated from the passage before. `prompts`: names of the model's prompts for
+        passage, and of these, tokens repeated from the passage before. `language`: code of the language, for sentences
+        and words. `words`: keep a word index too. `prompts`: names of the model's prompts for
         passages and for queries, if not document and query. `name`: of the model, to be
         recorded in the index, if not the one it was loaded by. `engine="ray"` embeds on the Ray cluster at `address`.
         """
         folder, summary = Path(path), ReadSummary()
         check_kind(kind)
+        check_language(language)
         workers = choose_engine(engine, address)
         documents = read_documents(docs, ReadOptions(text, id, blocks), summary)
-        prompts = prompts or (_prompt(model, "document", "passage"), _prompt(model, "query", "question"))
+        prompts = prompts or (choose_prompt(model, "document", "passage"), choose_prompt(model, "query", "question"))
         state = IndexState(
             model=name or getattr(model, "origin", ""),
             digest=model.digest,
             dimension=model.dimension,
-            chunking=choose_chunking(chunk, overlap, _longest_text(model, prompts[0]), language),
+            chunking=choose_chunking(chunk, overlap, longest_text(model, prompts[0]), language),
             prompts=prompts,
             asked=kind,
             versions=library_versions(),
+            word_version=VERSION if words else 0,
         )
         new = not (folder / DATABASE).is_file()
         if not new:
@@ -160,22 +167,53 @@ class Index(Searcher):
         with open_writer(self.path, None, watch) as writer:
             writer.settle(asked=kind)
 
-    def nearest(
-        self, vectors: Vectors, k: int = 5, *, where: Where | None = None, names: Sequence[str] = ()
+    def find(
+        self,
+        questions: Sequence[str],
+        vectors: Vectors | None,
+        k: int,
+        *,
+        mode: str,
+        where: Where | None = None,
+        weight: float | None = None,
     ) -> list[list[Hit]]:
-        """Return the k passages nearest to each vector."""
-        if not len(vectors):
+        """Return the k best passages of each question; `vectors`: of the questions, if the mode needs them.
+
+        `weight`: of words, if not that of the index.
+        """
+        if not len(questions):
             return []
         with self._open_files() as (state, files):
-            queries = unit_vectors(vectors, state.dimension, names or ["a query"] * len(vectors))
+            choose_mode(mode, files.words is not None, self.name)
+            weight = state.word_weight if weight is None else weight
+            rows: Sequence[Vectors | None] = [None] * len(questions)
+            if mode != "words":
+                assert vectors is not None
+                rows = list(unit_vectors(vectors, state.dimension, questions))
+            terms = [query_terms(question, state.chunking.language, mode) for question in questions]
             allowed = None if not where else files.vectors.positions(self._store.matching_passages(where))
-            neighbors = files.nearest(queries, k, allowed)
-            numbers = [files.vectors.numbers[positions].tolist() for positions, _ in neighbors]
+            results = rank(files, list(map(Query, rows, terms)), k, weight, allowed)
+            numbers = [files.vectors.numbers[[position for position, _ in result]].tolist() for result in results]
             passages = self._store.passages(number for row in numbers for number in row)
         return [
-            [Hit.of_passage(passages[n], score) for n, score in zip(row, scores.tolist(), strict=True)]
-            for row, (_, scores) in zip(numbers, neighbors, strict=True)
+            [Hit.of_passage(passages[n], score) for n, (_, score) in zip(row, result, strict=True)]
+            for row, result in zip(numbers, results, strict=True)
         ]
+
+    @property
+    def has_words(self) -> bool:
+        """Whether the index has words; one made by an earlier version has none before `upgrade`."""
+        return self.state.word_version == VERSION
+
+    @property
+    def language(self) -> str:
+        """Code of the language of the documents."""
+        return self.state.chunking.language
+
+    def upgrade(self, watch: Watch = no_progress) -> None:
+        """Make the word index of all passages, also anew: for an index without one, or whose parts disagree."""
+        with open_writer(self.path, None, watch) as writer:
+            writer.upgrade()
 
     def sample(self, most: int) -> PassageSample:
         """Return passages with their vectors: all of them, or `most` that are spread evenly over the index."""
@@ -303,18 +341,3 @@ def open_index(
 
         return PostgresIndex(str(source), model, schema=schema, table=table)
     return Index(source, model)
-
-
-def _prompt(model: TextEncoder, *names: str) -> str:
-    """Return the first of these prompts that the model has; "" if it has none."""
-    prompts = prompts_of(model)
-    return next((name for name in names if name in prompts), "")
-
-
-def _longest_text(model: TextEncoder, prompt: str) -> int | None:
-    """Return how many tokens of text the model reads at once; None if unknown."""
-    longest, tokenizer, vector = (getattr(model, name, None) for name in ("max_length", "tokenizer", "vector"))
-    if longest is None or tokenizer is None:
-        return None
-    prefix = vector.prompt_text(prompt or None) if vector is not None else ""
-    return int(longest) - len(tokenizer.backend.encode(prefix).ids)  # including special tokens

@@ -12,7 +12,8 @@ from bertree.search.chunks import Chunking
 from bertree.search.faiss_index import SETTINGS
 from bertree.search.vector_files import IndexFile
 
-FORMAT = 1
+FORMAT = 2  # 1: without words
+WORD_WEIGHT = 0.67  # of words in a hybrid search; the rest is that of vectors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +36,9 @@ class IndexState:
     graph: IndexFile | None = None  # the FAISS file; its count is how many of the first vectors it covers
     settings: Mapping[str, int] = field(default_factory=dict)  # search settings of the kind
     versions: Mapping[str, str] = field(default_factory=dict)
+    words: tuple[IndexFile, ...] = ()  # word tables, one per file of vectors
+    word_version: int = 0  # version of what made their terms; 0: the index has no words
+    word_weight: float = WORD_WEIGHT
 
     @property
     def vectors(self) -> int:
@@ -43,8 +47,13 @@ class IndexState:
 
     @property
     def files(self) -> set[str]:
-        """Names of the vector and graph files."""
-        return {part.name for part in self.parts} | ({self.graph.name} if self.graph else set())
+        """Names of the vector, word and graph files."""
+        return {part.name for part in self.all_parts}
+
+    @property
+    def all_parts(self) -> tuple[IndexFile, ...]:
+        """The vector, word and graph files."""
+        return (*self.parts, *self.words, *([self.graph] if self.graph else []))
 
     def to_json(self) -> str:
         """Return the state as JSON."""
@@ -56,6 +65,8 @@ class IndexState:
         try:
             value = parse_json(text, "state")
             if (version := int(value.pop("format"))) <= FORMAT:
+                if version == 1:
+                    value |= {"words": [], "word_version": 0, "word_weight": WORD_WEIGHT}
                 return cls(**_check_fields(value))
         except (KeyError, TypeError, ValueError, AttributeError, UserError) as error:
             raise UserError(f"{path}: has no valid state ({error}); build the index again") from None
@@ -66,9 +77,10 @@ def _check_fields(value: Json) -> Json:
     """Return the fields of a state; raise KeyError, TypeError, ValueError or UserError if one is invalid."""
     for names, kind in (
         (("model", "digest", "kind", "asked", "why"), str),
-        (("dimension", "generation", "next", "dead"), int),
+        (("dimension", "generation", "next", "dead", "word_version"), int),
+        (("word_weight",), float),
         (("complete",), bool),
-        (("parts", "prompts"), list),
+        (("parts", "words", "prompts"), list),
         (("chunking", "settings", "versions"), dict),
     ):
         for name in names:
@@ -77,7 +89,7 @@ def _check_fields(value: Json) -> Json:
     for name in ("tokens", "overlap"):
         _check_type(chunking[name], int, name)
     _check_type(chunking["language"], str, "language")
-    parts = tuple(map(IndexFile.from_json, value["parts"]))
+    parts, words = (tuple(map(IndexFile.from_json, value[name])) for name in ("parts", "words"))
     graph = IndexFile.from_json(value["graph"]) if value["graph"] is not None else None
     vectors = sum(part.count for part in parts)
     if not 1 <= value["dimension"] <= 1 << 20:
@@ -86,13 +98,16 @@ def _check_fields(value: Json) -> Json:
         raise ValueError(f"generation {value['generation']}, next {value['next']}, dead {value['dead']} of {vectors}")
     if value["kind"] not in SETTINGS or value["asked"] not in (*SETTINGS, "auto"):
         raise ValueError(f"kind '{value['kind']}', asked '{value['asked']}'")
+    if not 0 <= value["word_weight"] <= 1:
+        raise ValueError(f"word_weight {value['word_weight']}")
     if (graph is None) != (value["kind"] == "flat"):
         raise ValueError(f"kind {value['kind']} {'without' if graph is None else 'with'} a graph")
     for name in SETTINGS[value["kind"]]:
         if _check_type(value["settings"][name], int, name) < 1:
             raise ValueError(f"{name} {value['settings'][name]}")
     first, second = (str(_check_type(prompt, str, "prompts")) for prompt in value["prompts"])
-    return value | {"chunking": Chunking(**chunking), "parts": parts, "graph": graph, "prompts": (first, second)}
+    files = {"parts": parts, "words": words, "graph": graph}
+    return value | files | {"chunking": Chunking(**chunking), "prompts": (first, second)}
 
 
 def _check_type(value: Any, kind: type, name: str) -> Any:

@@ -6,6 +6,7 @@ FAISS would have to skip everything else. In every case the scores are computed 
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from importlib import metadata as packages
 from pathlib import Path
 
@@ -18,12 +19,15 @@ from bertree.search.faiss_index import FaissIndex, Keep
 from bertree.search.index_state import FORMAT, IndexState
 from bertree.search.passage_store import PassageStore
 from bertree.search.vector_files import BLOCK, WHICH, IndexFile, MappedVectors, Numbers, Vectors, sha256_of, top_k
+from bertree.search.words.bm25 import WordIndex
+from bertree.search.words.terms import VERSION
 from bertree.version import __version__
 
 Neighbors = tuple[Numbers, Vectors]  # positions and scores of one query, best first
 QUERIES = 256  # queries compared with a block of vectors at once
 FEW_NUMBERS = 1 << 23  # numbers of vectors below which comparing is faster than searching
 MAX_COSINE = 1.001  # cosine, with rounding
+SAMPLE = 1024  # vectors whose cosines stand for those of all
 SHARE = 0.1  # of all vectors: below it, the vectors that a filter leaves are compared
 
 
@@ -36,6 +40,7 @@ class OpenFiles:
     vectors: MappedVectors = field(default_factory=lambda: MappedVectors(Path(), (), 1))
     graph: FaissIndex | None = None
     dead: Numbers = field(default_factory=lambda: np.empty(0, np.int64))  # positions, sorted
+    words: WordIndex | None = None
 
     def for_state(self, state: IndexState, store: PassageStore) -> "OpenFiles":
         """Return the files of a state, within its transaction; unchanged files stay open."""
@@ -51,7 +56,16 @@ class OpenFiles:
             if graph.count > len(vectors):
                 raise UserError(f"{self.folder}: the files do not belong together; build the index again")
         dead = vectors.positions(store.dead()) if state.dead else np.empty(0, np.int64)
-        return OpenFiles(folder=self.folder, state=state, vectors=vectors, graph=graph, dead=dead)
+        words = None
+        if state.word_version == VERSION:
+            words = WordIndex(self.folder, state.words, [part.count for part in state.parts], dead)
+        return OpenFiles(folder=self.folder, state=state, vectors=vectors, graph=graph, dead=dead, words=words)
+
+    @cached_property
+    def sample(self) -> Vectors:
+        """The vectors, or some that are spread evenly if there are many."""
+        most = min(len(self.vectors), SAMPLE)
+        return self.vectors[np.arange(most) * len(self.vectors) // max(1, most)]
 
     def nearest(self, queries_qd: Vectors, k: int, allowed: Numbers | None = None) -> list[Neighbors]:
         """Return the k nearest of each query that are not dead and, if given, in `allowed` (sorted positions)."""
@@ -129,7 +143,7 @@ def describe_index(folder: Path, store: PassageStore) -> Json:
     with store.transaction() as state:
         documents, passages, sources = store.count()
         keys = store.metadata_keys()
-    vectors = sum(part.bytes for part in state.parts)
+    vectors, words = (sum(part.bytes for part in parts) for parts in (state.parts, state.words))
     graph = state.graph.bytes if state.graph else 0
     database = sum(path.stat().st_size for path in folder.glob(f"{DATABASE}*"))
     return {
@@ -148,7 +162,15 @@ def describe_index(folder: Path, store: PassageStore) -> Json:
         "model": {"path": state.model, "digest": state.digest},
         "prompts": list(state.prompts),
         "chunking": asdict(state.chunking),
-        "bytes": {"vectors": vectors, "graph": graph, "database": database, "all": vectors + graph + database},
+        "words": state.word_version == VERSION,  # False: only vectors are searched, until `index upgrade`
+        "word_weight": state.word_weight,
+        "bytes": {
+            "vectors": vectors,
+            "words": words,
+            "graph": graph,
+            "database": database,
+            "all": vectors + words + graph + database,
+        },
         "sources": sources,
         "metadata": keys,
         "versions": dict(state.versions),
@@ -162,7 +184,7 @@ def verify_files(folder: Path, store: PassageStore) -> None:
     before: IndexState | None = None
     while True:
         with store.transaction() as state:
-            parts = (*state.parts, *([state.graph] if state.graph else []))
+            parts = state.all_parts
         try:
             for part in parts:
                 path = folder / part.name

@@ -228,6 +228,15 @@ class PassageStore(Database):
             raise UserError(f"{self.path}: a vector has no passage, so a file is damaged; {WHICH}")
         return passages
 
+    def texts(self, numbers: Sequence[int]) -> list[str]:
+        """Return the texts of passages; "" for one that was removed."""
+        texts: dict[int, str] = {}
+        for at in range(0, len(numbers), SOME):
+            block = numbers[at : at + SOME]
+            query = f"SELECT number, text FROM chunks WHERE number IN ({', '.join('?' * len(block))})"
+            texts |= dict(self._select(query, block, int, str))
+        return [texts.get(number, "") for number in numbers]
+
     def passages_after(self, number: int) -> dict[int, Passage]:
         """Return the next passages after a number, in order; none at the end."""
         return self._passages(f"WHERE c.number > ? ORDER BY c.number LIMIT {SOME}", [number])

@@ -31,6 +31,26 @@ def embed_texts(encoder: TextEncoder, texts: Sequence[str], prompt: str) -> Vect
     return np.asarray(prompted.embed(texts, prompt=prompt))
 
 
+def prompts_of(model: TextEncoder) -> dict[str, str]:
+    """Return the prompts of a model by their names."""
+    return dict(getattr(getattr(model, "vector", None), "prompts", ()))
+
+
+def choose_prompt(model: TextEncoder, *names: str) -> str:
+    """Return the first of these prompts that the model has; "" if it has none."""
+    prompts = prompts_of(model)
+    return next((name for name in names if name in prompts), "")
+
+
+def longest_text(model: TextEncoder, prompt: str) -> int | None:
+    """Return how many tokens of text the model reads at once; None if unknown."""
+    longest, tokenizer, vector = (getattr(model, name, None) for name in ("max_length", "tokenizer", "vector"))
+    if longest is None or tokenizer is None:
+        return None
+    prefix = vector.prompt_text(prompt or None) if vector is not None else ""
+    return int(longest) - len(tokenizer.backend.encode(prefix).ids)  # including special tokens
+
+
 class _ModelCopies:
     """Workers with copies of a model."""
 
@@ -121,6 +141,11 @@ class PendingBatch:
         """Return passages to embed, in order; possibly none, if those waiting were replaced."""
         passages = [self.waiting.popleft() for _ in range(min(most, len(self.waiting)))]
         return [(entry, span) for entry, span in passages if not entry.replaced]
+
+    def texts(self) -> Iterator[str]:
+        """Yield the texts of the passages, document by document."""
+        for entry in self.entries.values():
+            yield from (entry.document.text[span.start : span.end] for span in entry.spans)
 
     def blocks(self, first: int) -> Iterator[tuple[Numbers, Vectors]]:
         """Yield the vectors with their numbers, document by document."""

@@ -1,86 +1,30 @@
 """Search by a question: what an index in a folder (index.py) and one in a database (postgres/index.py) share.
 
-A subclass of `Searcher` finds the nearest vectors; embedding questions, checks and re-ranking are here. A re-ranker
-(cross-encoder) is a model fine-tuned on pairs of texts. It reads the query and a passage together, which is more
-accurate than comparing two vectors and far slower, so it reads only the best few passages.
+A subclass of `Searcher` finds passages by vectors and words; embedding questions, checks and re-ranking are here.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Protocol, Self, TypedDict, Unpack, overload
+from typing import Protocol, Self, TypedDict, Unpack, overload
 
 from bertree.config.model_names import resolve_model_path
-from bertree.errors import UserError, suggest
+from bertree.errors import UserError
 from bertree.files.formats import Json
 from bertree.inference.embedding import TextEncoder
 from bertree.search.passage_store import Where
-from bertree.search.passage_vectors import embed_texts
+from bertree.search.passage_vectors import embed_texts, prompts_of
 from bertree.search.passages import Hit, Passage, PassageSample
+from bertree.search.ranking import choose_mode
+from bertree.search.rerank import CANDIDATES, Reranker, rerank_hits
 from bertree.search.vector_files import Vectors
-
-# Common names of the positive class of pair tasks, most specific first.
-POSITIVE_LABELS = ("relevant", "entailment", "duplicate", "equivalent", "paraphrase", "similar", "yes", "true", "1")
-CANDIDATES = 50  # passages that a re-ranker reads, unless set
-
-
-class Reranker(Protocol):
-    """Scores pairs: a model fine-tuned on a task of two texts."""
-
-    def predict(self, inputs: list[tuple[str, str]], /) -> Sequence[Json]:
-        """Return the prediction for each pair."""
-        ...
-
-
-def rerank_hits(
-    model: Reranker, questions: Sequence[str], results: Sequence[Sequence[Hit]], *, candidates: int, label: str | None
-) -> list[list[Hit]]:
-    """Sort the first `candidates` hits of each query by the model's score; the other hits follow unchanged."""
-    check_cross_encoder(model)
-    pairs = [(q, hit.text) for q, hits in zip(questions, results, strict=True) for hit in hits[:candidates]]
-    scores = iter([pair_score(prediction, label) for prediction in model.predict(pairs)] if pairs else [])
-    ordered = []
-    for hits in results:
-        reranked = [replace(hit, score=next(scores)) for hit in hits[:candidates]]
-        ordered.append([*sorted(reranked, key=lambda hit: -hit.score), *hits[candidates:]])
-    return ordered
-
-
-def check_cross_encoder(model: Reranker) -> None:
-    """Refuse a model without a head for pairs."""
-    heads = getattr(model, "classes", None)
-    if heads is not None and "sequence" not in heads:
-        raise UserError("the cross-encoder has no head for pairs; use a model fine-tuned on a task of two texts")
-
-
-def pair_score(prediction: Json, label: str | None) -> float:
-    """Return the score of a pair: the predicted value, or the probability of the positive class."""
-    probabilities: dict[str, Any] | None = prediction.get("probabilities")
-    if probabilities is None:
-        if not isinstance(prediction.get("predicted"), float):
-            raise UserError(
-                "the cross-encoder gives no score for a pair; use a model fine-tuned on a task of two texts"
-            )
-        return float(prediction["predicted"])
-    return float(probabilities[positive_label(list(probabilities), label)])
-
-
-def positive_label(labels: Sequence[str], label: str | None = None) -> str:
-    """Return the positive class: `label`, else the one with a common name, else the second of two."""
-    if label is not None:
-        if label not in labels:
-            raise UserError(f"label '{label}': the cross-encoder has no such class; {suggest(label, labels)}")
-        return label
-    folded = {name.casefold(): name for name in labels}
-    positive = next((folded[name] for name in POSITIVE_LABELS if name in folded), None)
-    if positive is None and len(labels) != 2:
-        raise UserError(f"the cross-encoder's positive class is unclear; give it with `label`: {', '.join(labels)}")
-    return positive if positive is not None else labels[1]
+from bertree.search.words.highlights import find_highlights
 
 
 class SearchOptions(TypedDict, total=False):
     """The keywords of `Searcher.search`."""
 
+    mode: str | None
     where: Where | None
     rerank: Reranker | None
     candidates: int
@@ -133,11 +77,37 @@ class Searcher(ABC):
             raise UserError(f"{self.name}: its model was at {recorded}, which is gone; give its new path with `model`")
         return recorded
 
-    @abstractmethod
     def nearest(
         self, vectors: Vectors, k: int = 5, *, where: Where | None = None, names: Sequence[str] = ()
     ) -> list[list[Hit]]:
         """Return the k passages nearest to each vector."""
+        return self.find(names or ["a query"] * len(vectors), vectors, k, mode="vectors", where=where)
+
+    @property
+    @abstractmethod
+    def has_words(self) -> bool:
+        """Whether passages can be found by their words."""
+
+    @property
+    @abstractmethod
+    def language(self) -> str:
+        """Code of the language of the documents."""
+
+    @abstractmethod
+    def find(
+        self,
+        questions: Sequence[str],
+        vectors: Vectors | None,
+        k: int,
+        *,
+        mode: str,
+        where: Where | None = None,
+        weight: float | None = None,
+    ) -> list[list[Hit]]:
+        """Return the k best passages of each question; `vectors`: of the questions, if the mode needs them.
+
+        `weight`: of words, if not that of the index.
+        """
 
     @abstractmethod
     def sample(self, most: int) -> PassageSample:
@@ -167,19 +137,21 @@ class Searcher(ABC):
         question: str | Sequence[str],
         k: int = 5,
         *,
+        mode: str | None = None,
         where: Where | None = None,
         rerank: Reranker | None = None,
         candidates: int = CANDIDATES,
         label: str | None = None,
     ) -> list[Hit] | list[list[Hit]]:
-        """Return the k passages nearest to a question, or one such list per question.
+        """Return the k best passages for a question, or one such list per question.
 
+        `mode`: vectors (by meaning), words (BM25; needs no model) or hybrid (both, the default if the index has words).
         `where`: only documents with these metadata values (of a list, any; `id` and `source` work too). `rerank`: a
         model fine-tuned on pairs of texts that reads the question with each of the first `candidates` passages and
         sorts them again; `label`: its positive class, if it has classes.
         """
         questions = [question] if isinstance(question, str) else list(question)
-        model = self._require_model()
+        mode = choose_mode(mode, self.has_words, self.name)
         for number, text in enumerate(questions, 1):
             if not isinstance(text, str) or not text.strip():
                 raise UserError(f"question {number}: is empty")
@@ -188,12 +160,18 @@ class Searcher(ABC):
                 raise UserError(f"{name}: must be a whole number of at least 1, not {number!r}")
         if not questions:
             return []
-        vectors = embed_texts(model, questions, self.state.prompts[1])
-        results = self.nearest(vectors, max(k, candidates) if rerank else k, where=where, names=questions)
+        vectors = None
+        if mode != "words":
+            vectors = embed_texts(self._require_model(), questions, self.state.prompts[1])
+        results = self.find(questions, vectors, max(k, candidates) if rerank else k, mode=mode, where=where)
         if rerank is not None:
             results = rerank_hits(rerank, questions, results, candidates=candidates, label=label)
-        best = [hits[:k] for hits in results]
+        best = [self.mark(text, hits[:k]) for text, hits in zip(questions, results, strict=True)]
         return best[0] if isinstance(question, str) else best
+
+    def mark(self, question: str, hits: Sequence[Hit]) -> list[Hit]:
+        """Return hits with the words that they share with a question."""
+        return [replace(hit, highlights=find_highlights(question, hit.text, self.language)) for hit in hits]
 
     @abstractmethod
     def close(self) -> None:
@@ -228,8 +206,3 @@ def check_model(model: TextEncoder, origin: VectorOrigin, name: str) -> None:
     unknown = set(origin.prompts) - {"", *prompts_of(model)} if hasattr(model, "vector") else set()
     if unknown:
         raise UserError(f"{name}: uses the prompt {min(unknown)!r}, which this model lacks; build it again")
-
-
-def prompts_of(model: TextEncoder) -> dict[str, str]:
-    """Return the prompts of a model by their names."""
-    return dict(getattr(getattr(model, "vector", None), "prompts", ()))

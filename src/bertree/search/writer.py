@@ -27,13 +27,15 @@ from bertree.search.index_state import IndexState
 from bertree.search.passage_store import PassageStore, Where
 from bertree.search.passage_vectors import PendingBatch, unit_vectors
 from bertree.search.vector_files import IndexFile, MappedVectors, Vectors, merge_start, write_vectors
+from bertree.search.words.terms import VERSION
+from bertree.search.words.upkeep import compact_words, count_words, extend_words
 from bertree.text.tokenizer import Tokenizer
 
 EMBED_BATCH = 1024  # passages per call of the encoder
 COMMIT_ROWS, COMMIT_SECONDS = 1 << 16, 30.0  # commit after this many passages or seconds: a kill loses at most these
 MERGE = 8  # files of about one size that are merged into one
 TAIL = 1 << 22  # numbers of vectors outside the graph, which are compared one by one
-FILES = ("vectors-", "graph-")
+FILES = ("vectors-", "words-", "graph-")
 
 
 @dataclass
@@ -170,7 +172,7 @@ class IndexWriter:
         if not batch.entries and not batch.moved:
             return batch
         with _write_errors(self.folder):
-            state, parts = self.state, self._write_batch(batch)
+            state, (parts, words) = self.state, self._write_batch(batch)
             with self.store.transaction(write=True):
                 self.store.update_sources(batch.moved)
                 gone = self.store.delete(batch.entries)
@@ -178,7 +180,8 @@ class IndexWriter:
                 for entry in batch.entries.values():
                     self.store.insert(entry.document, entry.digest, entry.spans, first)
                     first += len(entry.spans)
-                self.state = self.store.save(replace(state, next=first, parts=parts, dead=state.dead + gone[1]))
+                state = replace(state, next=first, parts=parts, words=words, dead=state.dead + gone[1])
+                self.state = self.store.save(state)
         if len(parts) <= len(state.parts):
             self.remove_unused_files()
         added.replaced += gone[0]
@@ -186,20 +189,36 @@ class IndexWriter:
         added.passages += batch.rows
         return PendingBatch()
 
-    def _write_batch(self, batch: PendingBatch) -> tuple[IndexFile, ...]:
-        """Write the vectors of a batch into a new file, possibly merged with the last old ones; return all files.
+    def _write_batch(self, batch: PendingBatch) -> tuple[tuple[IndexFile, ...], tuple[IndexFile, ...]]:
+        """Write the vectors and the words of a batch into new files, possibly merged with the last old ones; return all
+        files of both.
 
         Every open file costs a handle, so there are few, each much larger than the next; a vector is rewritten only
         when its file has grown several times as large. Positions do not change.
         """
         state, rows = self.state, batch.rows
         if not rows:
-            return state.parts
+            return state.parts, state.words
         first = merge_start([part.bytes for part in state.parts], 4 * rows * state.dimension, MERGE)
         old = MappedVectors(self.folder, state.parts[first:], state.dimension)
         blocks = chain(old.copy(np.arange(len(old))), batch.blocks(state.next))
         name = self._name("vectors", ".bin")
-        return (*state.parts[:first], write_vectors(self.folder, name, blocks, len(old) + rows, state.dimension))
+        part = write_vectors(self.folder, name, blocks, len(old) + rows, state.dimension)
+        words = extend_words(self.folder, self._name("words", ".bin"), state, first, batch.texts())
+        return (*state.parts[:first], part), words
+
+    def upgrade(self) -> None:
+        """Make the words of all passages anew."""
+        with _write_errors(self.folder):
+            words = count_words(self.folder, self._name("words", ""), self.state, self.store, self.watch)
+            with self.store.transaction(write=True):
+                self.state = self.store.save(replace(self.state, words=words, word_version=VERSION))
+            self.remove_unused_files()
+
+    def set_word_weight(self, weight: float) -> None:
+        """Set the weight of words in a hybrid search."""
+        with self.store.transaction(write=True) as state:
+            self.state = self.store.save(replace(state, word_weight=weight))
 
     def remove(self, ids: Iterable[str], where: Where | None = None) -> tuple[int, int]:
         """Remove documents by id or by a filter; return how many, and their passages."""
@@ -239,11 +258,12 @@ class IndexWriter:
         alive = np.setdiff1d(np.arange(len(mapped)), dead, assume_unique=True)
         self.watch("removing dead vectors", 0, None)
         if not len(alive):
-            return replace(state, parts=(), dead=0, graph=None)
+            return replace(state, parts=(), words=(), dead=0, graph=None)
         part = write_vectors(
             self.folder, self._name("vectors", ".bin"), mapped.copy(alive), len(alive), state.dimension
         )
-        return replace(state, parts=(part,), dead=0, graph=None)
+        words = compact_words(self.folder, self._name("words", ".bin"), state, alive)
+        return replace(state, parts=(part,), words=words, dead=0, graph=None)
 
     def _update_faiss(self, state: IndexState) -> IndexState:
         """Build or extend the FAISS index for the current number of vectors."""

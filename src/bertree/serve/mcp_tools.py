@@ -13,6 +13,7 @@ from bertree.inference.embedding import TextEncoder
 from bertree.search.index import open_index
 from bertree.search.passages import Passage
 from bertree.search.postgres.location import SCHEMA, TABLE, is_address
+from bertree.search.ranking import MODES
 from bertree.search.searcher import Searcher
 from bertree.serve.mcp_protocol import Tool, serve_tools
 
@@ -42,8 +43,8 @@ INTEGERS = {
 }
 TYPES = {str: "a text", int: "a whole number", dict: "an object"}
 INSTRUCTIONS = (
-    "Searches the user's documents by meaning. Use search with a question or a description of what is looked for, then "
-    "read to see the text around a hit. Quote the document of what you use."
+    "Searches the user's documents by meaning and by words. Use search with a question or a description of what is "
+    "looked for, then read to see the text around a hit. Quote the document of what you use."
 )
 VALUE = {"type": ["string", "number", "boolean"]}
 Load = Callable[[str], TextEncoder]  # a model by its name or path
@@ -54,10 +55,19 @@ def make_tools(indexes: Mapping[str, Searcher]) -> list[Tool]:
     tools = IndexTools(indexes)
     which: Json = {"type": "string", "enum": list(indexes), "description": "Which index; the first if left out."}
     shared: Json = {"index": which} if len(indexes) > 1 else {}
-    hit = "Each hit has the text of a passage, its document, where it starts and ends in it, and a score (the cosine)."
+    hit = (
+        "Each hit has the text of a passage, its document, where it starts and ends in it, a score, its ranks by "
+        "vectors and by words (null: not among the best), and the places of shared words."
+    )
     search: Json = {
         "query": {"type": "string", "description": "A question, or a description of what to find."},
         "k": INTEGERS["k"].schema(),
+        "mode": {
+            "type": "string",
+            "enum": list(MODES),
+            "description": "By meaning and words (hybrid), by meaning (vectors), or by words (names, codes); hybrid if "
+            "left out.",
+        },
         "where": {
             "type": "object",
             "additionalProperties": {"anyOf": [VALUE, {"type": "array", "items": VALUE}]},
@@ -71,7 +81,7 @@ def make_tools(indexes: Mapping[str, Searcher]) -> list[Tool]:
     return [
         Tool(
             "search",
-            f"Find passages by meaning in {tools.describe()}. {hit}",
+            f"Find passages by meaning and by words in {tools.describe()}. {hit}",
             _schema(search | shared, ["query"]),
             tools.search,
         ),
@@ -104,14 +114,15 @@ class IndexTools:
         return "; ".join(descriptions)
 
     def search(self, arguments: Json) -> Json:
-        """Return the passages nearest to a query."""
-        index = self._index(arguments, ("query", "k", "where"))
+        """Return the best passages for a query."""
+        index = self._index(arguments, ("query", "k", "mode", "where"))
         query = _argument(arguments, "query", str)
         k = _integer(arguments, "k")
         if len(query) > MOST_QUERY:
             raise UserError(f"query: has {len(query):,} characters; at most {MOST_QUERY:,} are read")
         where = _argument(arguments, "where", dict, {})
-        return {"hits": [hit.json() for hit in index.search(query, k, where=where)]}
+        mode = _argument(arguments, "mode", str, "") or None
+        return {"hits": [hit.json() for hit in index.search(query, k, mode=mode, where=where)]}
 
     def read(self, arguments: Json) -> Json:
         """Return the text of a document, or of the passages around a position in it."""

@@ -11,6 +11,7 @@ from bertree.search.passages import Hit
 if TYPE_CHECKING:
     from bertree.search.postgres.export import ExportSummary
 
+NONE = "none; `bertree index upgrade` makes a word index"
 SHOWN = 12  # sources that are listed
 
 
@@ -38,6 +39,10 @@ def print_index_info(info: Json, checked: bool) -> None:
         ("kind", f"{info['kind']}: {info['why']}"),
         ("vectors", f"{info['dimension']} numbers each, of the model {info['model']['path'] or 'given in Python'}"),
         ("weights", info["model"]["digest"]),
+        (
+            "words",
+            f"{info['bytes']['words'] / 1e6:,.1f} MB, language {chunking['language']}" if info["words"] else NONE,
+        ),
         ("passages", f"up to {chunking['tokens']} tokens, {chunking['overlap']} of them repeated"),
         ("removed", f"{info['removed']:,} vectors, left out at the next compaction" if info["removed"] else ""),
         ("metadata", ", ".join(info["metadata"]) or "none"),
@@ -82,12 +87,26 @@ def print_exported(done: "ExportSummary") -> None:
 
 
 def print_hits(hits: list[Hit]) -> None:
-    """Print the passages that were found, best first."""
+    """Print the passages that were found, best first; shared words are marked."""
     for number, hit in enumerate(hits, 1):
         about = ", ".join(f"{key}={value}" for key, value in hit.metadata.items())
         print(f"{number}  {hit.score:.3f}  {hit.document}  {hit.start}-{hit.end}{f'  {about}' if about else ''}")
-        text = " ".join(hit.text.split())
+        if hit.cosine is not None and hit.word_score is not None:
+            print(f"   {_rank('words', hit.word_rank)}, {_rank('vectors', hit.vector_rank)}")
+        text = " ".join(_mark_words(hit).split())
         print(textwrap.fill(text, 110, initial_indent="   ", subsequent_indent="   ", max_lines=6, placeholder=" …"))
+
+
+def _rank(part: str, rank: int | None) -> str:
+    return f"{part}: rank {rank}" if rank else f"{part}: not among the best"
+
+
+def _mark_words(hit: Hit) -> str:
+    """Return the text with a star before and after each shared word."""
+    text, end = "", 0
+    for first, last in hit.highlights:
+        text, end = f"{text}{hit.text[end:first]}*{hit.text[first:last]}*", last
+    return text + hit.text[end:]
 
 
 def describe_contents(info: Json) -> str:

@@ -30,6 +30,7 @@ from bertree.search.postgres.tables import (
     encode_passages,
     plain,
 )
+from bertree.search.postgres.text_search import configuration_for
 from bertree.search.vector_files import MappedVectors
 
 SOME = 1000  # passages that are read and sent at once
@@ -68,6 +69,7 @@ class LocalIndex:
             chunking=asdict(self.state.chunking),
             keys=tuple(plain(key) for key in self.store.metadata_keys()),
             origin=str(self.folder.absolute()),
+            text_search=configuration_for(self.state.chunking.language),
         )
 
     def passages(self, document: StoredDocument) -> Iterator[tuple[int, PassageFields]]:
@@ -159,7 +161,7 @@ class _Export:
         name = tables.table_name(self.location)
         hashed = hashlib.blake2b(self.location.table.encode()).hexdigest()[:40]
         filled = sql.Identifier(self.location.schema, f"bertree_{hashed}")
-        tables.create_passages(self.connection, filled if old else name, new.dimension)
+        tables.create_passages(self.connection, filled if old else name, new.dimension, new.text_search)
         documents = self.local.store.documents()
         passages = self._send(filled if old else name, documents)
         self.watch("building the indexes", 0, None)
@@ -197,7 +199,9 @@ class _Export:
         name, before = tables.table_name(self.location), old.passages
         deleted = self._delete(name, [*gone, *changed])
         passages = self._send(name, write)
-        state = replace(new, documents=len(documents), passages=before - deleted + passages)
+        state = replace(
+            new, documents=len(documents), passages=before - deleted + passages, text_search=old.text_search
+        )
         if state != old or write or gone:
             tables.write_state(self.connection, self.location, state)
         if len(write) > len(documents) // 10:

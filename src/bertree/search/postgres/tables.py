@@ -4,7 +4,8 @@ One table has the passages with their vectors, the other has one row that descri
 
     SELECT document, text FROM bertree WHERE labels @> '{"book": ["Emma"]}' ORDER BY embedding <=> $1 LIMIT 10
 
-`metadata` is the metadata of the document. `labels` are its values as filters compare them: texts in lists.
+`metadata` is the metadata of the document. `labels` are its values as filters compare them: texts in lists. `words` is
+what PostgreSQL's own text search reads.
 """
 
 import json
@@ -21,7 +22,7 @@ from bertree.search.postgres.location import STATE, TableLocation
 from bertree.search.vector_files import Vectors
 from bertree.version import __version__
 
-FORMAT = 1
+FORMAT = 2  # 1: without words
 MOST_STORED, MOST_IN_GRAPH = 16_000, 2_000  # numbers of a vector that pgvector can store, and build a graph of
 MOST_IN_ROW = 1_536  # numbers of a vector that fit into a page of 8 kB together with the start of a text
 LINKS, BUILD_BEAM = 16, 128  # of the graph: neighbours, and candidates while it is built
@@ -35,7 +36,8 @@ CREATE = """CREATE TABLE {table} (
     text text NOT NULL,
     metadata jsonb NOT NULL,
     labels jsonb NOT NULL,
-    embedding vector({dimension}) NOT NULL
+    embedding vector({dimension}) NOT NULL,
+    words tsvector NOT NULL GENERATED ALWAYS AS (to_tsvector({configuration}::regconfig, text)) STORED
 )"""
 CREATE_STATE = "CREATE TABLE {state} (one boolean PRIMARY KEY DEFAULT true CHECK (one), value jsonb NOT NULL)"
 COLUMNS = ("document", "source", "digest", "start_at", "end_at", "text", "metadata", "labels", "embedding")
@@ -57,6 +59,7 @@ class ExportedState:
     origin: str  # the folder it was exported from
     documents: int = 0
     passages: int = 0
+    text_search: str = ""  # PostgreSQL's configuration of the column words; "": the table has no such column
     version: str = field(default=__version__)
 
     @classmethod
@@ -71,6 +74,7 @@ class ExportedState:
                 )
             state = cls(**fields | {"prompts": tuple(fields["prompts"]), "keys": tuple(fields["keys"])})
             texts = (state.model, state.digest, state.origin, state.version, *state.prompts, *state.keys)
+            texts = (*texts, state.text_search, state.chunking["language"])
             numbers = (state.dimension, state.documents, state.passages)
             if any(type(text) is not str for text in texts) or any(type(number) is not int for number in numbers):
                 raise TypeError("a value has the wrong type")
@@ -130,10 +134,11 @@ def create_schema(connection: Connection, location: TableLocation) -> None:
         connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(location.schema)))
 
 
-def create_passages(connection: Connection, name: sql.Identifier, dimension: int) -> None:
+def create_passages(connection: Connection, name: sql.Identifier, dimension: int, configuration: str) -> None:
     """Create an empty table of passages. Vectors stay in their rows where a page has room for them: a scan of all
     vectors would read each from another table otherwise."""
-    connection.execute(sql.SQL(CREATE).format(table=name, dimension=sql.Literal(dimension)))
+    values = {"dimension": sql.Literal(dimension), "configuration": sql.Literal(configuration)}
+    connection.execute(sql.SQL(CREATE).format(table=name, **values))
     if dimension <= MOST_IN_ROW:
         connection.execute(sql.SQL("ALTER TABLE {} ALTER embedding SET STORAGE PLAIN").format(name))
 
@@ -148,6 +153,7 @@ def create_indexes(connection: Connection, name: sql.Identifier, dimension: int)
     lines = [
         "CREATE INDEX ON {table} USING hash (document)",  # takes ids of any length
         "CREATE INDEX ON {table} USING gin (labels jsonb_path_ops)",
+        "CREATE INDEX ON {table} USING gin (words)",
     ]
     if dimension <= MOST_IN_GRAPH:
         graph = (

@@ -69,12 +69,12 @@ async def answer(context: Context, body: AnswerRequest) -> Any:
     hits: list[dict[str, Any]] | None = None
     if body.passage is None:
         index = context.registry.index(body.index)
-        passages = await find_hits(
+        _, passages = await find_hits(
             context, index, body.question, body.k, where=body.where, rerank=body.rerank, field="question"
         )
         if not passages:
             raise field_error("where", "no passage of the index matches")
-        hits = [describe_hit(hit, body.question) for hit in passages]
+        hits = [describe_hit(hit) for hit in passages]
         texts, field = [hit.text for hit in passages], "index"
     else:
         for name in ("index", "where", "rerank"):

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertree.inference.inputs import check_finite
-from bertree.search.searcher import positive_label
+from bertree.search.rerank import positive_label
 from bertree.serve.http.handlers import Context
 from bertree.serve.routes.inputs import TextOptions, check_token_count, check_tokens
 from bertree.serve.served import ServedModel, unit_tokens

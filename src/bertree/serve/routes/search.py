@@ -5,7 +5,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 import numpy as np
@@ -14,8 +14,9 @@ from msgspec import Meta
 
 from bertree.embeddings.clustering import map_index
 from bertree.errors import UserError
-from bertree.search.passages import Hit, find_highlights
-from bertree.search.searcher import CANDIDATES
+from bertree.search.passages import Hit
+from bertree.search.ranking import QueryError, choose_mode
+from bertree.search.rerank import CANDIDATES
 from bertree.serve.http.answers import HttpError
 from bertree.serve.http.handlers import Context, route
 from bertree.serve.registry import NotServed
@@ -32,23 +33,29 @@ Result = TypeVar("Result")
 
 
 class SearchRequest(msgspec.Struct):
-    """A query. `where`: metadata that documents must have (of a list, any value); `id` and `source` work too. `rerank`:
-    a served model that reads the query with each of the first `candidates` passages and sorts them again."""
+    """A query. `mode`: hybrid (by words and vectors; the default where the index has words), vectors or words. `where`:
+    metadata that documents must have (of a list, any value); `id` and `source` work too. `rerank`: a served model
+    that reads the query with each of the first `candidates` passages and sorts them again."""
 
     query: str
     index: str | None = None
     k: Count = 10
+    mode: Literal["hybrid", "vectors", "words"] | None = None
     where: Where | None = None
     rerank: str | None = None
     candidates: Count = CANDIDATES
 
 
 class HitReply(msgspec.Struct):
-    """A passage. `score`: the cosine, or that of the model that has re-ranked; `source`: the name of its file;
-    `highlights`: beginning and end of the words in `text` that the query shares."""
+    """A passage. `score`: in [0, 1] for a hybrid search, else the cosine or BM25, or that of the model that has
+    re-ranked. `vector_rank`, `word_rank`: its place by either part; null if it is not among the best. `source`: the
+    name of its file; `highlights`: beginning and end of the words in `text` that the query shares."""
 
     score: float
-    cosine: float
+    cosine: float | None
+    word_score: float | None
+    vector_rank: int | None
+    word_rank: int | None
     text: str
     document: str
     source: str
@@ -59,24 +66,33 @@ class HitReply(msgspec.Struct):
 
 
 class SearchReply(msgspec.Struct):
-    """The nearest passages, best first."""
+    """The best passages, best first."""
 
     index: str
+    mode: str
     hits: list[HitReply]
     milliseconds: float
 
 
 @route("POST", "/search", reply=SearchReply, ability="search", summary="Passages of an index for a query")
 async def search(context: Context, body: SearchRequest) -> Any:
-    """Return the nearest passages, as `index.search` does."""
+    """Return the best passages, as `index.search` does."""
     started = time.perf_counter()
     served = context.registry.index(body.index)
-    hits = await find_hits(
-        context, served, body.query, body.k, where=body.where, rerank=body.rerank, candidates=body.candidates
+    mode, hits = await find_hits(
+        context,
+        served,
+        body.query,
+        body.k,
+        mode=body.mode,
+        where=body.where,
+        rerank=body.rerank,
+        candidates=body.candidates,
     )
     return {
         "index": served.name,
-        "hits": [describe_hit(hit, body.query) for hit in hits],
+        "mode": mode,
+        "hits": [describe_hit(hit) for hit in hits],
         "milliseconds": round(1000 * (time.perf_counter() - started), 2),
     }
 
@@ -87,29 +103,36 @@ async def find_hits(
     query: str,
     k: int,
     *,
+    mode: str | None = None,
     where: Where | None = None,
     rerank: str | None = None,
     candidates: int = CANDIDATES,
     field: str = "query",
-) -> list[Hit]:
-    """Return the k nearest passages, re-ranked by a served model if one is named. `field`: of the query."""
+) -> tuple[str, list[Hit]]:
+    """Return the mode of the search, and the k best passages, re-ranked by a served model if one is named. `field`: of
+    the query."""
     check_text(query, field)
     reranker = None if rerank is None else _find_reranker(context, rerank)
     prompt = served.query_prompt or None
-    vectors = await embed_texts(context, served.model, [query], TextOptions(field, prompt))
+    vectors = None
+    if mode != "words":
+        vectors = np.array((await embed_texts(context, served.model, [query], TextOptions(field, prompt))).rows)
     most = max(k, candidates) if reranker else k
 
-    def nearest() -> list[Hit]:
-        return served.index.nearest(np.array(vectors.rows), most, where=where, names=[field])[0]
+    def find() -> tuple[str, list[Hit]]:
+        chosen = choose_mode(mode, served.index.has_words, f"index '{served.name}'")
+        hits = served.index.find([query], vectors, most, mode=chosen, where=where)[0]
+        return chosen, hits if reranker else served.index.mark(query, hits)
 
-    hits = await ask_index(context, served, served.search_jobs, SEARCH, nearest)
+    chosen, hits = await ask_index(context, served, served.search_jobs, SEARCH, find, field)
     if reranker is None or not hits:
-        return hits
+        return chosen, hits
     pairs = [(query, hit.text) for hit in hits[:candidates]]
     scores = await class_logits(context, reranker, pairs, TextOptions("rerank"))
-    best = relevance(reranker, scores.logits, raw=scores.logits.shape[1] == 1).tolist()
-    reranked = [replace(hit, score=score) for hit, score in zip(hits[:candidates], best, strict=True)]
-    return [*sorted(reranked, key=lambda hit: -hit.score), *hits[candidates:]][:k]
+    new_scores = relevance(reranker, scores.logits, raw=scores.logits.shape[1] == 1).tolist()
+    reranked = [replace(hit, score=score) for hit, score in zip(hits[:candidates], new_scores, strict=True)]
+    best_first = sorted(reranked, key=lambda hit: -hit.score)
+    return chosen, served.index.mark(query, [*best_first, *hits[candidates:]][:k])
 
 
 def _find_reranker(context: Context, name: str) -> ServedModel:
@@ -121,11 +144,14 @@ def _find_reranker(context: Context, name: str) -> ServedModel:
 
 
 async def ask_index(
-    context: Context, served: ServedIndex, kind: JobKind, tokens: int, function: Callable[[], Result]
+    context: Context, served: ServedIndex, kind: JobKind, tokens: int, function: Callable[[], Result], field: str = ""
 ) -> Result:
-    """Compute something with an index. Its errors name its folder, which a client must not see; they are logged."""
+    """Compute something with an index. Its errors name its folder, which a client must not see; they are logged.
+    `field`: of the query, for a mistake in it."""
     try:
         return await context.call(kind, tokens, function)
+    except QueryError as error:
+        raise field_error(field, error) from None
     except UserError as error:
         if str(error).startswith("where"):
             message = str(error).removeprefix("where").strip(" :")
@@ -134,18 +160,21 @@ async def ask_index(
         raise HttpError(503, f"index '{served.name}' cannot be read; the server's log says why") from None
 
 
-def describe_hit(hit: Hit, query: str) -> dict[str, Any]:
-    """Return a passage for JSON, with the words that a query shares."""
+def describe_hit(hit: Hit) -> dict[str, Any]:
+    """Return a passage for JSON."""
     return {
         "score": hit.score,
         "cosine": hit.cosine,
+        "word_score": hit.word_score,
+        "vector_rank": hit.vector_rank,
+        "word_rank": hit.word_rank,
         "text": hit.text,
         "document": document_name(hit.document),
         "source": os.path.basename(hit.source),
         "start": hit.start,
         "end": hit.end,
         "metadata": as_json(hit.metadata),
-        "highlights": find_highlights(query, hit.text),
+        "highlights": hit.highlights,
     }
 
 

@@ -34,7 +34,17 @@ const metadata = (values, add) =>
       ),
     );
 
-function passage(hit, rank, add) {
+const place = (name, rank) => `${name} ${rank ?? "–"}`;
+
+/** What found a passage: its rank by words and by vectors; of one part, nothing. */
+function ranks(hit, mode) {
+  if (mode !== "hybrid") return null;
+  const title = `BM25 ${Number(hit.word_score).toFixed(2)}, cosine ${Number(hit.cosine).toFixed(4)}`;
+  const text = `${place("words", hit.word_rank)} · ${place("vectors", hit.vector_rank)}`;
+  return el("span", { class: "soft small", title }, text);
+}
+
+function passage(hit, rank, mode, add) {
   const spans = (hit.highlights ?? []).map(([start, end]) => ({ start, end }));
   const where = hit.document.startsWith(hit.source) ? [hit.document] : [hit.document, hit.source];
   return el(
@@ -45,11 +55,14 @@ function passage(hit, rank, add) {
       { class: "hit-head" },
       el("span", { class: "rank" }, String(rank)),
       el("span", { class: "hit-where" }, where.filter(Boolean).join(" · ")),
-      el("span", {
-        class: "meter",
-        title: `cosine ${Number(hit.cosine ?? hit.score).toFixed(4)}`,
-        "--share": Math.max(0, Math.min(1, hit.cosine ?? hit.score)),
-      }),
+      ranks(hit, mode),
+      mode === "words"
+        ? null
+        : el("span", {
+            class: "meter",
+            title: `cosine ${Number(hit.cosine ?? hit.score).toFixed(4)}`,
+            "--share": Math.max(0, Math.min(1, hit.cosine ?? hit.score)),
+          }),
       el("span", { class: "score" }, Number(hit.score).toFixed(3)),
     ),
     el("p", { class: "reading" }, marked(hit.text, spans)),
@@ -61,9 +74,9 @@ export default {
   id: "search",
   name: "Search",
   title: "Search an index",
-  about: "Passages are found by meaning, not by their letters. Results change as you type.",
+  about: "Passages are found by their words, by meaning, or by both. Results change as you type.",
   does: "index",
-  defaults: { query: "", k: "10", where: "", rerank: "" },
+  defaults: { query: "", k: "10", where: "", rerank: "", mode: "" },
 
   build(page) {
     const ask = page.channel();
@@ -79,7 +92,7 @@ export default {
     };
 
     const query = async () => {
-      const { query: text, k, rerank } = page.state;
+      const { query: text, k, rerank, mode } = page.state;
       if (!text.trim()) {
         ask.drop();
         page.fail("");
@@ -91,11 +104,12 @@ export default {
       const only = condition(page.state.where);
       if (Object.keys(only).length) body.where = only;
       if (rerank) body.rerank = rerank;
+      if (mode) body.mode = mode;
       const answer = await ask("search", body);
       if (!answer) return;
       replace(
         hits,
-        answer.hits.map((hit, index) => passage(hit, index + 1, add)),
+        answer.hits.map((hit, index) => passage(hit, index + 1, answer.mode, add)),
       );
       const time = answer.milliseconds === undefined ? "" : ` in ${Number(answer.milliseconds).toFixed(0)} ms`;
       count.textContent = answer.hits.length ? `${answer.hits.length} passages${time}` : "Nothing fits the filter.";
@@ -120,6 +134,12 @@ export default {
       page.state.rerank,
       change("rerank"),
     );
+    const modes = [
+      { value: "", name: "words and meaning" },
+      { value: "vectors", name: "meaning" },
+      { value: "words", name: "words" },
+    ];
+    const mode = choice("Search by", modes, page.state.mode, change("mode"));
     requestAnimationFrame(() => page.state.query || text.input.focus({ preventScroll: true }));
     query();
     return [
@@ -128,7 +148,7 @@ export default {
         { class: "panel stack" },
         text.node,
         page.problem,
-        el("div", { class: "options" }, where.node, rerankers.length ? rerank.node : null, k.node),
+        el("div", { class: "options" }, where.node, mode.node, rerankers.length ? rerank.node : null, k.node),
       ),
       el("div", { class: "stack" }, count, hits),
     ];

@@ -1,0 +1,166 @@
+"""The verbs that read an index: `index query`, `info`, `export`."""
+
+from typing import Annotated
+
+import typer
+
+from bertree.cli.command import print_json
+from bertree.cli.index_options import (
+    FolderOrAddressArgument,
+    IndexArgument,
+    ModelOption,
+    WhereOption,
+    filters,
+    load_encoder,
+)
+from bertree.cli.options import DeviceOption, JsonOption, PrecisionOption, SchemaOption, TableOption
+from bertree.console import bar, note
+from bertree.errors import UserError
+
+
+def query(
+    index: FolderOrAddressArgument,
+    question: Annotated[str, typer.Argument(help="What to look for.", show_default=False)],
+    k: Annotated[int, typer.Option("-k", "--top", min=1, help="Passages to show.")] = 5,
+    mode: Annotated[
+        str | None,
+        typer.Option(help="hybrid, vectors (by meaning) or words (BM25).", show_default="hybrid, if it has words"),
+    ] = None,
+    where: WhereOption = None,
+    model: ModelOption = None,
+    rerank: Annotated[
+        str | None, typer.Option("--rerank", help="A model fine-tuned on pairs, to score the best passages again.")
+    ] = None,
+    candidates: Annotated[int | None, typer.Option(min=1, help="Passages it scores. [default: 50]")] = None,
+    label: Annotated[
+        str | None, typer.Option(help="Its class that means a match, where the name does not say it.")
+    ] = None,
+    schema: SchemaOption = "public",
+    table: TableOption = "bertree",
+    precision: PrecisionOption = "float32",
+    device: DeviceOption = "auto",
+    as_json: JsonOption = False,
+) -> None:
+    """Query an index: the best passages for a question, by words and by meaning.
+
+    A hit shows its rank by each, and the words that it shares with the question.
+
+    [dim]bertree index query my-index "Who hunts the white whale?" -k 3
+    bertree index query my-index "error E1427" --mode words
+    bertree index query my-index "a proposal of marriage" --where book=Emma --json
+    bertree index query my-index "Is it raining?" --rerank my-cross-encoder/model
+    bertree index query postgresql://user@host/database "Is it raining?"[/dim]
+    """
+    from bertree.cli.render.index import print_hits
+    from bertree.inference.load import choose_device, load
+    from bertree.search.index import open_index
+    from bertree.search.ranking import choose_mode
+    from bertree.search.rerank import CANDIDATES
+
+    for option, value in (("--label", label), ("--candidates", candidates)):
+        if value is not None and rerank is None:
+            raise UserError(f"{option}: is for a second model, which --rerank names")
+    with open_index(index, None, schema, table) as closed:
+        name, passages, state = closed.name, len(closed), closed.state
+        chosen_mode = choose_mode(mode, closed.has_words, name)
+        chosen = "" if chosen_mode == "words" else model or closed.model_path
+        if mode is None and chosen_mode == "vectors":
+            note(f"{name}: has no word index, so it is searched by meaning only; `bertree index upgrade` makes one")
+    if not getattr(state, "complete", True):
+        note(f"{name}: is not finished; what is there is searched (run `bertree index build` again to go on)")
+    encoder = load_encoder(chosen, device, precision) if chosen else None
+    with open_index(index, encoder, schema, table) as opened:
+        second = load(rerank, device=choose_device(device)) if rerank else None
+        hits = opened.search(
+            question,
+            k,
+            mode=chosen_mode,
+            where=filters(where or []),
+            rerank=second,
+            candidates=candidates or CANDIDATES,
+            label=label,
+        )
+    if rerank and hits:
+        note(f"the scores are those of {rerank}")
+    if as_json:
+        print_json([hit.json() for hit in hits])
+        return
+    if not hits:
+        note("nothing was found" if passages else f"{name}: is empty")
+    print_hits(hits)
+
+
+def info(
+    index: FolderOrAddressArgument,
+    check: Annotated[bool, typer.Option("--check", help="Read every byte and compare it with its checksum.")] = False,
+    schema: SchemaOption = "public",
+    table: TableOption = "bertree",
+    as_json: JsonOption = False,
+) -> None:
+    """Describe an index: kind and why, documents, model, size, sources.
+
+    [dim]bertree index info my-index --json[/dim]
+    """
+    from bertree.cli.render.index import print_exported_info, print_index_info
+    from bertree.search.index import Index, open_index
+
+    with open_index(index, None, schema, table) as opened:
+        if isinstance(opened, Index):
+            if check:
+                opened.verify()
+        elif check:
+            raise UserError("--check: is for an index on disk; a database checks its own pages")
+        contents = opened.info
+    if as_json:
+        print_json(contents)
+    elif isinstance(opened, Index):
+        print_index_info(contents, check)
+    else:
+        print_exported_info(contents)
+
+
+def export(
+    folder: IndexArgument,
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to",
+            metavar="ADDRESS",
+            help="postgresql://user@host/database; the password from ~/.pgpass or PGPASSWORD.",
+            show_default=False,
+        ),
+    ],
+    schema: SchemaOption = "public",
+    table: TableOption = "bertree",
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Write all of it anew, also over an index of another model.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Write an index into a PostgreSQL database with pgvector; the next export writes only what has changed.
+
+    One transaction: whoever queries the database sees the old index or the new one. Needs the
+    extra 'postgres'.
+
+    [dim]bertree index export my-index --to postgresql://user@host/database
+    bertree index query postgresql://user@host/database "Who hunts the white whale?"[/dim]
+    """
+    from bertree.cli.render.index import print_exported
+    from bertree.search.index import Index
+
+    with Index.open(folder) as index:
+        if not index.state.complete:
+            note(f"{folder}: is not finished; what is there is exported (run `bertree index build` again to go on)")
+        try:
+            with bar("connecting") as progress:
+
+                def watch(doing: str, count: int, of: int | None) -> None:
+                    progress.relabel(doing, of)
+                    progress.move_to(count)
+
+                done = index.export(to, schema=schema, table=table, replace=replace, watch=watch)
+        except KeyboardInterrupt:
+            raise UserError(f"{folder}: interrupted; the database is as it was") from None
+    if not done.graph:
+        note("these vectors have too many numbers for an HNSW index of pgvector, so queries compare all of them")
+    print_json(vars(done)) if as_json else print_exported(done)

@@ -1,0 +1,132 @@
+"""The best passages of one state of an index for a query: by vectors, by words, or by both.
+
+A hybrid search takes the best passages of both parts and computes both scores of each exactly. The sum is
+
+    weight * BM25 / best BM25  +  (1 - weight) * (cosine - mean) / (5 * standard deviation)
+
+of this query: the best BM25 of all passages, mean and standard deviation of the cosines with all passages (a sample of
+them). Cosines of a model lie in a narrow range, which differs between queries; one of five standard deviations above
+the mean is about the best.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from bertree.errors import UserError, suggest
+from bertree.search.open_files import Neighbors, OpenFiles
+from bertree.search.passages import PassageScore
+from bertree.search.vector_files import Numbers, Vectors, top_k
+from bertree.search.words.terms import analyzer_for
+
+MODES = ("hybrid", "vectors", "words")
+DEVIATIONS = 5.0
+POOL, POOL_PER_RESULT = 100, 2  # passages that each part gives to a hybrid search, and more per result
+WITHOUT = "has no word index; make one with `bertree index upgrade`, or search with the mode vectors"
+
+
+class QueryError(UserError):
+    """A mistake in the query, not in the index."""
+
+
+class Query(NamedTuple):
+    """A question as an index compares it: a unit vector (None: by words only) and terms (None: by vectors only)."""
+
+    vector: Vectors | None
+    terms: Sequence[str] | None
+
+
+def choose_mode(mode: str | None, has_words: bool, name: str) -> str:
+    """Return the mode of a search; None: hybrid, if the index has words."""
+    if mode is None:
+        return "hybrid" if has_words else "vectors"
+    if mode not in MODES:
+        raise QueryError(f"mode {mode!r}: is unknown; {suggest(mode, MODES)}")
+    if mode != "vectors" and not has_words:
+        raise QueryError(f"{name}: {WITHOUT}")
+    return mode
+
+
+def query_terms(question: str, language: str, mode: str) -> list[str] | None:
+    """Return the terms of a question; refuse one without terms if there is nothing else to search by."""
+    if mode == "vectors":
+        return None
+    terms = analyzer_for(language).terms(question)
+    if not terms and mode == "words":
+        raise QueryError(f"{question[:80]!r}: has only stop words or none; add a word, or use the mode vectors")
+    return terms
+
+
+def rank(
+    files: OpenFiles, queries: Sequence[Query], k: int, weight: float, allowed: Numbers | None = None
+) -> list[list[tuple[int, PassageScore]]]:
+    """Return the positions of the k best passages of each query with their scores, best first."""
+    hybrid = any(query.terms is not None for query in queries)
+    pool = max(POOL, POOL_PER_RESULT * k) if hybrid else k
+    vectors = [query.vector for query in queries if query.vector is not None]
+    nearest = iter(files.nearest(np.stack(vectors), pool, allowed) if vectors else [])
+    results = []
+    for query in queries:
+        near = next(nearest) if query.vector is not None else None
+        if query.terms is None:
+            assert near is not None
+            results.append(_by_vectors(near))
+        elif near is None:
+            results.append(_by_words(_best_words(files, query.terms, k, allowed)[0]))
+        else:
+            results.append(_by_both(files, query, near, pool, weight, allowed)[:k])
+    return results
+
+
+def _by_vectors(near: Neighbors) -> list[tuple[int, PassageScore]]:
+    return [
+        (position, PassageScore(cosine, cosine=cosine, vector_rank=rank))
+        for rank, (position, cosine) in enumerate(zip(near[0].tolist(), near[1].tolist(), strict=True), 1)
+    ]
+
+
+def _by_words(best: Neighbors) -> list[tuple[int, PassageScore]]:
+    return [
+        (position, PassageScore(score, word_score=score, word_rank=rank))
+        for rank, (position, score) in enumerate(zip(best[0].tolist(), best[1].tolist(), strict=True), 1)
+    ]
+
+
+def _best_words(files: OpenFiles, terms: Sequence[str], k: int, allowed: Numbers | None) -> tuple[Neighbors, Vectors]:
+    """Return the k best passages by BM25, those with a term, and the BM25 of all."""
+    assert files.words is not None
+    scores = files.words.scores(terms)
+    positions = np.flatnonzero(scores) if allowed is None else allowed[scores[allowed] > 0]
+    columns, best = top_k(scores[positions][None], k)
+    return (positions[columns[0]], best[0]), scores
+
+
+def _by_both(
+    files: OpenFiles, query: Query, near: Neighbors, pool: int, weight: float, allowed: Numbers | None
+) -> list[tuple[int, PassageScore]]:
+    assert query.vector is not None
+    assert query.terms is not None
+    words, all_words = _best_words(files, query.terms, pool, allowed)
+    positions = np.union1d(near[0], words[0])
+    cosines = files.vectors[positions] @ query.vector
+    scores = fuse(cosines, all_words[positions], files.sample @ query.vector, weight)
+    ranks = [{position: rank for rank, position in enumerate(part[0].tolist(), 1)} for part in (near, words)]
+    order = np.argsort(-scores, kind="stable")
+    rows = zip(*(column[order].tolist() for column in (positions, scores, cosines, all_words[positions])), strict=True)
+    return [
+        (position, PassageScore(score, cosine, word_score, ranks[0].get(position), ranks[1].get(position)))
+        for position, score, cosine, word_score in rows
+    ]
+
+
+def fuse(cosines: Vectors, word_scores: Vectors, sample: Vectors, weight: float) -> Vectors:
+    """Return the hybrid scores of the candidates of one query, among which are the best of both parts.
+
+    `sample`: cosines of the query with passages of the index.
+    """
+    if not len(cosines):
+        return cosines
+    vector_part = (cosines - sample.mean()) / (DEVIATIONS * max(float(sample.std()), 1e-6))
+    word_part = word_scores / max(float(word_scores.max()), 1e-9)
+    return np.asarray(weight * word_part + (1 - weight) * vector_part, np.float32)
