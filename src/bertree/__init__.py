@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from bertree.pretraining.plan import plan
     from bertree.pretraining.pretrain import pretrain
     from bertree.pretraining.recipe import recipe, recipes
+    from bertree.search.evaluate import evaluate_search
     from bertree.search.index import Index
     from bertree.search.postgres.index import PostgresIndex
     from bertree.serve.background import start_server
@@ -68,6 +69,7 @@ _HOMES = {
     "embed_file": "embeddings.embed",
     "evaluate": "finetuning.evaluate",
     "evaluate_embeddings": "embeddings.evaluate",
+    "evaluate_search": "search.evaluate",
     "find_pairs": "embeddings.mine_files",
     "finetune": "finetuning.finetune",
     "glue": "finetuning.evaluate",
@@ -115,6 +117,7 @@ __all__ = [
     "embed_file",
     "evaluate",
     "evaluate_embeddings",
+    "evaluate_search",
     "find_pairs",
     "finetune",
     "glue",

@@ -51,6 +51,7 @@ VERBS: dict[str, Any] = {
     "index remove": Index.remove,
     "index upgrade": Index.upgrade,
     "index query": Index.search,
+    "index evaluate": bertree.evaluate_search,
     "index export": Index.export,
 }
 # Of a loaded model, in Python: bertree.load(model, device=..., precision=..., tokenizer=...).
@@ -70,6 +71,7 @@ ONLY_COMMAND_LINE = {
     "index remove": INDEX,
     "index upgrade": INDEX,
     "index query": LOADING | INDEX | {"schema", "table"},
+    "index evaluate": LOADING | {"schema", "table"},
     "index export": INDEX,
 }
 ONLY_PYTHON = {

@@ -82,6 +82,10 @@ CASES = (
     Case("index build, hnsw", "index build", f"start old.jsonl {INDEX} --kind hnsw --out out", index="out"),
     Case("index add", "index add", "index new.jsonl --device cpu", index="index"),
     Case("index remove", "index remove", "index --where group=g1", index="index"),
+    Case(
+        "index evaluate", "index evaluate", "index --questions questions.jsonl --device cpu --tune --out out",
+        atomic=("out/metrics.json", "out/report.html"), index="index",
+    ),
     Case("index upgrade", "index upgrade", "index", index="index"),
     Case("convert", "convert", "start out --to bertree"),
     Case("convert, replacing", "convert", "start out --to huggingface --force", "convert base out --to bertree"),

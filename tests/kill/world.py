@@ -51,3 +51,4 @@ def build(folder: Path) -> None:
             if name == "new" and number % 4 == 0:
                 row["text"] = f"{row['text']} It says something else now."
         learnable.write(folder / f"{name}.jsonl", rows)
+    learnable.write(folder / "questions.jsonl", [{"question": texts[9 * n], "document": f"d{n}"} for n in range(6)])

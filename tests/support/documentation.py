@@ -291,6 +291,7 @@ MAKERS: dict[str, Callable[[Library, Path], object]] = {
     "book.txt": _book,
     "prompts.txt": lambda library, path: _lines(["The ship", "At night"], path),
     "questions.jsonl": lambda library, path: write(path, [{"question": "Where is it?", "answer": "On the sea."}]),
+    "asked.jsonl": lambda library, path: write(path, [{"question": "What burned?", "document": "notes/harbour.txt"}]),
     "lambada.jsonl": lambda library, path: write(path, [{"text": text} for text in FEELINGS]),
     "my-sbert": _run_folder,
     "small": _run_folder,

@@ -1,5 +1,6 @@
-"""The verbs that read an index: `index query`, `info`, `export`."""
+"""The verbs that read an index: `index query`, `evaluate`, `info`, `export`."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -88,6 +89,54 @@ def query(
     if not hits:
         note("nothing was found" if passages else f"{name}: is empty")
     print_hits(hits)
+
+
+def evaluate(
+    index: FolderOrAddressArgument,
+    questions: Annotated[
+        Path, typer.Option("--questions", help="Table or .jsonl of questions and the ids of their documents.")
+    ],
+    question: Annotated[str, typer.Option(help="Column with the question.")] = "question",
+    document: Annotated[str, typer.Option(help="Column with the id of the document, or a list of ids.")] = "document",
+    model: ModelOption = None,
+    rerank: Annotated[
+        str | None, typer.Option("--rerank", help="A model fine-tuned on pairs, as a further mode.")
+    ] = None,
+    candidates: Annotated[int, typer.Option(min=1, help="Passages it scores.")] = 50,
+    label: Annotated[
+        str | None, typer.Option(help="Its class that means a match, where the name does not say it.")
+    ] = None,
+    tune: Annotated[
+        bool, typer.Option("--tune", help="Choose the weight of words on every second question, and keep it.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option("--out", help="Folder for the figures and a page of failures.")] = None,
+    schema: SchemaOption = "public",
+    table: TableOption = "bertree",
+    precision: PrecisionOption = "float32",
+    device: DeviceOption = "auto",
+    as_json: JsonOption = False,
+) -> None:
+    """Evaluate an index on questions: recall, MRR and nDCG of words, vectors and both, with intervals.
+
+    A question counts by documents: a document has the place of its first passage.
+
+    [dim]bertree index evaluate my-index --questions questions.jsonl --out scores
+    bertree index evaluate my-index --questions questions.csv --document id --tune[/dim]
+    """
+    from bertree.cli.render.index import print_evaluation
+    from bertree.inference.load import choose_device, load
+    from bertree.search.evaluate import evaluate_search, read_questions
+    from bertree.search.index import open_index
+
+    asked = read_questions(questions, question, document)  # raises for a wrong file before a model is loaded
+    with open_index(index, None, schema, table) as closed:
+        chosen = model or closed.model_path
+    second = load(rerank, device=choose_device(device)) if rerank else None
+    with open_index(index, load_encoder(chosen, device, precision), schema, table) as opened:
+        result = evaluate_search(opened, asked, rerank=second, candidates=candidates, label=label, tune=tune, out=out)
+    print_json(result.json()) if as_json else print_evaluation(result)
+    if out is not None and not as_json:
+        print(out / "report.html")
 
 
 def info(

@@ -9,6 +9,7 @@ from bertree.search.index import Index
 from bertree.search.passages import Hit
 
 if TYPE_CHECKING:
+    from bertree.search.evaluate import SearchEvaluation
     from bertree.search.postgres.export import ExportSummary
 
 NONE = "none; `bertree index upgrade` makes a word index"
@@ -107,6 +108,25 @@ def _mark_words(hit: Hit) -> str:
     for first, last in hit.highlights:
         text, end = f"{text}{hit.text[end:first]}*{hit.text[first:last]}*", last
     return text + hit.text[end:]
+
+
+def print_evaluation(result: "SearchEvaluation") -> None:
+    """Print the figures of each mode, with their intervals."""
+    from bertree.search.evaluation_page import tuned_line
+
+    figures = result.json()["modes"]
+    rows = [["", *next(iter(figures.values()))]]
+    for mode, values in figures.items():
+        intervals = (tuple(100 * side for side in value["interval"]) for value in values.values())
+        scores = (100 * value["score"] for value in values.values())
+        rows.append([mode, *(f"{s:.1f} ({a:.1f} to {b:.1f})" for s, (a, b) in zip(scores, intervals, strict=True))])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+    if result.missing:
+        print(f"{counted(len(result.missing), 'right document')} not in the index, such as {result.missing[0]!r}")
+    if result.tuned:
+        print(tuned_line(result))
 
 
 def describe_contents(info: Json) -> str:

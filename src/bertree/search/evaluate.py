@@ -1,0 +1,261 @@
+"""How well an index finds the documents that answer questions, in each mode.
+
+A question counts by documents: a document has the place of its first passage. `first`: the share of questions with a
+right document in the first place. `recall`: the share of a question's right documents among the first five or ten.
+`mrr`: the mean of 1 / the place of the first right document among the first ten. `ndcg`: of the first ten.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertree.errors import UserError, suggest
+from bertree.files.atomic import write_atomically
+from bertree.files.formats import Json
+from bertree.report.html import write_report
+from bertree.run_folder import SCORES, make_folders
+from bertree.search.index import AnyIndex, Index
+from bertree.search.passage_vectors import embed_texts
+from bertree.search.passages import Hit
+from bertree.search.rerank import CANDIDATES, Reranker, rerank_hits
+from bertree.search.words.terms import analyzer_for
+from bertree.search.writer import open_writer
+from bertree.tasks.intervals import Interval, mean_interval, ratio_interval
+from bertree.text.records import location, read_records
+
+DEPTH = 100  # passages whose documents are ranked
+FIGURES = ("first", "recall@5", "recall@10", "mrr", "ndcg")
+WEIGHTS = tuple(round(0.05 * step, 2) for step in range(21))  # that are tried
+BLOCK = 256  # questions at once
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question and the ids of the documents that answer it."""
+
+    text: str
+    documents: frozenset[str]
+
+
+@dataclass(frozen=True)
+class ModeScores:
+    """The figures of one mode: per question, the documents in order, and every figure."""
+
+    mode: str
+    ranked: list[list[str]]
+    values: dict[str, Floats]
+    seen: list[Hit | None]  # the first hit of each question
+
+    def mean(self, name: str) -> float:
+        """Return a figure of all questions."""
+        return float(self.values[name].mean())
+
+    def interval(self, name: str) -> Interval:
+        """Return its 95 % confidence interval."""
+        return mean_interval(self.values[name])
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A weight of words that was chosen on one part of the questions, and the figure on the other."""
+
+    weight: float
+    before: float  # the weight it had
+    chosen_on: int  # questions
+    held_out: int
+    held_out_mrr: float  # with the new weight
+    held_out_before: float  # with the one it had
+
+
+@dataclass(frozen=True)
+class SearchEvaluation:
+    """The scores of an index on questions, a mode after the other."""
+
+    index: str
+    questions: list[Question]
+    modes: list[ModeScores]
+    tuned: Tuned | None = None
+    missing: list[str] = field(default_factory=list)  # ids of right documents that are not in the index
+
+    def json(self) -> Json:
+        """Return the figures, with their intervals and their difference to words alone (paired)."""
+        words = next((scores for scores in self.modes if scores.mode == "words"), None)
+        return {
+            "index": self.index,
+            "questions": len(self.questions),
+            "missing": len(self.missing),
+            "modes": {
+                scores.mode: {
+                    name: {
+                        "score": scores.mean(name),
+                        "interval": list(scores.interval(name)),
+                        "over_words": None if words is None else difference(scores.values[name], words.values[name]),
+                    }
+                    for name in FIGURES
+                }
+                for scores in self.modes
+            },
+            "tuned": vars(self.tuned) if self.tuned else None,
+        }
+
+
+def difference(values: Floats, baseline: Floats) -> Json:
+    """Return the mean difference of two scores of the same questions, with its interval (paired bootstrap)."""
+    over = values - baseline
+    return {"mean": float(over.mean()), "interval": list(ratio_interval(over, np.ones_like(over)))}
+
+
+def read_questions(path: str | Path, question: str = "question", document: str = "document") -> list[Question]:
+    """Read questions: a table or JSON lines with a question and the id of its document, or a list of ids."""
+    path = Path(path)
+    questions = []
+    for number, record in read_records(path):
+        where = location(path, number)
+        for column in (question, document):
+            if column not in record:
+                raise UserError(f"{where}: has no column '{column}'; {suggest(column, map(str, record))}")
+        text, ids = record[question], record[document]
+        ids = ids if isinstance(ids, list) else [ids]
+        if not isinstance(text, str) or not text.strip():
+            raise UserError(f"{where}: the question is empty")
+        if not ids or not all(str(id) for id in ids):
+            raise UserError(f"{where}: has no document that answers the question")
+        questions.append(Question(text, frozenset(map(str, ids))))
+    if not questions:
+        raise UserError(f"{path}: has no questions")
+    return questions
+
+
+def evaluate_search(
+    index: AnyIndex,
+    questions: str | Path | Iterable[Question | Mapping[str, Any]],
+    *,
+    question: str = "question",
+    document: str = "document",
+    rerank: Reranker | None = None,
+    candidates: int = CANDIDATES,
+    label: str | None = None,
+    tune: bool = False,
+    out: str | Path | None = None,
+) -> SearchEvaluation:
+    """Search for the answers of questions in each mode, and count how often the right documents come first.
+
+    `questions`: a file with the columns `question` and `document` (an id, or a list of ids), or such mappings.
+    `rerank`: a further mode, the hybrid one sorted again. `tune`: choose the weight of words on every second question,
+    report it on the others, and keep it in the index. `out`: a folder for metrics.json and report.html, a page of the
+    questions that fail.
+    """
+    if isinstance(questions, str | Path):
+        asked = read_questions(questions, question, document)
+    else:
+        asked = [one if isinstance(one, Question) else _question(one, question, document) for one in questions]
+    if not asked:
+        raise UserError("questions: there are none")
+    missing = sorted({id for one in asked for id in one.documents if not index.document(id)})
+    if len(missing) == len({id for one in asked for id in one.documents}):
+        raise UserError(f"{index.name}: has none of these documents, such as {missing[0]!r}; give ids of the index")
+
+    vectors = None
+    if index.model is not None:
+        vectors = embed_texts(index.model, [one.text for one in asked], index.state.prompts[1])
+    search = _Searches(index, asked, vectors)
+    tuned = search.tune() if tune else None
+    modes = [mode for mode in ("words", "vectors", "hybrid") if _possible(mode, index)]
+    scores = [search.score(mode, search.hits(mode)) for mode in modes]
+    if rerank is not None:
+        scores.append(search.score("reranked", search.reranked(modes[-1], rerank, candidates, label)))
+    evaluation = SearchEvaluation(index.name, asked, scores, tuned, missing)
+    if out is not None:
+        from bertree.search.evaluation_page import evaluation_page
+
+        with make_folders(Path(out)):
+            write_atomically(Path(out) / SCORES, json.dumps(evaluation.json(), indent=2) + "\n")
+        write_report(Path(out), lambda: evaluation_page(evaluation))
+    return evaluation
+
+
+def _question(record: Mapping[str, Any], question: str, document: str) -> Question:
+    if question not in record or document not in record:
+        raise UserError(f"questions: each needs '{question}' and '{document}', not {sorted(map(str, record))}")
+    ids = record[document]
+    return Question(str(record[question]), frozenset(map(str, ids if isinstance(ids, list | tuple | set) else [ids])))
+
+
+def _possible(mode: str, index: AnyIndex) -> bool:
+    return (mode == "vectors" or index.has_words) and (mode == "words" or index.model is not None)
+
+
+class _Searches:
+    """Searches of all questions, whose vectors are computed once."""
+
+    def __init__(self, index: AnyIndex, questions: Sequence[Question], vectors: NDArray[np.float32] | None) -> None:
+        self.index, self.questions, self.vectors = index, questions, vectors
+
+    def hits(self, mode: str, rows: Sequence[int] | None = None, weight: float | None = None) -> list[list[Hit]]:
+        """Return the best passages of the questions at `rows`; of all if None."""
+        analyzer = analyzer_for(self.index.language)
+        chosen = range(len(self.questions)) if rows is None else rows
+        # A question of stop words has no result in the mode words, which refuses it.
+        asked = [n for n in chosen if mode != "words" or analyzer.terms(self.questions[n].text)]
+        results: dict[int, list[Hit]] = {}
+        for at in range(0, len(asked), BLOCK):
+            block = asked[at : at + BLOCK]
+            vectors = None if self.vectors is None or mode == "words" else self.vectors[block]
+            texts = [self.questions[n].text for n in block]
+            hits = self.index.find(texts, vectors, DEPTH, mode=mode, weight=weight)
+            results |= zip(block, hits, strict=True)
+        return [results.get(n, []) for n in chosen]
+
+    def reranked(self, mode: str, model: Reranker, candidates: int, label: str | None) -> list[list[Hit]]:
+        """Return the hits of a mode, sorted again."""
+        texts = [one.text for one in self.questions]
+        return rerank_hits(model, texts, self.hits(mode), candidates=candidates, label=label)
+
+    def score(self, mode: str, results: Sequence[Sequence[Hit]], rows: Sequence[int] | None = None) -> ModeScores:
+        """Return the figures of hits."""
+        chosen = range(len(self.questions)) if rows is None else rows
+        ranked = [list(dict.fromkeys(hit.document for hit in hits)) for hits in results]
+        figures = [_figures(ids, self.questions[n].documents) for n, ids in zip(chosen, ranked, strict=True)]
+        values = {name: np.array([one[name] for one in figures]) for name in FIGURES}
+        return ModeScores(mode, ranked, values, [hits[0] if hits else None for hits in results])
+
+    def tune(self) -> Tuned:
+        """Choose the weight of words by mrr on every second question, and keep it in the index."""
+        index = self.index
+        if not isinstance(index, Index):
+            raise UserError(f"{index.name}: the weight is tuned in an index on disk")
+        if not _possible("hybrid", index):
+            raise UserError(f"{index.name}: tuning needs the model and a word index; `bertree index upgrade` makes one")
+        if len(self.questions) < 4:
+            raise UserError(f"tune: {len(self.questions)} questions are too few; give at least 4")
+        part, held_out = (list(range(first, len(self.questions), 2)) for first in (0, 1))
+
+        def mrr(weight: float, rows: Sequence[int]) -> float:
+            return self.score("hybrid", self.hits("hybrid", rows, weight), rows).mean("mrr")
+
+        before = index.state.word_weight
+        scores = np.array([mrr(weight, part) for weight in WEIGHTS])
+        smooth = np.convolve(np.pad(scores, 1, mode="edge"), np.ones(3) / 3, "valid")  # a weight in a flat region
+        weight = WEIGHTS[int(smooth.argmax())]
+        with open_writer(index.path) as writer:
+            writer.set_word_weight(weight)
+        return Tuned(weight, before, len(part), len(held_out), mrr(weight, held_out), mrr(before, held_out))
+
+
+def _figures(ranked: Sequence[str], right: frozenset[str]) -> dict[str, float]:
+    places = [place for place, id in enumerate(ranked, 1) if id in right]
+    gain = sum(1 / np.log2(place + 1) for place in places if place <= 10)
+    ideal = sum(1 / np.log2(place + 1) for place in range(1, min(len(right), 10) + 1))
+    return {
+        "first": float(bool(places) and places[0] == 1),
+        "recall@5": sum(place <= 5 for place in places) / len(right),
+        "recall@10": sum(place <= 10 for place in places) / len(right),
+        "mrr": 1 / places[0] if places and places[0] <= 10 else 0.0,
+        "ndcg": gain / ideal,
+    }
