@@ -8,7 +8,7 @@ import pytest
 
 import bertree
 from bertree.errors import UserError
-from bertree.search.evaluate import Question, _figures, read_questions
+from bertree.search.evaluate import Question, _figures, difference, read_questions
 from bertree.search.index import Index
 
 ASKED = [
@@ -41,6 +41,7 @@ def test_each_mode_is_scored_on_the_same_questions(index: Index, tmp_path: Path)
     figures = json.loads((tmp_path / "out" / "metrics.json").read_text())
     assert figures == json.loads(json.dumps(result.json()))
     assert figures["modes"]["words"]["first"]["over_words"] == {"mean": 0.0, "interval": [0.0, 0.0]}
+    assert difference(np.array([1.0, 1, 0, 1]), np.array([0.0, 1, 0, 0]))["interval"] == [0.0, 1.0]
     page = (tmp_path / "out" / "report.html").read_text()
     assert "brig at anchor" in page
     assert "The brig lay at anchor" in page, "what came first in place of the right document"

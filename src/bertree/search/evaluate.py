@@ -25,7 +25,7 @@ from bertree.search.passages import Hit
 from bertree.search.rerank import CANDIDATES, Reranker, rerank_hits
 from bertree.search.words.terms import analyzer_for
 from bertree.search.writer import open_writer
-from bertree.tasks.intervals import Interval, mean_interval, ratio_interval
+from bertree.tasks.intervals import RESAMPLES, SEED, Interval, mean_interval
 from bertree.text.records import location, read_records
 
 DEPTH = 100  # passages whose documents are ranked
@@ -107,8 +107,10 @@ class SearchEvaluation:
 
 def difference(values: Floats, baseline: Floats) -> Json:
     """Return the mean difference of two scores of the same questions, with its interval (paired bootstrap)."""
-    over = values - baseline
-    return {"mean": float(over.mean()), "interval": list(ratio_interval(over, np.ones_like(over)))}
+    over, counts = np.unique(values - baseline, return_counts=True)
+    drawn = np.random.default_rng(SEED).multinomial(len(values), counts / len(values), RESAMPLES)
+    low, high = np.quantile(drawn @ over / len(values), (0.025, 0.975))
+    return {"mean": float((values - baseline).mean()), "interval": [float(low), float(high)]}
 
 
 def read_questions(path: str | Path, question: str = "question", document: str = "document") -> list[Question]:
