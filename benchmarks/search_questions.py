@@ -20,7 +20,7 @@ import numpy as np
 
 import bertree
 from benchmarks.common import Results, argument_parser
-from bertree.search.evaluate import FIGURES, difference
+from bertree.search.evaluation.figures import FIGURES, difference
 
 PARTS = {
     "squad": "squad-v1.1-dev.json",

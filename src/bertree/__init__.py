@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from bertree.pretraining.plan import plan
     from bertree.pretraining.pretrain import pretrain
     from bertree.pretraining.recipe import recipe, recipes
-    from bertree.search.evaluate import evaluate_search
+    from bertree.search.evaluation.evaluate import evaluate_search
     from bertree.search.index import Index
     from bertree.search.postgres.index import PostgresIndex
     from bertree.serve.background import start_server
@@ -69,7 +69,7 @@ _HOMES = {
     "embed_file": "embeddings.embed",
     "evaluate": "finetuning.evaluate",
     "evaluate_embeddings": "embeddings.evaluate",
-    "evaluate_search": "search.evaluate",
+    "evaluate_search": "search.evaluation.evaluate",
     "find_pairs": "embeddings.mine_files",
     "finetune": "finetuning.finetune",
     "glue": "finetuning.evaluate",

@@ -8,7 +8,8 @@ import pytest
 
 import bertree
 from bertree.errors import UserError
-from bertree.search.evaluate import Question, _figures, difference, read_questions
+from bertree.search.evaluation.evaluate import _figures, read_questions
+from bertree.search.evaluation.figures import Question, difference
 from bertree.search.index import Index
 
 ASKED = [

@@ -125,7 +125,7 @@ def evaluate(
     """
     from bertree.cli.render.index import print_evaluation
     from bertree.inference.load import choose_device, load
-    from bertree.search.evaluate import evaluate_search, read_questions
+    from bertree.search.evaluation.evaluate import evaluate_search, read_questions
     from bertree.search.index import open_index
 
     asked = read_questions(questions, question, document)  # raises for a wrong file before a model is loaded

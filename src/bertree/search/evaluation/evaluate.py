@@ -1,13 +1,7 @@
-"""How well an index finds the documents that answer questions, in each mode.
-
-A question counts by documents: a document has the place of its first passage. `first`: the share of questions with a
-right document in the first place. `recall`: the share of a question's right documents among the first five or ten.
-`mrr`: the mean of 1 / the place of the first right document among the first ten. `ndcg`: of the first ten.
-"""
+"""Evaluate an index on questions in each mode, and tune the weight of words. What is counted: figures.py."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,101 +10,20 @@ from numpy.typing import NDArray
 
 from bertree.errors import UserError, suggest
 from bertree.files.atomic import write_atomically
-from bertree.files.formats import Json
 from bertree.report.html import write_report
 from bertree.run_folder import SCORES, make_folders
+from bertree.search.evaluation.figures import DEPTH, FIGURES, ModeScores, Question, SearchEvaluation, Tuned
+from bertree.search.evaluation.page import evaluation_page
 from bertree.search.index import AnyIndex, Index
 from bertree.search.passage_vectors import embed_texts
 from bertree.search.passages import Hit
 from bertree.search.rerank import CANDIDATES, Reranker, rerank_hits
 from bertree.search.words.terms import analyzer_for
 from bertree.search.writer import open_writer
-from bertree.tasks.intervals import RESAMPLES, SEED, Interval, mean_interval
 from bertree.text.records import location, read_records
 
-DEPTH = 100  # passages whose documents are ranked
-FIGURES = ("first", "recall@5", "recall@10", "mrr", "ndcg")
 WEIGHTS = tuple(round(0.05 * step, 2) for step in range(21))  # that are tried
 BLOCK = 256  # questions at once
-Floats = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Question:
-    """A question and the ids of the documents that answer it."""
-
-    text: str
-    documents: frozenset[str]
-
-
-@dataclass(frozen=True)
-class ModeScores:
-    """The figures of one mode: per question, the documents in order, and every figure."""
-
-    mode: str
-    ranked: list[list[str]]
-    values: dict[str, Floats]
-    seen: list[Hit | None]  # the first hit of each question
-
-    def mean(self, name: str) -> float:
-        """Return a figure of all questions."""
-        return float(self.values[name].mean())
-
-    def interval(self, name: str) -> Interval:
-        """Return its 95 % confidence interval."""
-        return mean_interval(self.values[name])
-
-
-@dataclass(frozen=True)
-class Tuned:
-    """A weight of words that was chosen on one part of the questions, and the figure on the other."""
-
-    weight: float
-    before: float  # the weight it had
-    chosen_on: int  # questions
-    held_out: int
-    held_out_mrr: float  # with the new weight
-    held_out_before: float  # with the one it had
-
-
-@dataclass(frozen=True)
-class SearchEvaluation:
-    """The scores of an index on questions, a mode after the other."""
-
-    index: str
-    questions: list[Question]
-    modes: list[ModeScores]
-    tuned: Tuned | None = None
-    missing: list[str] = field(default_factory=list)  # ids of right documents that are not in the index
-
-    def json(self) -> Json:
-        """Return the figures, with their intervals and their difference to words alone (paired)."""
-        words = next((scores for scores in self.modes if scores.mode == "words"), None)
-        return {
-            "index": self.index,
-            "questions": len(self.questions),
-            "missing": len(self.missing),
-            "modes": {
-                scores.mode: {
-                    name: {
-                        "score": scores.mean(name),
-                        "interval": list(scores.interval(name)),
-                        "over_words": None if words is None else difference(scores.values[name], words.values[name]),
-                    }
-                    for name in FIGURES
-                }
-                for scores in self.modes
-            },
-            "tuned": vars(self.tuned) if self.tuned else None,
-        }
-
-
-def difference(values: Floats, baseline: Floats) -> Json:
-    """Return the mean difference of two scores of the same questions, with its interval (paired bootstrap)."""
-    over, counts = np.unique(values - baseline, return_counts=True)
-    drawn = np.random.default_rng(SEED).multinomial(len(values), counts / len(values), RESAMPLES)
-    low, high = np.quantile(drawn @ over / len(values), (0.025, 0.975))
-    return {"mean": float((values - baseline).mean()), "interval": [float(low), float(high)]}
 
 
 def read_questions(path: str | Path, question: str = "question", document: str = "document") -> list[Question]:
@@ -174,8 +87,6 @@ def evaluate_search(
         scores.append(search.score("reranked", search.reranked(modes[-1], rerank, candidates, label)))
     evaluation = SearchEvaluation(index.name, asked, scores, tuned, missing)
     if out is not None:
-        from bertree.search.evaluation_page import evaluation_page
-
         with make_folders(Path(out)):
             write_atomically(Path(out) / SCORES, json.dumps(evaluation.json(), indent=2) + "\n")
         write_report(Path(out), lambda: evaluation_page(evaluation))

@@ -2,7 +2,7 @@
 
 from bertree.report.html import render
 from bertree.report.tables import Cell, PageTable, Piece, start_of
-from bertree.search.evaluate import DEPTH, FIGURES, ModeScores, SearchEvaluation
+from bertree.search.evaluation.figures import DEPTH, FIGURES, ModeScores, SearchEvaluation
 
 SHOWN = 200  # failures
 TEXT = 240  # characters of a passage

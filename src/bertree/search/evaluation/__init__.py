@@ -1,0 +1,1 @@
+"""How well an index finds the documents that answer questions."""
