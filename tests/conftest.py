@@ -70,8 +70,8 @@ def _watched_names() -> set[Path]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Two processes more than the machine has processors: tests wait, for Ray, a browser or processes that start."""
-    return (os.cpu_count() or 1) + 2
+    """One process more than the machine has processors: tests wait, for Ray, a browser or processes that start."""
+    return (os.cpu_count() or 1) + 1
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

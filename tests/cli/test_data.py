@@ -21,6 +21,7 @@ def call(*words: str | Path, text: str | None = None) -> str:
     return result.output
 
 
+@pytest.mark.slow
 def test_from_text_to_verified_store(tmp_path: Path) -> None:
     tokenizer, store = tmp_path / "tokenizer", tmp_path / "store"
     said = call("tokenizer", "train", BOOKS, "--kind", "bpe", "--vocab-size", "1000", "--out", tokenizer)

@@ -104,6 +104,7 @@ def test_folders_are_codes_and_their_texts_are_counted(tmp_path: Path, tokenizer
     assert verify_store(tmp_path / "store").fingerprint == store.fingerprint
 
 
+@pytest.mark.slow
 def test_an_interrupted_preparation_ends_in_the_same_bytes(
     tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

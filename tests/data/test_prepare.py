@@ -91,6 +91,7 @@ def whole(corpus: Path, tokenizers: dict[str, Path], tmp_path_factory: pytest.Te
     return files(out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram"])
 def test_content_is_that_of_the_text(corpus: Path, tokenizers: dict[str, Path], tmp_path: Path, kind: str) -> None:
     store = run(corpus, tokenizers[kind], tmp_path / "store")

@@ -41,6 +41,7 @@ def test_pairs_equal_those_of_the_whole_matrix(monkeypatch: pytest.MonkeyPatch, 
     assert np.allclose(values, [every[p.first, p.second] for p in found], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_blocks_as_they_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     vectors = drawn(3000, width=8)
     seen: list[int] = []

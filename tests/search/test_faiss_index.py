@@ -55,6 +55,7 @@ def recall(index: Index, model: Given, alive: np.ndarray, where: dict[str, int] 
     return right / truth.size
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["flat", "hnsw", "ivfpq"])
 def test_finds_what_comparing_finds(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(open_files, "FEW_NUMBERS", 64 * WIDTH)  # so that filters meet the graph, too

@@ -25,6 +25,7 @@ def test_pretraining_on_a_cpu_does_not_import_the_compiler(token_store: Path, tm
     lines = []
     for family, optimizer in (("bert", "adamw"), ("xlnet", "muon")):
         given = ("--store", str(token_store), "--out", str(tmp_path / family), f"optim.name={optimizer}")
+        given += ("phases.0.steps=2", "phases.1.steps=1")
         lines.append(shlex.join(["pretrain", str(runs.recipe(family, tmp_path)), *given]))
     done = subprocess.run([sys.executable, "-c", PROGRAM, *lines], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

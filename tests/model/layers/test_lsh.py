@@ -90,6 +90,7 @@ def test_rotations_outside_of_training_depend_on_seed_and_layer_alone() -> None:
     assert not torch.allclose(other.eval()(x, batch), found)
 
 
+@pytest.mark.slow
 def test_more_rounds_outside_of_training_are_nearer_to_exact_attention() -> None:
     batch = packed([512])
     errors = []
