@@ -14,6 +14,7 @@ if not {"ONEDNN_JIT_PROFILE", "DNNL_JIT_PROFILE"} & os.environ.keys():
 
 if TYPE_CHECKING:
     from bertree.comparison.compare import compare
+    from bertree.comparison.glue import glue
     from bertree.comparison.info import info, presets
     from bertree.data.prepare import prepare, train_tokenizer
     from bertree.data.preview import show_batch
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from bertree.embeddings.mine_files import cluster_texts, find_pairs, similar
     from bertree.embeddings.train import train_embeddings
     from bertree.errors import BertreeWarning, UserError
-    from bertree.finetuning.evaluate import evaluate, glue
+    from bertree.finetuning.evaluate import evaluate
     from bertree.finetuning.features import write_features
     from bertree.finetuning.finetune import finetune
     from bertree.inference.load import convert, load
@@ -72,7 +73,7 @@ _HOMES = {
     "evaluate_search": "search.evaluation.evaluate",
     "find_pairs": "embeddings.mine_files",
     "finetune": "finetuning.finetune",
-    "glue": "finetuning.evaluate",
+    "glue": "comparison.glue",
     "info": "comparison.info",
     "load": "inference.load",
     "map_index": "embeddings.clustering",

@@ -26,13 +26,16 @@ from bertree.console import note
 from bertree.errors import UserError
 
 if TYPE_CHECKING:
-    from bertree.finetuning.evaluate import GlueSummary, Scores
+    from bertree.comparison.glue import GlueSummary
+    from bertree.finetuning.evaluate import Scores
     from bertree.finetuning.features import FeatureFiles
     from bertree.inference.trained_run import Run
 
 FILE_NAME = re.compile(r"\S+\.(?:txt|csv|tsv|jsonl|parquet)(?:\.(?:gz|xz|zst))?")
 CHUNK = 1024  # lines read at once
 EVALUATION = {
+    "model": Option(metavar="MODEL [MODEL ...]", help="A model folder, a run, or a preset; several with --ensemble."),
+    "ensemble": Option(help="Average the predictions of several models of one task."),
     "out": Option(help="Folder for metrics.json, predictions.jsonl, report.html."),
     "store": Option(help="Token store (see `bertree prepare`) for --task mlm, nsp or sop, in place of --data."),
     "split": Option(
@@ -55,7 +58,7 @@ def register(app: typer.Typer) -> None:
     }
     python_verb(app, "finetuning.features.write_features", ("model", "file"), panel=USE, own=folder)(features)
     runs = {"runs": Option(metavar="RUN ...", help="Folders of `finetune` or `evaluate --out`.")}
-    python_verb(app, "finetuning.evaluate.glue", ("runs",), panel=CHECK, own=runs)(glue)
+    python_verb(app, "comparison.glue.glue", ("runs",), panel=CHECK, own=runs)(glue)
 
 
 def finetune(run: "Run", options: SimpleNamespace) -> None:
@@ -97,7 +100,11 @@ def evaluate(scores: "Scores", options: SimpleNamespace) -> None:
     With --store, a pretrained model predicts masked tokens (--task mlm), next (nsp) or swapped (sop) sentences of a
     token store that was made with its tokenizer: the documents that `pretrain` holds out, or --split all.
 
+    --ensemble averages the predictions of several models: probabilities of classes, options and tags, numbers, or the
+    logits of a span's first and last token. Their tokenizers may differ, except for spans.
+
     [dim]bertree evaluate my-sst --data glue/SST-2
+    bertree evaluate my-sst other-sst third-sst --data glue/SST-2 --ensemble
     bertree evaluate my-sst --data glue/SST-2 --split test --submission for-the-server
     bertree evaluate hf-folder --task squad --data dev-v1.1.json --json
     bertree evaluate my-gpt --task questions --data questions.jsonl

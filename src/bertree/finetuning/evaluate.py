@@ -1,4 +1,4 @@
-"""Scores on a task: of a model on its files (`bertree.evaluate`), of the seeds of a run, of several GLUE tasks.
+"""Scores on a task: of a model or of an ensemble on its files (`bertree.evaluate`), and of the seeds of a run.
 
 A fine-tuning run scores its dev splits with the functions at the end of this file (execute.py, tuner.py), so that a run
 and `bertree.evaluate` compute a score in the same way.
@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any, Generic, NamedTuple
@@ -15,7 +16,7 @@ from typing import Any, Generic, NamedTuple
 from bertree.console import bar, note, showing
 from bertree.errors import UserError
 from bertree.files.atomic import write_into_folder, write_json_lines
-from bertree.files.formats import Json, json_text, read_json
+from bertree.files.formats import Json, json_text
 from bertree.finetuning.page import write_page
 from bertree.finetuning.scored import ScoredExamples, read_scored
 from bertree.finetuning.store_evaluation import OBJECTIVES, evaluate_on_store
@@ -24,12 +25,12 @@ from bertree.inference.load import choose_device, load_or_take
 from bertree.inference.model import Model
 from bertree.model.network import Network
 from bertree.run_folder import SCORES, predictions_file
+from bertree.tasks.ensemble import Member, average, check_ensemble
 from bertree.tasks.files import note_all_rows_scored
-from bertree.tasks.glue import GLUE_AVERAGES
 from bertree.tasks.intervals import Interval, few_line
 from bertree.tasks.logits import inference_autocast, logits
 from bertree.tasks.registry import with_model_labels, with_model_layout
-from bertree.tasks.task import Example, Task, Truncation, Unit
+from bertree.tasks.task import Example, Logits, Task, Truncation, Unit
 from bertree.text.memory import Rows, takes_rows, task_fields
 
 NOT_SCORES = ("seed", "best_step", "diverged", "run")  # other keys of a seed's result
@@ -72,7 +73,7 @@ class Scores:
 
 @takes_rows(data=task_fields)
 def evaluate(
-    model: str | Path | Model,
+    model: str | Path | Model | Sequence[str | Path | Model],
     *,
     data: str | Path | Rows | None = None,
     task: str | Task[Any] | None = None,
@@ -84,6 +85,7 @@ def evaluate(
     out: str | Path | None = None,
     submission: str | Path | None = None,
     max_length: int = 0,
+    ensemble: bool = False,
     device: str = "auto",
     tokenizer: str | Path | None = None,
     progress: bool | None = None,
@@ -96,12 +98,23 @@ def evaluate(
     one for the file that the task's server takes. `max_length=0` is the length the model was fine-tuned with. The task
     "questions" asks a language model the questions of a file.
 
+    With `ensemble=True`, `model` is a list of models whose predictions are averaged: probabilities of classes, options
+    and tags, scores, or the logits of a span's first and last token.
+
     The tasks "mlm" (masked tokens), "nsp" and "sop" (next and swapped sentences) read a token `store` in place of
     `data`: its held-out documents, or all with `split="all"`, in sequences of 128 tokens unless `max_length` is set.
 
     >>> bertree.evaluate("sst", data="glue/SST-2").metrics["accuracy"]
     """
     with showing(progress):
+        members = [model] if isinstance(model, str | Path | Model) else list(model)
+        if len(members) != 1 and not ensemble:
+            raise UserError(f"{len(members)} models: average their predictions with `ensemble=True`, or compare them")
+        if ensemble and len(members) < 2:
+            raise UserError("`ensemble=True`: give two models or more")
+        model = members[0]
+        if ensemble and (store is not None or task in OBJECTIVES or task == questions.TASK):
+            raise UserError(f"`ensemble=True`: is for models that were fine-tuned for a task, not for {task}")
         if store is not None or task in OBJECTIVES:
             values = {"data": data, "text": text, "pair": pair, "label": label, "submission": submission}
             others = [key for key, value in values.items() if value is not None]
@@ -116,14 +129,20 @@ def evaluate(
         loaded, name = load_or_take(model, device=choose_device(device), tokenizer=tokenizer)
         if task == questions.TASK:
             return _ask(loaded, name, Path(data), out)
-        scored_task = _task_of(loaded, name, task, {"text": text, "pair": pair, "label": label})
+        columns = {"text": text, "pair": pair, "label": label}
+        scored_task = _task_of(loaded, name, task, columns)
+        averaged: list[tuple[Task[Any], Model]] = []
+        for member in members[1:]:
+            other, other_name = load_or_take(member, device=choose_device(device), tokenizer=tokenizer)
+            averaged.append((_task_of(other, other_name, task, columns), other))
+            name += f", {other_name}"
         if submission is not None:
             scored_task.submission([], [])  # raises before the work, not after it
         figures: Json = {}
         intervals: dict[str, Interval] = {}
         predictions: dict[str, list[Json]] = {}
         sets = read_scored(scored_task, Path(data), split, [loaded.task])
-        for one, scored in zip(sets, score_examples(scored_task, loaded, sets, max_length), strict=True):
+        for one, scored in zip(sets, score_examples(scored_task, loaded, sets, max_length, averaged), strict=True):
             predictions[scored.name], examples, cut = scored.predictions, scored.examples, scored.truncation
             cuts = {"cut": cut.examples, "cut_tokens": cut.tokens} if cut.examples else {}
             figures |= {
@@ -200,19 +219,28 @@ class ScoredSplit(NamedTuple):
 
 
 def score_examples(
-    task: Task[Any], model: Model, sets: Sequence[ScoredExamples], max_length: int = 0
+    task: Task[Any],
+    model: Model,
+    sets: Sequence[ScoredExamples],
+    max_length: int = 0,
+    others: Sequence[tuple[Task[Any], Model]] = (),
 ) -> Iterator[ScoredSplit]:
-    """Score a model on each set of examples."""
-    longest = model.sequence_length(max_length, model.task_length or task.max_length)
+    """Score a model on each set of examples; with `others`, the mean of its predictions and theirs."""
+    check_ensemble([task, *(own for own, _ in others)])
     for one in sets:
-        encoded, cut = encode_split(task, one.examples, model, longest)
-        with bar("evaluating", len(encoded.units)) as progress:
-            lines, scores = evaluate_split(
-                task, model.network, encoded, lambda: inference_autocast(model.device), progress.advance
-            )
-        notes = [cut.message(one.split, len(one.examples), longest)] if cut.examples else []
-        intervals = task.intervals(one.examples, lines) if scores else {}
-        yield ScoredSplit(one.split, one.file, one.examples, lines, scores, intervals, cut, notes, one.prefix)
+        members, cuts, notes = list[Member](), list[Truncation](), list[str]()
+        for own, member in ((task, model), *others):
+            longest = member.sequence_length(max_length, member.task_length or own.max_length)
+            encoded, cut = encode_split(own, one.examples, member, longest)
+            with bar("evaluating", len(encoded.units)) as progress:
+                autocast = partial(inference_autocast, member.device)
+                scores = logits(member.network, own.scored_head, encoded.units, autocast, progress.advance)
+            members.append(Member(own, encoded.units, scores))
+            cuts.append(cut)
+            notes += [cut.message(one.split, len(one.examples), longest)] if cut.examples else []
+        lines, figures = _predictions(task, one.examples, members[0].units, average(members))
+        intervals = task.intervals(one.examples, lines) if figures else {}
+        yield ScoredSplit(one.split, one.file, one.examples, lines, figures, intervals, cuts[0], notes, one.prefix)
 
 
 def _write(out: Path, task: Task[Any], metrics: Json, shown: Json, predictions: dict[str, list[Json]]) -> None:
@@ -220,45 +248,6 @@ def _write(out: Path, task: Task[Any], metrics: Json, shown: Json, predictions: 
         write_json_lines(out / predictions_file(split), lines)
     write_into_folder(out / SCORES, json_text(metrics, 2) + "\n")
     write_page(out, task, shown, {split: out / predictions_file(split) for split in predictions})
-
-
-@dataclass(frozen=True)
-class GlueSummary:
-    """The scores of several GLUE tasks, and the averages that are called the GLUE score."""
-
-    tasks: dict[str, Json]
-    averages: dict[str, Json]  # name -> value or None, missing tasks, source
-
-
-def glue(runs: Sequence[str | Path]) -> GlueSummary:
-    """Collect the scores of several GLUE tasks: folders that `finetune`, or `evaluate` with `out`, has written.
-
-    >>> bertree.glue(["my-sst"]).tasks["sst-2"]["accuracy"]
-    """
-    by_task: dict[str, Json] = {}
-    for run in map(Path, runs):
-        file = run / SCORES if run.is_dir() else run
-        if not file.is_file():
-            raise UserError(f"{file}: no such file; give folders that finetune or evaluate has written")
-        scores = read_json(file)
-        if not isinstance(name := scores.get("task"), str):
-            raise UserError(f"{run}: does not name the task of its scores; give a folder of finetune or evaluate")
-        if name in by_task:
-            raise UserError(f"{run}: is a second run of {name}; name one of each task")
-        by_task[name] = scores
-    scored = dict(by_task)
-    if mnli := by_task.get("mnli"):
-        mismatched = mnli.get("mismatched_accuracy")
-        interval = mnli.get("intervals", {}).get("mismatched_accuracy")
-        of_second = {"accuracy": mismatched, "intervals": {"accuracy": interval} if interval else {}}
-        scored |= {"mnli-mm": of_second} if isinstance(mismatched, float) else {}
-    averages: dict[str, Json] = {}
-    for average in GLUE_AVERAGES.values():
-        value, missing = average(scored)
-        averages[average.name] = {"value": value, "missing": list(missing), "source": average.source}
-        if interval := average.interval(scored):
-            averages[average.name]["interval"] = interval
-    return GlueSummary(by_task, averages)
 
 
 def evaluate_split(
@@ -270,9 +259,13 @@ def evaluate_split(
 ) -> tuple[list[Json], dict[str, float]]:
     """Return the predictions on a split, and their scores if it has gold answers."""
     scores = logits(network, task.scored_head, split.units, autocast, advance)
-    predictions = task.predict(split.examples, split.units, scores)
-    labeled = any(unit.answer is not None for unit in split.units)
-    return predictions, task.score(split.examples, predictions) if labeled else {}
+    return _predictions(task, split.examples, split.units, scores)
+
+
+def _predictions(task: Task[Any], examples: Sequence[Any], units: Sequence[Unit], scores: list[Logits]) -> Measurement:
+    predictions = task.predict(examples, units, scores)
+    labeled = any(unit.answer is not None for unit in units)
+    return predictions, task.score(examples, predictions) if labeled else {}
 
 
 def evaluate_dev(

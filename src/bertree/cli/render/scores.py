@@ -7,7 +7,8 @@ from rich.table import Table
 from rich.text import Text
 
 from bertree.cli.render import make_console
-from bertree.finetuning.evaluate import GlueSummary, Scores, teacher_line
+from bertree.comparison.glue import GlueSummary
+from bertree.finetuning.evaluate import Scores, teacher_line
 from bertree.inference.trained_run import Run
 from bertree.report.comparison import Comparison, read_comparison, verdict
 from bertree.report.comparison_page import comparison_rows, method
@@ -24,6 +25,9 @@ def score_text(key: str, value: Any) -> str:
         plain = key.endswith("threshold") or key in TEXT_FIGURES
         return f"{value:.3f}" if plain else f"{100 * value:.2f}"
     return "-" if value is None else f"{value:,}"
+
+
+OVER_SEEDS = ("mean", "std", "median", "best")
 
 
 def print_scores(scores: Scores) -> None:
@@ -70,7 +74,7 @@ def print_glue(summary: GlueSummary) -> None:
     """Print the scores of GLUE tasks and their averages."""
     table = Table("task", "", box=None, pad_edge=False)
     for name, scores in summary.tasks.items():
-        shown = {k: v for k, v in scores.items() if isinstance(v, float) and k not in ("mean", "std", "best")}
+        shown = {key: value for key, value in scores.items() if isinstance(value, float) and key not in OVER_SEEDS}
         intervals = scores.get("intervals") or {}
         figures = []
         for key, value in shown.items():
