@@ -17,6 +17,7 @@ from bertree.run_folder import COMPARISON, MODEL, PREDICTIONS, REPORT, SCORES
 
 INTERVAL = "95 % interval"
 TEXT_FIGURES = ("loss", "perplexity", "bits_per_byte")  # of a token store
+OVER_SEEDS = ("mean", "std", "median", "best")  # of a run with several seeds
 
 
 def score_text(key: str, value: Any) -> str:
@@ -25,9 +26,6 @@ def score_text(key: str, value: Any) -> str:
         plain = key.endswith("threshold") or key in TEXT_FIGURES
         return f"{value:.3f}" if plain else f"{100 * value:.2f}"
     return "-" if value is None else f"{value:,}"
-
-
-OVER_SEEDS = ("mean", "std", "median", "best")
 
 
 def print_scores(scores: Scores) -> None:
