@@ -100,6 +100,10 @@ def evaluate(scores: "Scores", options: SimpleNamespace) -> None:
     With --store, a pretrained model predicts masked tokens (--task mlm), next (nsp) or swapped (sop) sentences of a
     token store that was made with its tokenizer: the documents that `pretrain` holds out, or --split all.
 
+    --task cloze asks a masked model for the word that is left out of a sentence: of the bundled ones (trivia, syntax,
+    coreference) or of --data, a file with text (one ___), word and kind. Shown are the shares at rank 1 and within 5,
+    the mean reciprocal rank and the probability. A word of several tokens has a probability and no rank.
+
     --ensemble averages the predictions of several models: probabilities of classes, options and tags, numbers, or the
     logits of a span's first and last token. Their tokenizers may differ, except for spans.
 
@@ -108,7 +112,8 @@ def evaluate(scores: "Scores", options: SimpleNamespace) -> None:
     bertree evaluate my-sst --data glue/SST-2 --split test --submission for-the-server
     bertree evaluate hf-folder --task squad --data dev-v1.1.json --json
     bertree evaluate my-gpt --task questions --data questions.jsonl
-    bertree evaluate my-bert --task mlm --store my-store[/dim]
+    bertree evaluate my-bert --task mlm --store my-store
+    bertree evaluate my-bert --task cloze[/dim]
     """
     from bertree.cli.render.scores import print_scores
 

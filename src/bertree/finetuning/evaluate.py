@@ -20,6 +20,7 @@ from bertree.files.formats import Json, json_text
 from bertree.finetuning.page import write_page
 from bertree.finetuning.scored import ScoredExamples, read_scored
 from bertree.finetuning.store_evaluation import OBJECTIVES, evaluate_on_store
+from bertree.inference import cloze
 from bertree.inference.causal import questions
 from bertree.inference.load import choose_device, load_or_take
 from bertree.inference.model import Model
@@ -96,7 +97,8 @@ def evaluate(
     `label`) are those the model was fine-tuned with, unless given; `split` is dev, else test, else what fine-tuning
     holds out of the training data. `out` is a folder for metrics.json, predictions.jsonl and report.html, `submission`
     one for the file that the task's server takes. `max_length=0` is the length the model was fine-tuned with. The task
-    "questions" asks a language model the questions of a file.
+    "questions" asks a language model the questions of a file; "cloze" asks a masked one for the word that is left out
+    of a sentence, of the bundled sentences or of a file with `text` (with one ___), `word` and `kind`.
 
     With `ensemble=True`, `model` is a list of models whose predictions are averaged: probabilities of classes, options
     and tags, scores, or the logits of a span's first and last token.
@@ -113,7 +115,7 @@ def evaluate(
         if ensemble and len(members) < 2:
             raise UserError("`ensemble=True`: give two models or more")
         model = members[0]
-        if ensemble and (store is not None or task in OBJECTIVES or task == questions.TASK):
+        if ensemble and (store is not None or task in (*OBJECTIVES, questions.TASK, cloze.TASK)):
             raise UserError(f"`ensemble=True`: is for models that were fine-tuned for a task, not for {task}")
         if store is not None or task in OBJECTIVES:
             values = {"data": data, "text": text, "pair": pair, "label": label, "submission": submission}
@@ -124,11 +126,15 @@ def evaluate(
             if out is not None:
                 write_into_folder(Path(out) / SCORES, json_text(metrics, 2) + "\n")
             return Scores(objective, [metrics["split"]], metrics, {})
+        if task == cloze.TASK:
+            probes = cloze.read_probes(*([] if data is None else [Path(data)]))
+            loaded, name = load_or_take(model, device=choose_device(device), tokenizer=tokenizer)
+            return _answers(cloze.TASK, name, *cloze.ask_probes(loaded, probes), out)
         if data is None:
             raise UserError("give the task's files with `data`; mlm, nsp and sop read a token store, `store`")
         loaded, name = load_or_take(model, device=choose_device(device), tokenizer=tokenizer)
         if task == questions.TASK:
-            return _ask(loaded, name, Path(data), out)
+            return _answers(questions.TASK, name, *questions.answer_questions(loaded, Path(data)), out)
         columns = {"text": text, "pair": pair, "label": label}
         scored_task = _task_of(loaded, name, task, columns)
         averaged: list[tuple[Task[Any], Model]] = []
@@ -185,14 +191,13 @@ def _check_store_task(
     return task, store
 
 
-def _ask(model: Model, name: str, file: Path, out: str | Path | None) -> Scores:
-    """Score the answers of a language model to the questions of a file."""
-    figures, lines = questions.answer_questions(model, file)
-    metrics = figures | {"examples": len(lines), "task": questions.TASK, "split": "dev", "model": name}
+def _answers(task: str, name: str, figures: Json, lines: list[Json], out: str | Path | None) -> Scores:
+    """Return the scores of a model's answers to the questions or probes of a file."""
+    metrics = figures | {"examples": len(lines), "task": task, "split": "dev", "model": name}
     if out is not None:
         write_into_folder(Path(out) / SCORES, json_text(metrics, 2) + "\n")
         write_json_lines(Path(out) / predictions_file("dev"), lines)
-    return Scores(questions.TASK, ["dev"], metrics, {"dev": lines})
+    return Scores(task, ["dev"], metrics, {"dev": lines})
 
 
 def _task_of(model: Model, name: str, task: str | Task[Any] | None, columns: dict[str, str | None]) -> Task[Any]:

@@ -86,6 +86,17 @@ def prepare_masks(model: LoadedModel, text: str, k: int) -> MaskedText:
 
 def fill_prepared(model: LoadedModel, texts: Sequence[MaskedText]) -> list[list[FilledMask]]:
     """Return the masks of each text; the texts are computed as one batch."""
+    tokenizer = model.required_tokenizer
+    probabilities_mv = mask_logits(model, texts).softmax(-1)
+    filled = []
+    for text, text_mv in zip(texts, probabilities_mv.split([len(text.positions) for text in texts]), strict=True):
+        candidates = top_candidates(text_mv, tokenizer, text.k)
+        filled.append([FilledMask(*span, best) for span, best in zip(text.spans, candidates, strict=True)])
+    return filled
+
+
+def mask_logits(model: LoadedModel, texts: Sequence[MaskedText]) -> Tensor:
+    """Return the logits of all tokens at the masks of all texts, a row for each mask; one batch is computed."""
     batch = model.pack([text.encoded for text in texts])
     starts = [0, *accumulate(len(text.encoded.ids) for text in texts)]
     rows = [start + position for start, text in zip(starts, texts, strict=False) for position in text.positions]
@@ -97,13 +108,7 @@ def fill_prepared(model: LoadedModel, texts: Sequence[MaskedText]) -> list[list[
         hidden_th = model.inference_encoder(int8=False)(batch)
         logits_mv = model.network.mask_logits(hidden_th, torch.tensor(rows, device=model.device))
     check_finite(logits_mv, model.name)
-    tokenizer = model.required_tokenizer
-    probabilities_mv = logits_mv.float()[:, : tokenizer.size].softmax(-1)
-    filled = []
-    for text, text_mv in zip(texts, probabilities_mv.split(counts), strict=True):
-        candidates = top_candidates(text_mv, tokenizer, text.k)
-        filled.append([FilledMask(*span, best) for span, best in zip(text.spans, candidates, strict=True)])
-    return filled
+    return logits_mv.float()[:, : model.required_tokenizer.size]
 
 
 def find_masks(text: str, tokenizer: Tokenizer) -> tuple[str, list[tuple[int, int]]]:

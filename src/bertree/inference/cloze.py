@@ -1,0 +1,100 @@
+"""Cloze probes: sentences with one word left out, and how likely a model finds the expected word.
+
+A word of several tokens gets as many masks. Its probability is the product over its masks, all of which are empty at
+once; it has no rank among single tokens, so the shares and the reciprocal rank count it as not found. The bundled
+file asks for trivia, syntax and coreference.
+"""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from bertree.errors import UserError
+from bertree.files.formats import Json
+from bertree.inference.loaded import LoadedModel
+from bertree.inference.mask_filling import MaskedText, mask_logits, prepare_masks
+from bertree.text.records import location, read_records, text_field
+
+TASK = "cloze"
+BUNDLED = Path(__file__).parent / "cloze.jsonl"
+BLANK = "___"
+BATCH = 32  # sentences computed at once
+NEAR = 5  # ranks that count as near
+
+
+class Probe(NamedTuple):
+    """A sentence with a blank, and the word that is expected there."""
+
+    kind: str
+    text: str
+    word: str
+
+
+def read_probes(path: Path = BUNDLED) -> list[Probe]:
+    """Read a file of objects or a table with text, word and, optionally, kind."""
+    probes = []
+    for number, record in read_records(path):
+        where = location(path, number)
+        text, word = text_field(record, "text", where), text_field(record, "word", where).strip()
+        kind = text_field(record, "kind", where) if record.get("kind") is not None else "all"
+        if text.count(BLANK) != 1 or not word:
+            raise UserError(f"{where}: needs a text with one {BLANK} and the word that is expected there")
+        probes.append(Probe(kind, text, word))
+    if not probes:
+        raise UserError(f"{path}: holds no probe")
+    return probes
+
+
+def ask_probes(model: LoadedModel, probes: Sequence[Probe]) -> tuple[Json, list[Json]]:
+    """Return figures over all probes and by kind, and a line for each probe."""
+    lines: list[Json] = []
+    for first in range(0, len(probes), BATCH):
+        some = probes[first : first + BATCH]
+        prepared, words = zip(*(_masked(model, probe) for probe in some), strict=True)
+        tokenizer = model.required_tokenizer
+        chances_mv = mask_logits(model, prepared).log_softmax(-1).cpu()
+        counts = [len(ids) for ids in words]
+        for probe, ids, rows_mv in zip(some, words, chances_mv.split(counts), strict=True):
+            chosen = rows_mv[torch.arange(len(ids)), torch.tensor(ids)]
+            rank = int((rows_mv[0] > chosen[0]).sum()) + 1 if len(ids) == 1 else None
+            best = "" if rank is None else tokenizer.token(int(rows_mv[0].argmax()))
+            probability = math.exp(float(chosen.sum()))
+            line = {"kind": probe.kind, "text": probe.text, "gold": probe.word, "predicted": best}
+            lines.append(line | {"rank": rank, "probability": probability, "tokens": len(ids)})
+    figures = _figures(lines)
+    for kind in dict.fromkeys(probe.kind for probe in probes):
+        figures |= {f"{kind}_{name}": v for name, v in _figures([x for x in lines if x["kind"] == kind]).items()}
+    return figures, lines
+
+
+def _masked(model: LoadedModel, probe: Probe) -> tuple[MaskedText, list[int]]:
+    """Return the sentence with a mask for each token of its word, and these tokens."""
+    tokenizer = model.tokenizer
+    if tokenizer is None or tokenizer.id_of("mask") is None or model.architecture.causal:
+        prepare_masks(model, "[MASK]", 1)  # raises
+    assert tokenizer is not None
+    before = probe.text.partition(BLANK)[0]
+    # With a space in front: words of a byte-level BPE begin with one inside a sentence.
+    (encoding,) = tokenizer.encode_plain([f" {probe.word}" if before[-1:].isspace() else probe.word])
+    ids = list(encoding.ids)
+    if not ids:
+        raise UserError(f"{model.name}: its tokenizer has no token for the expected word {probe.word!r}")
+    mask = tokenizer.special["mask"]
+    return prepare_masks(model, probe.text.replace(BLANK, mask * len(ids)), 1), ids
+
+
+def _figures(lines: Sequence[Json]) -> Json:
+    """Return the share of words at rank 1 and within 5, the mean reciprocal rank, and the mean probability."""
+    ranks = [line["rank"] for line in lines]
+    count = len(lines)
+    return {
+        "accuracy": sum(rank == 1 for rank in ranks) / count,
+        "within_5": sum(rank is not None and rank <= NEAR for rank in ranks) / count,
+        "reciprocal_rank": sum(1 / rank for rank in ranks if rank) / count,
+        "probability": sum(line["probability"] for line in lines) / count,
+        "several_tokens": sum(line["tokens"] > 1 for line in lines),
+        "examples": count,
+    }
