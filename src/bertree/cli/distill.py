@@ -32,6 +32,7 @@ def register(app: typer.Typer) -> None:
         "data": Option(help="Score them too: folder with a task's files, or one file."),
         "device": Option(help="cpu, cuda, cuda:1 ...; auto: CPU and, where there is one, GPU."),
         "seconds": Option(min=0.1, max=86400, help="Time for timing, all models together."),
+        "published": Option(help="Show what papers report on the task of --data too."),
         "training": Option(help="Time training steps too (forward, backward, AdamW), as long again."),
         "out": Option(help="Folder for comparison.json and report.html."),
     }

@@ -57,7 +57,10 @@ def register(app: typer.Typer) -> None:
         "out": Option(help="Folder to write."),
     }
     python_verb(app, "finetuning.features.write_features", ("model", "file"), panel=USE, own=folder)(features)
-    runs = {"runs": Option(metavar="RUN ...", help="Folders of `finetune` or `evaluate --out`.")}
+    runs = {
+        "runs": Option(metavar="[RUN ...]", help="Folders of `finetune` or `evaluate --out`."),
+        "published": Option(help="Show what papers report too, with their tables."),
+    }
     python_verb(app, "comparison.glue.glue", ("runs",), panel=CHECK, own=runs)(glue)
 
 
@@ -140,7 +143,8 @@ def features(files: "FeatureFiles", options: SimpleNamespace) -> None:
 def glue(summary: "GlueSummary", options: SimpleNamespace) -> None:
     """Collect the scores of several GLUE tasks, with the averages that are called the GLUE score, each by its name.
 
-    [dim]bertree glue runs/cola runs/sst-2 runs/mrpc ...[/dim]
+    [dim]bertree glue runs/cola runs/sst-2 runs/mrpc ...
+    bertree glue --published[/dim]
     """
     from bertree.cli.render.scores import print_glue
 

@@ -6,13 +6,14 @@ times the loaded models; report/comparison.py holds the result.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from bertree.comparison.measure import available_devices, compare_all
+from bertree.comparison.published import published_of_task
 from bertree.comparison.timing import TimedModel
 from bertree.config.model_names import resolve_model_path
 from bertree.console import note, renamed, showing, status
@@ -70,6 +71,7 @@ def compare(
     label: str | None = None,
     seconds: float = 20.0,
     training: bool = False,
+    published: bool = False,
     device: str = "auto",
     out: str | Path | None = None,
     tokenizer: str | Path | None = None,
@@ -80,7 +82,8 @@ def compare(
     With `data`, a folder with a task's files or one file, each model is scored on the split that `evaluate` would take.
     `task` is the one the models were fine-tuned for, unless given. `texts` is a file of texts to time them on; `text`,
     `pair` and `label` name columns. `seconds` is the time for timing, all models together; `training=True` times
-    training steps of the encoders too, as long again. `out` is a folder for comparison.json and report.html.
+    training steps of the encoders too, as long again. `published=True` adds what papers report on the task. `out` is
+    a folder for comparison.json and report.html.
 
     >>> table = bertree.compare(["my-bert", "small/model"], texts="mail.txt")
     >>> table.models[1].parameters
@@ -101,6 +104,9 @@ def compare(
             for name, model in zip(_short_names([_name(model) for model in models]), models, strict=True)
         ]
         _check_tasks(timed)
+        if published and timed[0].task is None:
+            raise UserError("`published=True`: is about a task; give its files with `data`")
+        others = published_of_task(timed[0].task.name) if published and timed[0].task is not None else ()
         samples, measured_on, scores, intervals = _samples_and_scores(timed, inputs)
         with status(f"timing {len(timed)} models for about {seconds:g} s"):
             comparison = compare_all(
@@ -113,6 +119,7 @@ def compare(
                 measured_on=measured_on,
                 training=training,
             )
+        comparison = replace(comparison, published=others)
         if folder is not None:
             write_into_folder(folder / COMPARISON, json_text(comparison.as_json(), 2) + "\n")
             write_into_folder(folder / REPORT, comparison_page(comparison))

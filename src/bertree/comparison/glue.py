@@ -4,8 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bertree.comparison.published import published_of_benchmark
 from bertree.errors import UserError
 from bertree.files.formats import Json, read_json
+from bertree.report.comparison import PublishedRow
 from bertree.run_folder import SCORES
 from bertree.tasks.glue import GLUE_AVERAGES
 
@@ -16,13 +18,17 @@ class GlueSummary:
 
     tasks: dict[str, Json]
     averages: dict[str, Json]  # name -> value or None, missing tasks, source
+    published: tuple[PublishedRow, ...] = ()  # what papers report, if it was asked for
 
 
-def glue(runs: Sequence[str | Path]) -> GlueSummary:
+def glue(runs: Sequence[str | Path] = (), *, published: bool = False) -> GlueSummary:
     """Collect the scores of several GLUE tasks: folders that `finetune`, or `evaluate` with `out`, has written.
+    `published=True` adds what papers report, dev and test, each with its source.
 
     >>> bertree.glue(["my-sst"]).tasks["sst-2"]["accuracy"]
     """
+    if not runs and not published:
+        raise UserError("glue: give folders that finetune or evaluate has written, or `published=True`")
     by_task: dict[str, Json] = {}
     for run in map(Path, runs):
         file = run / SCORES if run.is_dir() else run
@@ -46,4 +52,4 @@ def glue(runs: Sequence[str | Path]) -> GlueSummary:
         averages[average.name] = {"value": value, "missing": list(missing), "source": average.source}
         if interval := average.interval(scored):
             averages[average.name]["interval"] = interval
-    return GlueSummary(by_task, averages)
+    return GlueSummary(by_task, averages, published_of_benchmark("GLUE") if published else ())

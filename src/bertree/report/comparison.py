@@ -63,6 +63,18 @@ class ModelCosts:
 
 
 @dataclass(frozen=True)
+class PublishedRow:
+    """What a paper reports of a system: scores times 100, perplexities as they are."""
+
+    system: str
+    scores: dict[str, float]
+    source: str  # paper and table
+    benchmark: str = ""
+    split: str = ""  # dev or test
+    note: str = ""  # which metrics, and how they were averaged
+
+
+@dataclass(frozen=True)
 class Comparison:
     """Models compared with the first of them. A score that is missing or not finite is None."""
 
@@ -70,6 +82,7 @@ class Comparison:
     scores: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
     measured_on: str = ""  # which texts, in a few words
     intervals: Intervals = field(default_factory=dict)  # 95 % confidence, of the scores
+    published: tuple[PublishedRow, ...] = ()  # scores of others on the task, if they were asked for
 
     def __post_init__(self) -> None:
         devices = [[speed.device for speed in model.speeds] for model in self.models]
@@ -166,7 +179,7 @@ class Comparison:
             "intervals": {name: [span and list(span) for span in spans] for name, spans in self.intervals.items()},
             "measured_on": self.measured_on,
             "against_the_first": against,
-        }
+        } | ({"published": [asdict(row) for row in self.published]} if self.published else {})
 
     @classmethod
     def from_json(cls, value: Json, where: str) -> "Comparison":

@@ -1,5 +1,6 @@
 """Scores of fine-tuning, evaluation and GLUE, and comparisons of models, as tables on the terminal."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from rich.markup import escape
@@ -8,9 +9,10 @@ from rich.text import Text
 
 from bertree.cli.render import make_console
 from bertree.comparison.glue import GlueSummary
+from bertree.comparison.published import score_names
 from bertree.finetuning.evaluate import Scores, teacher_line
 from bertree.inference.trained_run import Run
-from bertree.report.comparison import Comparison, read_comparison, verdict
+from bertree.report.comparison import Comparison, PublishedRow, read_comparison, verdict
 from bertree.report.comparison_page import comparison_rows, method
 from bertree.report.formats import format_interval
 from bertree.run_folder import COMPARISON, MODEL, PREDICTIONS, REPORT, SCORES
@@ -70,6 +72,10 @@ def print_finetuning(run: Run) -> None:
 
 def print_glue(summary: GlueSummary) -> None:
     """Print the scores of GLUE tasks and their averages."""
+    if summary.published:
+        print_published(summary.published)
+    if not summary.tasks:
+        return
     table = Table("task", "", box=None, pad_edge=False)
     for name, scores in summary.tasks.items():
         shown = {key: value for key, value in scores.items() if isinstance(value, float) and key not in OVER_SEEDS}
@@ -91,6 +97,19 @@ def _in_brackets(interval: Any) -> str:
     return f" ({100 * interval[0]:.1f} to {100 * interval[1]:.1f})" if interval else ""
 
 
+def print_published(rows: Sequence[PublishedRow]) -> None:
+    """Print published scores with their sources, numbered below the table."""
+    names, sources = score_names(rows), list(dict.fromkeys((row.source, row.note) for row in rows))
+    table = Table("published", "", *names, "", box=None, pad_edge=False)
+    for row in rows:
+        cells = [f"{row.scores[name]:g}" if name in row.scores else "" for name in names]
+        table.add_row(escape(row.system), row.split, *cells, f"({sources.index((row.source, row.note)) + 1})")
+    console = make_console()
+    console.print(table)
+    for number, (source, note) in enumerate(sources, 1):
+        console.print(Text(f"({number}) {source}{f'; {note}' if note else ''}", "dim"))
+
+
 def print_comparison(comparison: Comparison) -> None:
     """Print the table of a comparison, and one line that sums up each model."""
     console = make_console()
@@ -110,3 +129,5 @@ def print_comparison(comparison: Comparison) -> None:
     console.print()
     for index in range(1, len(comparison.models)):
         console.print(Text(f"{comparison.models[index].name}: {verdict(comparison, index)}", "bold"))
+    if comparison.published:
+        print_published(comparison.published)
