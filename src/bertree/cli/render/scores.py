@@ -102,7 +102,7 @@ def print_published(rows: Sequence[PublishedRow]) -> None:
     names, sources = score_names(rows), list(dict.fromkeys((row.source, row.note) for row in rows))
     table = Table("published", "", *names, "", box=None, pad_edge=False)
     for row in rows:
-        cells = [f"{row.scores[name]:g}" if name in row.scores else "" for name in names]
+        cells = [f"{row.scores[name]:.2f}".removesuffix("0") if name in row.scores else "" for name in names]
         table.add_row(escape(row.system), row.split, *cells, f"({sources.index((row.source, row.note)) + 1})")
     console = make_console()
     console.print(table)
