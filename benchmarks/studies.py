@@ -4,8 +4,8 @@
     python -m benchmarks.studies work --only bert-size xl-speed --steps 3 --device cuda
 
 Text, tokenizer, store and the files of all tasks are made up below WORK. A study that is done there is not run again.
-The failures are printed by study, cell and step, and OUT.jsonl has a line for each study. A step that was not computed
-because another has failed is counted with it.
+The failures are printed by study, cell and step, with a JSON line for each study. A step that was not computed
+because another has failed is counted with that one.
 """
 
 import json
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import bertree
 from benchmarks.common import argument_parser
-from bertree.study.load import bundled_studies
+from bertree.study.load import bundled_studies, load_study
 
 SUBJECTS = ("the sailor", "a farmer", "the old king", "my sister", "the doctor", "a stranger", "the teacher", "our dog")
 VERBS = ("saw", "wanted", "sold", "carried", "lost", "painted", "found", "followed")
@@ -80,7 +80,10 @@ def write_tasks(folder: Path, draw: random.Random) -> None:
             answers = ["ABCD"[number % 4]]
             passages.append(passage | {"questions": [sentence(draw)], "options": [each], "answers": answers})
         put(f"race/{split}.jsonl", *map(json.dumps, passages))
-        endings = [{"ind": n, "ctx": sentence(draw), "endings": each, "label": n % 4} for n, each in enumerate(options)]
+        endings = [
+            {"ind": n, "ctx_a": sentence(draw), "ctx_b": "Then", "endings": each, "label": n % 4}
+            for n, each in enumerate(options)
+        ]
         put(f"hellaswag/{split}.jsonl", *map(json.dumps, endings))
         head = "video-id,fold-ind,startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,ending3,label"
         lines = [f"v,{n},{each[0]},{each[1]},The,gold,{','.join(each)},{n % 4}" for n, each in enumerate(options)]
@@ -150,7 +153,7 @@ def main() -> None:
                 tasks=options.work / "tasks",
                 out=options.work / "studies" / name,
                 steps=options.steps,
-                seeds=2 if any(step.do == "ensemble" for step in bertree.studies()[name].steps) else 1,
+                seeds=2 if any(step.do == "ensemble" for step in load_study(name).steps) else 1,
                 jobs=options.jobs,
                 device=options.device,
             )

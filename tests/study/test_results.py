@@ -18,6 +18,7 @@ from bertree.study.plan import plan_study
 from bertree.study.planned import PlannedStep
 from bertree.study.report import markdown_table, study_page
 from bertree.study.results import HOLDS, UNRESOLVED, StudyResults
+from bertree.study.schedule import startable
 
 STUDY = """
 title = "Speed"
@@ -187,3 +188,16 @@ def test_a_study_is_tried_out_with_few_steps(study_file: Path, token_store: Path
     assert "Only tried out, with 3 steps" in (out / "table.md").read_text()
     with pytest.raises(UserError, match="`steps=3` there, 0 now"):
         run_study(study_file, store=token_store, out=out, only=["large"], seeds=1)
+
+
+def test_timed_steps_wait_until_nothing_else_runs(study_file: Path, token_store: Path) -> None:
+    steps = plan_study(load_study(study_file), "tiny", store=token_store, tasks=None, seeds=1).steps
+    pretraining = [step for step in steps if step.step.do == "pretrain"]
+    unfinished = {step.identity for step in steps}
+    assert startable(steps, 4, unfinished, 4) == pretraining, "others need their models"
+    left = [step for step in steps if step not in pretraining]
+    unfinished -= {step.identity for step in pretraining}
+    assert {step.step.do for step in startable(left, 4, unfinished, 4)} == {"info", "evaluate"}
+    timed = [step for step in steps if step.step.do == "time"]
+    assert startable(timed, 3, unfinished, 4) == [], "one process is busy"
+    assert startable(timed, 4, unfinished, 4) == timed[:1]

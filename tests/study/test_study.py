@@ -114,6 +114,9 @@ def without_times(rows: str) -> list[dict[str, object]]:
         ('task = "sst-2"', 'task = "sst-9"', "sst-9"),
         ('data = "SST-2"', 'data = "SST-3"', "has no SST-3, which the step sst2 needs"),
         ("phases.0.batch_tokens=256", "phases.0.batch_tokens=2560000", "fewer than one batch"),
+        ('set = {pretrain = ["data.mask=0.0"]}', "change = {pretain = {}}", "change: 'pretain' is unknown"),
+        ('set = {pretrain = ["data.mask=0.0"]}', 'change = {sst2 = {frosen = "last"}}', "sst2.frosen: unknown key"),
+        ('set = {pretrain = ["data.mask=0.0"]}', 'members = ["70"]', "members: '70' is unknown"),
     ],
 )
 def test_mistakes_are_named_before_anything_is_trained(
@@ -134,6 +137,10 @@ def test_unknown_names_are_refused(study_file: Path, token_store: Path) -> None:
         run_study(study_file, store=token_store, size="paper")
     with pytest.raises(UserError, match="needs a token store"):
         run_study(study_file)
+    with pytest.raises(UserError, match="no such folder; `tasks` is the folder with the data"):
+        run_study(study_file, store=token_store, tasks=study_file.parent / "nowhere")
+    with pytest.raises(UserError, match="give the name of a study"):
+        run_study()
     with pytest.raises(UserError, match="is not the folder of a study"):
         study_report(token_store)
 

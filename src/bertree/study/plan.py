@@ -127,7 +127,8 @@ def _plan_cell(
     planned: dict[str, PlannedStep] = {}
     names = {step.key for step in study.steps}
     for step in study.steps_of(cell, size):
-        missing = [name for name in (step.model, step.student) if name in names and name not in planned]
+        others = names - {step.key}  # a student may have the name of its step
+        missing = [name for name in (step.model, step.student) if name in others and name not in planned]
         if step.key in skip or (inputs.tasks is None and (step.data or step.glove)):
             continue
         if missing and step.do != "ensemble":

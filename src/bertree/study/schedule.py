@@ -58,7 +58,7 @@ def compute_all(
         with ProcessPoolExecutor(jobs, mp_context=context, initializer=_take_card, initargs=(cards,)) as pool:
             while left or running:
                 free = 0 if any(step.step.do in ALONE for step in running.values()) else jobs - len(running)
-                for step in _startable(left, free, names - done, jobs) if free else ():
+                for step in startable(left, free, names - done, jobs) if free else ():
                     running[pool.submit(compute, step, folder, step.identity in kept)] = step
                     left.remove(step)
                 for finished in wait(running, return_when=FIRST_COMPLETED).done:
@@ -68,7 +68,7 @@ def compute_all(
                     shown.advance(1)
 
 
-def _startable(left: Sequence[PlannedStep], free: int, unfinished: Collection[str], jobs: int) -> list[PlannedStep]:
+def startable(left: Sequence[PlannedStep], free: int, unfinished: Collection[str], jobs: int) -> list[PlannedStep]:
     """Return the steps that can begin now, at most as many as processes are free; a timed one if nothing else can."""
     ready = [step for step in left if not any(need.identity in unfinished for need in step.needs)]
     beside = [step for step in ready if step.step.do not in ALONE]
