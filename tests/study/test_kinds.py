@@ -111,6 +111,8 @@ def test_time_pairs_sts_info_and_plan(tmp_path: Path, token_store: Path, tasks: 
     assert {figures[name]["texts"] for name in ("one", "packed", "padded", "words")} == {6.0}
     assert figures["pairs"]["pairs"] == figures["pairs"]["timed_pairs"] == 15
     assert round(figures["info"]["million_parameters"]) == 109
+    assert figures["info"]["batch_512"] == 55, "as `bertree info` has it for a card of 12 GB"
+    assert figures["info"]["training_bytes_65536"] > figures["info"]["training_bytes_1024"]
     assert figures["plan"]["paper0_gb"] > figures["plan"]["paper3_gb"]
     assert "average" in figures["glove"]
 

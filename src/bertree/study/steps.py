@@ -202,11 +202,12 @@ def _sts(planned: PlannedStep, folder: Path, out: Path) -> Figures:
     encoder = scores.metrics["encoders"][0]
     figures: Figures = {}
     for name, values in (("average", {"all": encoder["average"]}), *encoder["sets"].items()):
-        figures[name.lower()] = float(values["all"]["spearman"]["cosine"])
-        figures[f"{name.lower()}_pearson"] = float(values["all"]["pearson"]["cosine"])
+        name = name.lower().removesuffix(" test").replace(" ", "-")
+        figures[name] = float(values["all"]["spearman"]["cosine"])
+        figures[f"{name}_pearson"] = float(values["all"]["pearson"]["cosine"])
         for mean_name in ("mean", "weighted_mean"):
             if mean_name in values:
-                figures[f"{name.lower()}_{mean_name}"] = float(values[mean_name]["spearman"]["cosine"])
+                figures[f"{name}_{mean_name}"] = float(values[mean_name]["spearman"]["cosine"])
     return figures
 
 
