@@ -31,7 +31,7 @@ FILES = {
     "conll2003/{train,valid,test}.txt": "",
     "sts/STSBenchmark/sts-test.csv": "genre\tfile\t2012\t1\t2.5\tA ship.\tA boat.\n",
     "STS-B/test.tsv": "sentence1\tsentence2\tscore\nA ship.\tA boat.\t2.5\n",
-    "{glove.txt,sentences.txt,speed.txt,questions.jsonl,cloze.jsonl,attribution.tsv}": "",
+    "{glove.txt,sentences.txt,speed.txt,questions.jsonl,attribution.tsv}": "",
     "wikitext-2/test.raw": "",
     "lambada/lambada_test.jsonl": "",
 }

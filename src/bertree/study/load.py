@@ -116,7 +116,7 @@ def _check_step(step: StudyStep, before: Sequence[StudyStep], place: str) -> Non
     for field in NEEDED.get(step.do, ()):
         if not getattr(step, field):
             raise UserError(f"{place}: {field}: is missing, which {step.do} needs")
-    if step.task and not step.data:
+    if step.task and not step.data and step.task != "cloze":  # which has a file of its own
         raise UserError(f"{place}: data: is missing, which {step.do} on a task needs")
     if step.do == "evaluate" and bool(step.objectives) == bool(step.task):
         raise UserError(f"{place}: objectives: is missing: a list of mlm, nsp, sop; or a task with its data")

@@ -170,8 +170,10 @@ def _has_learned(planned: PlannedStep, model: Model, objective: str) -> bool:
 
 
 def _evaluate_task(planned: PlannedStep, model: Model) -> Figures:
-    step, file = planned.step, planned.data[0]
-    options = dict(map(_parse_setting, planned.settings))
+    step = planned.step
+    if not planned.data:
+        return _numbers(evaluate(model, task=step.task).metrics)
+    file, options = planned.data[0], dict(map(_parse_setting, planned.settings))
     if step.task == "perplexity":
         return _numbers(model.perplexity(file, **options).as_mapping())
     if step.task == "lambada":
