@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import bertree
 from tests.support import learnable
 from tests.support.command import Command
 from tests.support.learnable import Trained, write
@@ -188,6 +189,13 @@ def test_evaluate(case: str, trained: Trained, command: Command, tmp_path: Path)
     assert (said.code, len(said.lines)) == (2, 1), said.err
     assert reason in said.err
     assert not (tmp_path / "out").exists()
+
+
+def test_features_and_students(trained: Trained, tmp_path: Path) -> None:
+    with pytest.raises(bertree.UserError, match="`layers=last4`: did you mean 'last'"):
+        bertree.write_features(trained.start, ["a"], tmp_path / "out", layers="last4")
+    with pytest.raises(bertree.UserError, match="haf: no such folder or preset; did you mean 'half'"):
+        bertree.distill(trained("classification"), student="haf", data=ROWS, out=tmp_path / "out")
 
 
 def test_predict(trained: Trained, command: Command, tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def build_task_student(name: str, teacher: Teacher, task: Task[Any], layers: str
     if name not in PRESETS or Path(name).exists():
         if layers:
             raise UserError(f"`layers`: {name} has weights of its own; layers are for half and for presets")
-        near = suggest(name, PRESETS)
+        near = suggest(name, (*PRESETS, HALF))
         if near.startswith("did") and not resolve_model_path(name).exists():
             raise UserError(f"{name}: no such folder or preset; {near}")
         return load(name, tokenizer=tokenizer)

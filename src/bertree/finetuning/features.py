@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from bertree.console import note
-from bertree.errors import UserError
+from bertree.errors import UserError, suggest
 from bertree.files.atomic import new_folder
 from bertree.files.formats import npy_header
 from bertree.finetuning.evaluate import encode_split
@@ -17,7 +17,7 @@ from bertree.inference.load import choose_device, load_or_take
 from bertree.inference.model import Model
 from bertree.model.layers.characters import copy_spelling
 from bertree.model.network import build
-from bertree.model.readout import Readout
+from bertree.model.readout import DEPTHS, Readout
 from bertree.tasks.files import read_inputs
 from bertree.tasks.logits import inference_autocast, token_states
 from bertree.tasks.tagging.task import TaggingTask
@@ -53,6 +53,8 @@ def write_features(
     `layers`: last, embeddings, second-to-last, sum-last-four, concat-last-four or sum-all.
     """
     file, out = Path(file), Path(out)
+    if layers not in DEPTHS:
+        raise UserError(f"`layers={layers}`: {suggest(layers, DEPTHS)}")
     loaded, _ = load_or_take(model, device=choose_device(device), tokenizer=tokenizer)
     network = loaded.network
     if network.readout.layers != layers or network.readout.lstm:
