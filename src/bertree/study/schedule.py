@@ -7,6 +7,7 @@ import multiprocessing
 import os
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import torch
@@ -15,7 +16,10 @@ from bertree.console import bar, say
 from bertree.study.definition import ALONE
 from bertree.study.plan import StudyPlan
 from bertree.study.planned import PlannedStep
+from bertree.study.steps import Stopped
+from bertree.train.signals import catch_signals
 
+POLL = 0.5  # seconds after which a signal is noticed
 Compute = Callable[[PlannedStep, Path, bool], str]
 
 
@@ -55,17 +59,32 @@ def compute_all(
         done: set[str] = set()
         names = {step.identity for step in waiting}
         left, running = list(waiting), dict[Future[str], PlannedStep]()
-        with ProcessPoolExecutor(jobs, mp_context=context, initializer=_take_card, initargs=(cards,)) as pool:
+        others = set(multiprocessing.active_children())
+        with (
+            catch_signals() as signals,
+            ProcessPoolExecutor(jobs, mp_context=context, initializer=_take_card, initargs=(cards,)) as pool,
+        ):
             while left or running:
+                if signals.caught is not None:
+                    _stop(set(multiprocessing.active_children()) - others, running, signals.caught)
                 free = 0 if any(step.step.do in ALONE for step in running.values()) else jobs - len(running)
                 for step in startable(left, free, names - done, jobs) if free else ():
                     running[pool.submit(compute, step, folder, step.identity in kept)] = step
                     left.remove(step)
-                for finished in wait(running, return_when=FIRST_COMPLETED).done:
+                for finished in wait(running, timeout=POLL, return_when=FIRST_COMPLETED).done:
                     step = running.pop(finished)
                     done.add(step.identity)
                     say(f"[{progress.finish(step)}] {finished.result()}")
                     shown.advance(1)
+
+
+def _stop(workers: Collection[BaseProcess], running: Collection[Future[str]], number: int) -> None:
+    """Pass a signal on to the processes, wait until they have saved what is needed to go on, and end the study."""
+    for worker in workers:
+        if worker.pid is not None and worker.is_alive():
+            os.kill(worker.pid, number)
+    wait(running)
+    raise Stopped(number)
 
 
 def startable(left: Sequence[PlannedStep], free: int, unfinished: Collection[str], jobs: int) -> list[PlannedStep]:

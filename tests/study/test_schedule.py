@@ -1,0 +1,47 @@
+"""Steps of a study side by side: what may begin, and how a signal ends them."""
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from bertree.study.schedule import compute_all, startable
+from bertree.study.steps import Stopped
+
+
+def step(name: str, kind: str = "pretrain", needs: tuple[Any, ...] = ()) -> Any:
+    """Return what the schedule reads of a step."""
+    return SimpleNamespace(identity=name, step=SimpleNamespace(do=kind), needs=needs)
+
+
+def wait_for_signal(planned: Any, folder: Path, keep: bool) -> str:
+    """Tell that a step is running, then take very long."""
+    (folder / planned.identity).touch()
+    time.sleep(600)
+    return "done"
+
+
+def test_timed_steps_begin_when_nothing_else_can_and_all_processes_are_free() -> None:
+    first, timed = step("first"), step("timed", "time")
+    later = step("later", needs=(first,))
+    assert startable([timed, later, first], 2, {"first"}, 2) == [first]
+    assert startable([timed, later], 1, {"first"}, 2) == []
+    assert startable([timed], 2, set(), 2) == [timed]
+
+
+def test_signal_to_the_study_alone_ends_the_steps_that_run_beside_it(tmp_path: Path) -> None:
+    def send_when_running() -> None:
+        while len(list(tmp_path.iterdir())) < 2:
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=send_when_running, daemon=True).start()
+    progress: Any = SimpleNamespace(finish=lambda step: "")
+    with pytest.raises(Stopped) as stopped:
+        compute_all([step("a"), step("b")], tmp_path, 2, wait_for_signal, progress, ())
+    assert stopped.value.args == (signal.SIGTERM,)
