@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from bertree.pretraining.recipe import recipe, recipes
     from bertree.search.evaluation.evaluate import evaluate_search
     from bertree.search.index import Index
+    from bertree.search.mining import mine_negatives
     from bertree.search.postgres.index import PostgresIndex
     from bertree.serve.background import start_server
     from bertree.study.compare import compare_studies
@@ -77,6 +78,7 @@ _HOMES = {
     "info": "comparison.info",
     "load": "inference.load",
     "map_index": "embeddings.clustering",
+    "mine_negatives": "search.mining",
     "plan": "pretraining.plan",
     "prepare": "data.prepare",
     "presets": "comparison.info",
@@ -125,6 +127,7 @@ __all__ = [
     "info",
     "load",
     "map_index",
+    "mine_negatives",
     "plan",
     "prepare",
     "presets",

@@ -52,6 +52,7 @@ VERBS: dict[str, Any] = {
     "index upgrade": Index.upgrade,
     "index query": Index.search,
     "index evaluate": bertree.evaluate_search,
+    "index mine": bertree.mine_negatives,
     "index export": Index.export,
 }
 # Of a loaded model, in Python: bertree.load(model, device=..., precision=..., tokenizer=...).
@@ -72,6 +73,7 @@ ONLY_COMMAND_LINE = {
     "index upgrade": INDEX,
     "index query": LOADING | INDEX | {"schema", "table"},
     "index evaluate": LOADING | {"schema", "table"},
+    "index mine": LOADING | {"schema", "table"},
     "index export": INDEX,
 }
 ONLY_PYTHON = {

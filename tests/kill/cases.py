@@ -86,6 +86,10 @@ CASES = (
         "index evaluate", "index evaluate", "index --questions questions.jsonl --device cpu --tune --out out",
         atomic=("out/metrics.json", "out/report.html"), index="index",
     ),
+    Case(
+        "index mine", "index mine", "index --questions questions.jsonl --device cpu --out out/m.jsonl",
+        atomic=("out/m.jsonl",),
+    ),
     Case("index upgrade", "index upgrade", "index", index="index"),
     Case("convert", "convert", "start out --to bertree"),
     Case("convert, replacing", "convert", "start out --to huggingface --force", "convert base out --to bertree"),

@@ -17,7 +17,15 @@ from bertree.objectives.embedding import (
     ranking_errors,
     triplet_errors,
 )
-from bertree.objectives.embedding_losses import CosineLoss, EmbeddingLoss, RankingLoss, SoftmaxLoss, TripletLoss
+from bertree.objectives.embedding_losses import (
+    CosentLoss,
+    CosineLoss,
+    EmbeddingLoss,
+    MarginLoss,
+    RankingLoss,
+    SoftmaxLoss,
+    TripletLoss,
+)
 
 COUNT, WIDTH = 7, 12
 
@@ -234,9 +242,28 @@ def test_without_dimensions_nothing_changes() -> None:
     assert embedding_objective(loss).loss is loss
 
 
+def test_cosent_and_margin_are_those_of_sentence_transformers() -> None:
+    from sentence_transformers import util
+
+    table = drawn(COUNT, 3, WIDTH).requires_grad_()
+    scores = torch.rand(COUNT, generator=torch.Generator().manual_seed(1))
+    columns = [{"sentence_embedding": table[:, n]} for n in range(3)]
+    wanted = theirs().CoSENTLoss(Columns())(columns[:2], scores)
+    found = CosentLoss()(None, table, scores)
+    assert found.sum.item() == pytest.approx(wanted.item(), rel=1e-5)
+    assert CosentLoss().count(scores) == 1
+    (ours,), (slope,) = (torch.autograd.grad(one, table) for one in (found.sum, wanted))
+    assert torch.allclose(ours, slope, atol=1e-5)
+    wanted = theirs().MarginMSELoss(Columns(), similarity_fct=util.pairwise_cos_sim)(columns, 2 * scores - 1)
+    found = MarginLoss()(None, table, scores)
+    assert found.sum.item() / MarginLoss().count(scores) == pytest.approx(wanted.item(), rel=1e-5)
+    with pytest.raises(UserError, match="needs three texts"):
+        MarginLoss()(None, table[:, :2], scores)
+
+
 def test_losses_describe_themselves() -> None:
     assert tuple(DISTANCE_FUNCTIONS) == embedding_losses.DISTANCES
-    assert {embedding_losses.default_loss(kind) for kind in embedding_losses.ROWS} == set(embedding_losses.LOSSES)
+    assert {embedding_losses.default_loss(kind) for kind in embedding_losses.ROWS} < set(embedding_losses.LOSSES)
     for name, loss in embedding_losses.LOSSES.items():
         assert f"{name}: {loss.label}" in embedding_losses.loss_help()
         assert name in embedding_losses.loss_choices().split("|")

@@ -11,6 +11,7 @@ from bertree.errors import UserError
 from bertree.search.evaluation.evaluate import _figures, read_questions
 from bertree.search.evaluation.figures import Question, difference
 from bertree.search.index import Index
+from tests.support.search_samples import SHIPS
 
 ASKED = [
     {"question": "Two brigs and a sloop", "document": "c"},
@@ -59,11 +60,12 @@ def test_the_weight_is_tuned_on_half_and_kept_in_the_index(index: Index) -> None
     assert index.state.word_weight == tuned.weight
 
 
-def test_a_reranker_is_a_further_mode(index: Index) -> None:
-    class Shortest:
-        def predict(self, inputs: list[tuple[str, str]]) -> list[dict[str, float]]:
-            return [{"predicted": -float(len(text))} for _, text in inputs]
+class Shortest:
+    def predict(self, inputs: list[tuple[str, str]]) -> list[dict[str, float]]:
+        return [{"predicted": -float(len(text))} for _, text in inputs]
 
+
+def test_a_reranker_is_a_further_mode(index: Index) -> None:
     *_, last = bertree.evaluate_search(index, ASKED, rerank=Shortest()).modes
     assert last.mode == "reranked"
     assert {ranked[0] for ranked in last.ranked} == {"a"}
@@ -95,3 +97,20 @@ def test_documents_of_another_index_are_refused(index: Index) -> None:
         bertree.evaluate_search(index, ASKED[:2], tune=True)
     result = bertree.evaluate_search(index, [*ASKED, {"question": "x", "document": "gone"}])
     assert result.missing == ["gone"]
+
+
+def test_mined_negatives_are_the_best_passages_of_other_documents(index: Index, tmp_path: Path) -> None:
+    asked, out = tmp_path / "asked.jsonl", tmp_path / "mined.jsonl"
+    rows = [{"question": "Two brigs", "document": "c"}, {"question": "x", "document": "gone"}]
+    asked.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    mined = bertree.mine_negatives(index, asked, out, negatives=2)
+    assert (mined.rows, mined.questions, mined.missing) == (1, 1, 1)
+    (row,) = map(json.loads, out.read_text().splitlines())
+    best = [hit.text for hit in index.search("Two brigs", 4) if hit.document != "c"]
+    assert (row["positive"], row["negatives"]) == (SHIPS[2]["text"], best[:2])
+    bertree.mine_negatives(index, asked, out, negatives=2, skip=1, teacher=Shortest())
+    scored = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [line["negative"] for line in scored] == best[1:3]
+    assert [line["score"] for line in scored] == [len(line["negative"]) - len(line["positive"]) for line in scored]
+    with pytest.raises(UserError, match=r"must be a \.jsonl file"):
+        bertree.mine_negatives(index, asked, tmp_path / "mined.csv")

@@ -18,7 +18,7 @@ from bertree.cli.index_options import (
     load_encoder,
     show_progress,
 )
-from bertree.cli.index_query import evaluate, export, info, query
+from bertree.cli.index_query import evaluate, export, info, mine, query
 from bertree.cli.options import AddressOption, DeviceOption, EngineOption, JsonOption, ModelArgument, PrecisionOption
 from bertree.console import note
 from bertree.errors import UserError, counted
@@ -29,7 +29,7 @@ AGAIN = "interrupted; run the same command again to go on from the last commit"
 def register(app: typer.Typer) -> None:
     """Add the verbs to the application."""
     verbs = typer.Typer(no_args_is_help=True)
-    for function in (build, add, remove, upgrade, query, evaluate, info, export):
+    for function in (build, add, remove, upgrade, query, evaluate, mine, info, export):
         verb(verbs)(function)
     description = "Search documents by words and by meaning: build an index and query it."
     app.add_typer(verbs, name="index", help=description, rich_help_panel=SEARCH)

@@ -1,4 +1,4 @@
-"""The verbs that read an index: `index query`, `evaluate`, `info`, `export`."""
+"""The verbs that read an index: `index query`, `evaluate`, `mine`, `info`, `export`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -16,7 +16,7 @@ from bertree.cli.index_options import (
 )
 from bertree.cli.options import DeviceOption, JsonOption, PrecisionOption, SchemaOption, TableOption
 from bertree.console import bar, note
-from bertree.errors import UserError
+from bertree.errors import UserError, counted
 
 
 def query(
@@ -137,6 +137,48 @@ def evaluate(
     print_json(result.json()) if as_json else print_evaluation(result)
     if out is not None and not as_json:
         print(out / "report.html")
+
+
+def mine(
+    index: FolderOrAddressArgument,
+    questions: Annotated[
+        Path, typer.Option("--questions", help="Table or .jsonl of questions and the ids of their documents.")
+    ],
+    out: Annotated[Path, typer.Option("--out", help="The .jsonl file to write.")],
+    question: Annotated[str, typer.Option(help="Column with the question.")] = "question",
+    document: Annotated[str, typer.Option(help="Column with the id of the document, or a list of ids.")] = "document",
+    negatives: Annotated[int, typer.Option(min=1, help="Hard negatives of a question.")] = 5,
+    skip: Annotated[int, typer.Option(min=0, help="Leave out the best ones, which may be answers too.")] = 0,
+    mode: Annotated[str | None, typer.Option(help="How they are found.", show_default="hybrid")] = None,
+    teacher: Annotated[
+        str | None, typer.Option(help="A cross-encoder: add how much better it finds the answer.")
+    ] = None,
+    label: Annotated[str | None, typer.Option(help="Its class that means a match.")] = None,
+    model: ModelOption = None,
+    schema: SchemaOption = "public",
+    table: TableOption = "bertree",
+    precision: PrecisionOption = "float32",
+    device: DeviceOption = "auto",
+    as_json: JsonOption = False,
+) -> None:
+    """Mine hard negatives: for each question its answer, and the best passages of other documents.
+
+    [dim]bertree index mine my-index --questions questions.jsonl --out mined.jsonl
+    bertree embeddings train default --data mined.jsonl --loss cross --out my-reranker[/dim]
+    """
+    from bertree.inference.load import choose_device, load
+    from bertree.search.index import open_index
+    from bertree.search.mining import mine_negatives
+
+    with open_index(index, None, schema, table) as closed:
+        chosen = model or closed.model_path
+    second = load(teacher, device=choose_device(device)) if teacher else None
+    options = {"question": question, "document": document, "negatives": negatives, "skip": skip, "label": label}
+    with open_index(index, load_encoder(chosen, device, precision), schema, table) as opened:
+        mined = mine_negatives(opened, questions, out, mode=mode, teacher=second, **options)  # type: ignore[arg-type]
+    if mined.missing:
+        note(f"{counted(mined.missing, 'question')} without a document in the index")
+    print_json(vars(mined)) if as_json else print(f"{out}: {counted(mined.rows, 'row')}")
 
 
 def info(

@@ -37,6 +37,21 @@ def cosine_errors(u_qd: Tensor, v_qd: Tensor, wanted_q: Tensor) -> Tensor:
     return (torch.cosine_similarity(u_qd, v_qd, dim=-1) - wanted_q).square()
 
 
+def cosent_error(table_qwd: Tensor, scores_q: Tensor, scale: float) -> Tensor:
+    """Return log(1 + sum of exp(scale * (the cosine of a row - that of a row with a higher score)))."""
+    cosines_q = scale * torch.cosine_similarity(table_qwd[:, 0], table_qwd[:, 1], dim=-1)
+    differences_qq = cosines_q[:, None] - cosines_q
+    wrong_qq = scores_q[:, None] < scores_q  # False where a score is NaN
+    rest = differences_qq.masked_fill(~wrong_qq, -torch.inf).flatten()
+    return torch.cat([rest, rest.new_zeros(1)]).logsumexp(0)
+
+
+def margin_errors(table_qwd: Tensor, wanted_q: Tensor, scale: float) -> Tensor:
+    """Return the squared difference of (cosine of the positive - that of the first negative) and its target (q)."""
+    near_q, far_q = (torch.cosine_similarity(table_qwd[:, 0], table_qwd[:, n], dim=-1) for n in (1, 2))
+    return (scale * (near_q - far_q) - wanted_q).square()
+
+
 def triplet_errors(table_qwd: Tensor, distance: Distance, margin: float) -> Tensor:
     """Return by how much each negative is nearer than the positive plus a margin, or 0 (q x n)."""
     anchors_q1d = table_qwd[:, :1]

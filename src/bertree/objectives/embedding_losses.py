@@ -287,3 +287,64 @@ class CosineLoss(EmbeddingLoss):
         if {"loss.low", "loss.high"} & set(overridden) and not low < high:
             raise UserError(f"settings: loss.low, loss.high: {low:g} to {high:g} is no scale; give both, low=0 high=5")
         return settings
+
+
+@register_loss
+@dataclass(frozen=True)
+class CosentLoss(EmbeddingLoss):
+    """Log of one plus the sum, over pairs of rows, of how much the row with the lower score has the higher cosine."""
+
+    name = "cosent"
+    label = "the order of scores"
+    reads = ("score",)
+    needs = "a score for each pair"
+    epochs = 4.0
+    evaluations = 1
+    whole_step = True
+
+    scale: Annotated[float, Above(0)] = setting(20.0, "factor of the cosines")
+    low: float = setting(0.0, "the lowest score; found, if not given")
+    high: float = setting(0.0, "the highest score; found, if not given")
+
+    def count(self, answers: "Tensor") -> int:
+        """One for a step."""
+        return int((~answers.isnan()).any())
+
+    def __call__(self, network: "Network", table_qwd: "Tensor", answers: "Tensor") -> "Loss":
+        """Compare every row with every other of the step."""
+        from bertree.objectives.embedding import cosent_error
+        from bertree.objectives.objective import Loss
+
+        return Loss(cosent_error(table_qwd, answers, self.scale), None)
+
+
+@register_loss
+@dataclass(frozen=True)
+class MarginLoss(EmbeddingLoss):
+    """Squared difference of two cosines' difference and of a teacher's (margin-MSE)."""
+
+    name = "margin"
+    label = "how much better a teacher finds the positive than the negative"
+    reads = ("score",)
+    needs = "three texts (anchor, positive, negative) and the difference of a teacher's scores as `score`"
+    epochs = 4.0
+    evaluations = 1
+
+    scale: Annotated[float, Above(0)] = setting(1.0, "factor of the cosines")
+    low: float = setting(-1.0, "the lowest difference")
+    high: float = setting(1.0, "the highest difference")
+
+    def count(self, answers: "Tensor") -> int:
+        """Triplets with a score."""
+        return int((~answers.isnan()).sum())
+
+    def __call__(self, network: "Network", table_qwd: "Tensor", answers: "Tensor") -> "Loss":
+        """Sum over the triplets."""
+        from bertree.objectives.embedding import margin_errors
+        from bertree.objectives.objective import Loss
+
+        if table_qwd.shape[1] < 3:
+            raise UserError(f"the loss '{self.name}' needs {self.needs}")
+        wanted_q = self.low + answers.nan_to_num() * (self.high - self.low)
+        errors_q = margin_errors(table_qwd, wanted_q, self.scale)
+        return Loss(errors_q.masked_fill(answers.isnan(), 0.0).sum(), None)

@@ -146,7 +146,8 @@ class SimilarityTask(Task[SentenceExample]):
         cosines = [float(anchor @ candidate) for candidate in candidates]
         if self.dev_kind == "score":
             low, high = self.scale
-            return _line(example) | {"predicted": low + cosines[0] * (high - low), "score": cosines[0]}
+            cosine = cosines[0] - cosines[1] if len(cosines) > 1 else cosines[0]  # of a triplet, the difference
+            return _line(example) | {"predicted": low + cosine * (high - low), "score": cosine}
         far = np.linalg.norm(vectors[1:] - vectors[0], axis=1)
         right = cosines[0] > max(cosines[1:], default=-np.inf)
         return _line(example) | {

@@ -182,7 +182,8 @@ def _table(path: Path, named: ColumnNames) -> list[SentenceExample]:
         SentenceExample(_texts(table, line, cells), None, str(path), line)
         for line, *cells in zip(table.lines, *columns, strict=True)
     ]
-    answer = _answer(table, named, (text, pair)) if not negatives or named.label else None
+    answered = not negatives or named.label or named.wants == "score"  # of a triplet, how much better the positive is
+    answer = _answer(table, named, (text, pair)) if answered else None
     return rows if answer is None else _answered(table, rows, answer, named)
 
 

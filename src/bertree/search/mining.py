@@ -1,0 +1,97 @@
+"""Training rows from an index: questions, the passages that answer them, and passages that only look like it.
+
+Such hard negatives are the best passages of documents that are not an answer. A model learns more from them than from
+passages drawn at random; the first few may be answers that nobody has marked (`skip`).
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bertree.errors import UserError
+from bertree.files.atomic import write_atomically
+from bertree.files.formats import Json
+from bertree.search.evaluation.evaluate import read_questions
+from bertree.search.evaluation.figures import Question
+from bertree.search.index import AnyIndex
+from bertree.search.rerank import Reranker, check_cross_encoder, pair_score
+from bertree.search.searcher import Searcher
+
+BLOCK = 64  # questions at once
+
+
+@dataclass(frozen=True)
+class MinedNegatives:
+    """Counts of what was written."""
+
+    rows: int
+    questions: int
+    missing: int  # questions without a document in the index
+
+
+def mine_negatives(
+    index: AnyIndex,
+    questions: str | Path,
+    out: str | Path,
+    *,
+    question: str = "question",
+    document: str = "document",
+    negatives: int = 5,
+    skip: int = 0,
+    mode: str | None = None,
+    teacher: Reranker | None = None,
+    label: str | None = None,
+) -> MinedNegatives:
+    """Write, for each question, its answer and the best other passages to a .jsonl file that `embeddings train` reads.
+
+    `skip`: leave out so many of the best other passages. `teacher`: a cross-encoder; then a row has one negative, and
+    `score`, how much better the teacher finds the positive, for the loss `margin`.
+    """
+    if negatives < 1 or skip < 0:
+        raise UserError(f"negatives {negatives}, skip {skip}: must be at least 1 and 0")
+    if Path(out).suffix != ".jsonl":
+        raise UserError(f"{out}: must be a .jsonl file")
+    asked = read_questions(questions, question, document)
+    if teacher is not None:
+        check_cross_encoder(teacher)
+    lines: list[Json] = []
+    mined = missing = 0
+    for at in range(0, len(asked), BLOCK):
+        for row in _mine(index, asked[at : at + BLOCK], negatives, skip, mode):
+            if row is None:
+                missing += 1
+                continue
+            mined += 1
+            lines += [row] if teacher is None else _scored(row, teacher, label)
+    if not lines:
+        raise UserError(f"{index.name}: has no document of the questions; the ids are those of the index")
+    write_atomically(Path(out), "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+    return MinedNegatives(len(lines), mined, missing)
+
+
+def _mine(
+    index: Searcher, asked: Sequence[Question], negatives: int, skip: int, mode: str | None
+) -> Iterator[Json | None]:
+    """Yield a row for each question; None for one whose document is not in the index."""
+    results = index.search([one.text for one in asked], 4 * (negatives + skip) + 20, mode=mode)
+    for one, hits in zip(asked, results, strict=True):
+        right = [hit for hit in hits if hit.document in one.documents]
+        if not right:
+            right = index.search(one.text, 1, mode="vectors", where={"id": sorted(one.documents)})
+        if not right:
+            yield None
+            continue
+        others = [hit.text for hit in hits if hit.document not in one.documents and hit.text != right[0].text]
+        yield {"query": one.text, "positive": right[0].text, "negatives": others[skip : skip + negatives]}
+
+
+def _scored(row: Json, teacher: Reranker, label: str | None) -> list[Json]:
+    """Return a row for each negative, with the difference of the teacher's scores."""
+    texts = [row["positive"], *row["negatives"]]
+    best, *scores = (pair_score(one, label) for one in teacher.predict([(row["query"], text) for text in texts]))
+    shared = {"query": row["query"], "positive": row["positive"]}
+    return [
+        {**shared, "negative": text, "score": best - score}
+        for text, score in zip(row["negatives"], scores, strict=True)
+    ]
