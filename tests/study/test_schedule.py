@@ -34,6 +34,7 @@ def test_timed_steps_begin_when_nothing_else_can_and_all_processes_are_free() ->
     assert startable([timed], 2, set(), 2) == [timed]
 
 
+@pytest.mark.process
 def test_signal_to_the_study_alone_ends_the_steps_that_run_beside_it(tmp_path: Path) -> None:
     def send_when_running() -> None:
         while len(list(tmp_path.iterdir())) < 2:
