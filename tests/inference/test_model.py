@@ -144,7 +144,7 @@ def test_save_and_load_keep_everything(minilm: Path, tmp_path: Path) -> None:
 
 
 def test_half_precision_stays_close(minilm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bertree.inference.loaded.has_native_bfloat16", lambda: True)  # on any CPU
+    monkeypatch.setattr("bertree.inference.cpu_linear.has_native_bfloat16", lambda: True)  # on any CPU
     exact = mean_vectors(bertree.load(minilm).hidden(["The cat sat.", "A longer text about rivers and the sea."]))
     half = bertree.load(minilm, precision="bfloat16").hidden(
         ["The cat sat.", "A longer text about rivers and the sea."]

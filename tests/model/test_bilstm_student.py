@@ -271,7 +271,7 @@ def test_a_file_with_a_value_on_an_axis_that_a_bilstm_lacks(line: str, given: st
 
 
 def test_a_preset_has_no_mlm_head_and_half_precision_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bertree.inference.loaded.has_native_bfloat16", lambda: True)  # on any CPU
+    monkeypatch.setattr("bertree.inference.cpu_linear.has_native_bfloat16", lambda: True)  # on any CPU
     model = bertree.load("bilstm")
     assert isinstance(model, Model)
     assert list(model.network.heads) == []
