@@ -137,6 +137,15 @@ def test_an_untrained_objective_is_probed_and_marked(
 
 
 @pytest.mark.train
+def test_an_ensemble_joins_the_models_of_all_seeds(tmp_path: Path, token_store: Path, tasks: Path) -> None:
+    tuned = f'do = "finetune", name = "sst2", model = "bert-tiny", {SST}'
+    joined = 'do = "ensemble", model = "sst2", task = "sst-2", data = "SST-2", seeded = false'
+    figures = run(tmp_path, token_store, tasks, [tuned, joined], seeds=2)
+    assert figures["ensemble"]["models"] == 2
+    assert 0 <= figures["ensemble"]["accuracy"] <= 1
+
+
+@pytest.mark.train
 def test_left_to_right_models_predict_texts(tmp_path: Path, token_store: Path, tasks: Path) -> None:
     figures = run(
         tmp_path,

@@ -111,7 +111,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> list[PlannedStep]:
         calls.append(planned)
         steps.model_path(planned.model_step, folder, "")
         if planned.step.do == "pretrain" and "layers=1" in planned.settings:
-            raise UserError("the gradient is not finite" if planned.seed else "no memory is left")
+            raise UserError("the gradient is not finite") if planned.seed else RuntimeError("no memory is left")
         (out / "model").mkdir(parents=True)
         return {"loss": 2.0, "parameters": 4.0, "seconds": 1.0}
 
@@ -130,7 +130,7 @@ def test_failed_and_diverged_cells_are_shown_and_what_needs_them_is_not_computed
     assert states[0, "evaluate"] == states[1, "info"] == "not computed"
     assert {row["state"] for row in results.rows if row["cell"] == "large"} == {"done"}
     table = (out / "table.md").read_text()
-    assert "- small: seed 0, pretrain: failed (no memory is left)" in table
+    assert "- small: seed 0, pretrain: failed (RuntimeError: no memory is left (error.txt))" in table
     assert "- small: seed 1, evaluate: not computed (the step pretrain has made no model)" in table
     # What failed is tried again, what diverged is not.
     fake.clear()

@@ -12,6 +12,7 @@ same rows as one that was not.
 import math
 import shutil
 import time
+import traceback
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -163,6 +164,11 @@ def compute_step(planned: PlannedStep, folder: Path, keep: bool) -> str:
     except UserError as error:
         state = "diverged" if "finite" in str(error) else "not computed" if NO_MODEL in str(error) else "failed"
         result |= {"state": state, "message": str(error), "figures": {}}
+    except (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError, OSError) as error:
+        # a bug, or no memory left: the other cells go on, and error.txt says where it was
+        write_into_folder(place / "error.txt", traceback.format_exc())
+        first = next(iter(str(error).splitlines()), "")
+        result |= {"state": "failed", "message": f"{type(error).__name__}: {first} (error.txt)", "figures": {}}
     result |= {"step": planned.step.key, "seconds": round(time.perf_counter() - began, 1)}
     write_into_folder(place / RESULT, json_text(result, 1) + "\n")
     shutil.rmtree(place / RUN / CHECKPOINTS, ignore_errors=True)

@@ -30,7 +30,7 @@ from bertree.run_folder import MODEL
 from bertree.study.checks import axes
 from bertree.study.planned import PlannedStep
 from bertree.study.probe import probe_pairs
-from bertree.study.timing import time_pairs, time_step
+from bertree.study.timing import read_documents, time_pairs, time_step
 
 RUN = "run"  # folder of the verb below that of the step
 CARD = 12  # GB of memory, for the largest batch of training
@@ -175,7 +175,8 @@ def _evaluate_task(planned: PlannedStep, model: Model) -> Figures:
         return _numbers(evaluate(model, task=step.task).metrics)
     file, options = planned.data[0], dict(map(_parse_setting, planned.settings))
     if step.task == "perplexity":
-        return _numbers(model.perplexity(file, **options).as_mapping())
+        texts = read_documents(file, bool(options.pop("lines", False)))
+        return _numbers(model.perplexity(texts, **options).as_mapping())
     if step.task == "lambada":
         return _numbers(vars(model.last_words(file)))
     if step.task == "attribution":
@@ -193,7 +194,10 @@ def _parse_setting(text: str) -> tuple[str, Any]:
 
 
 def _ensemble(planned: PlannedStep, folder: Path, out: Path) -> Figures:
-    raise UserError("ensembles are not there yet")
+    models = [model_path(member, folder, "") for member in planned.members]
+    task, split, device = planned.step.task, planned.step.split or None, planned.device or "auto"
+    scores = evaluate(models, ensemble=True, task=task, data=planned.data[0], split=split, device=device)
+    return _numbers(scores.metrics) | {"models": float(len(models))}
 
 
 def _sts(planned: PlannedStep, folder: Path, out: Path) -> Figures:

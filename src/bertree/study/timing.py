@@ -33,6 +33,7 @@ from bertree.text.tokenizer import Encoded
 
 BATCH = 32  # texts that are read together where they are not packed by length
 WARM_UP_STEPS = 3  # training steps that are not counted
+PLAIN = (".raw", ".tokens")  # endings of plain text that only WikiText has
 PAIRS = 100  # the most similar ones, which are looked for
 
 
@@ -47,6 +48,7 @@ def time_step(planned: PlannedStep, model: Model | None, out: Path) -> dict[str,
     task = make_task(step.task) if step.task else None
     texts: Sequence[Any] = _texts(planned, task)
     if planned.glove is not None:
+        texts = [text if isinstance(text, str) else f"{text.text} {text.pair or ''}" for text in texts]
         vectors = WordVectors.read(planned.glove, words_of(texts))
         seconds = _median(lambda: vectors.embed(texts), step.rounds)
         return {"seconds": seconds, "texts": float(len(texts)), "texts_per_s": len(texts) / seconds}
@@ -167,12 +169,18 @@ def _time_training(planned: PlannedStep, out: Path) -> dict[str, float]:
 
 def _time_perplexity(planned: PlannedStep, model: Model) -> dict[str, float]:
     options = {override.key: override.value for override in map(parse, planned.settings)}
+    texts = read_documents(planned.data[0], bool(options.pop("lines", False)))
     speeds = []
     for _ in range(planned.step.rounds):
-        result = model.perplexity(planned.data[0], **options)
+        result = model.perplexity(texts, **options)
         speeds.append((result.seconds, result.speed))
     seconds, speed = (median(values) for values in zip(*speeds, strict=True))
     return {"seconds": seconds, "tokens_per_s": speed, "perplexity": result.perplexity}
+
+
+def read_documents(path: Path, lines: bool) -> list[str]:
+    """Return the texts of a file; WikiText's endings are plain text too."""
+    return read_texts(path, lines=lines, format="text" if path.suffix in PLAIN else None)
 
 
 def time_pairs(planned: PlannedStep, model: Model) -> dict[str, float]:
