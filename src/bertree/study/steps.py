@@ -4,6 +4,7 @@ A step's folder holds the run of its verb. Where a verb resumes, a step that was
 """
 
 import csv
+import math
 from collections.abc import Callable
 from pathlib import Path
 from statistics import mean, median
@@ -206,15 +207,14 @@ def _sts(planned: PlannedStep, folder: Path, out: Path) -> Figures:
     gloves = [glove] if glove else []
     scores = evaluate_embeddings(models, data=planned.data, pooling=pooling, glove=gloves)
     encoder = scores.metrics["encoders"][0]
-    figures: Figures = {}
+    figures: dict[str, float | None] = {}  # None: a correlation that is not defined, because all vectors are equal
     for name, values in (("average", {"all": encoder["average"]}), *encoder["sets"].items()):
-        name = name.lower().removesuffix(" test").replace(" ", "-")
-        figures[name] = float(values["all"]["spearman"]["cosine"])
-        figures[f"{name}_pearson"] = float(values["all"]["pearson"]["cosine"])
+        figures[name.lower()] = values["all"]["spearman"]["cosine"]
+        figures[f"{name.lower()}_pearson"] = values["all"]["pearson"]["cosine"]
         for mean_name in ("mean", "weighted_mean"):
             if mean_name in values:
-                figures[f"{name}_{mean_name}"] = float(values[mean_name]["spearman"]["cosine"])
-    return figures
+                figures[f"{name.lower()}_{mean_name}"] = values[mean_name]["spearman"]["cosine"]
+    return {name: math.nan if value is None else float(value) for name, value in figures.items()}
 
 
 def _info(planned: PlannedStep, folder: Path, out: Path) -> Figures:
