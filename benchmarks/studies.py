@@ -46,13 +46,17 @@ def write_tasks(folder: Path, draw: random.Random) -> None:
         path.write_text("\n".join(lines) + "\n")
 
     def rows(*parts: str) -> list[str]:
-        """Return rows of a table: s is a sentence, n the number of the row, anything else a label of several."""
-        made = []
+        """Return rows of a table: s is a sentence, p one that three rows share, n the number of the row, anything else
+        a label of several."""
+        table, shared = [], ""
         for number in range(ROWS):
-            values = {"s": sentence(draw), "n": str(number)}
-            cells = [values.get(part) or part.split("|")[number % (part.count("|") + 1)] for part in parts]
-            made.append("\t".join(cells))
-        return made
+            shared = shared if number % 3 else sentence(draw)
+            values = {"p": lambda: shared, "s": lambda: sentence(draw), "n": lambda: str(number)}  # noqa: B023
+            cells = [
+                values[part]() if part in values else part.split("|")[number % (part.count("|") + 1)] for part in parts
+            ]
+            table.append("\t".join(cells))
+        return table
 
     for split in ("train", "dev", "test"):
         put(f"SST-2/{split}.tsv", "sentence\tlabel", *rows("s", "0|1"))
@@ -64,8 +68,8 @@ def write_tasks(folder: Path, draw: random.Random) -> None:
         pairs = "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate"
         put(f"QQP/{split}.tsv", pairs, *rows("n", "n", "n", "s", "s", "0|1"))
         labels = "entailment|neutral|contradiction"
-        put(f"MNLI/{split}.tsv", "sentence1\tsentence2\tgold_label", *rows("s", "s", labels))
-        put(f"snli/{split}.tsv", "sentence1\tsentence2\tgold_label", *rows("s", "s", labels))
+        put(f"MNLI/{split}.tsv", "sentence1\tsentence2\tgold_label", *rows("p", "s", labels))
+        put(f"snli/{split}.tsv", "sentence1\tsentence2\tgold_label", *rows("p", "s", labels))
         put(f"STS-B/{split}.tsv", "sentence1\tsentence2\tscore", *rows("s", "s", "0.5|2.0|3.5|5.0"))
         put(f"imdb/{split}.tsv", "text\tlabel", *rows("s", "0|1"))
         for name in ("valid" if split == "dev" else split,):
