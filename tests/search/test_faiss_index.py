@@ -177,3 +177,17 @@ def test_as_many_are_found_as_asked_for(kind: str, tmp_path: Path) -> None:
     for hits in index.nearest(Given(3).vectors, COUNT):
         assert len({hit.document for hit in hits}) == len(hits) == COUNT - 150
     assert {len(hits) for hits in index.nearest(Given(3).vectors, 1500)} == {1500}
+
+
+@pytest.mark.parametrize(("kind", "width"), [("hnsw", 100), ("ivfpq", 900)])
+def test_a_larger_pool_costs_no_wider_search(kind: str, width: int, tmp_path: Path) -> None:
+    model = Given(1200)
+    with Index.build(model, model.documents(0, 1200), tmp_path / "index", kind=kind) as index:
+        index.nearest(model.vectors[:1], 1)
+        files = index._files
+        assert files.graph is not None
+        queries = model.vectors[:20]
+        pools = list(files.graph.candidates(queries, 100, sure=10))
+        assert {len(pool) for pool in pools} == {width}
+        nearest = [set(positions.tolist()) for positions, _ in files.nearest(queries, 10)]
+        assert all(best <= set(pool.tolist()) for best, pool in zip(nearest, pools, strict=True))

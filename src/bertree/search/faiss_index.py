@@ -158,8 +158,11 @@ class FaissIndex:
             raise UserError(broken)
         return cls(kind, index, part.count, dict(settings))
 
-    def candidates(self, queries_qd: Vectors, k: int, allowed: Keep | None = None) -> Iterator[Numbers]:
-        """Yield, for each query, positions that include its nearest vectors; `allowed`: only from these."""
+    def candidates(self, queries_qd: Vectors, k: int, sure: int, allowed: Keep | None = None) -> Iterator[Numbers]:
+        """Yield, for each query, positions that include its k nearest vectors; `allowed`: only from these.
+
+        The width of the search suits the nearest `sure`: of the others, a few more may be missed.
+        """
         faiss = import_faiss()
         count, selector = self.count, None
         if allowed is not None:
@@ -168,11 +171,11 @@ class FaissIndex:
             selector = faiss.IDSelectorBitmap(self.count, faiss.swig_ptr(bits))
         share = max(count, 1) / max(self.count, 1)
         if self.kind == "hnsw":
-            wanted = 2 * k
-            beam = int(min(self.count, max(self.settings["beam"], 2 * wanted) / share))
+            wanted = max(k, 2 * sure)
+            beam = int(min(self.count, max(self.settings["beam"], 4 * sure, k) / share))
             parameters = faiss.SearchParametersHNSW(efSearch=beam, sel=selector)
         else:
-            wanted = CANDIDATES + CANDIDATES_PER_RESULT * k
+            wanted = max(k, CANDIDATES + CANDIDATES_PER_RESULT * sure)
             probes = int(min(self.settings["cells"], np.ceil(self.settings["probes"] / share)))
             parameters = faiss.SearchParametersIVF(nprobe=probes, sel=selector)
         if not count:

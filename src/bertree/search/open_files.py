@@ -67,12 +67,19 @@ class OpenFiles:
         most = min(len(self.vectors), SAMPLE)
         return self.vectors[np.arange(most) * len(self.vectors) // max(1, most)]
 
-    def nearest(self, queries_qd: Vectors, k: int, allowed: Numbers | None = None) -> list[Neighbors]:
-        """Return the k nearest of each query that are not dead and, if given, in `allowed` (sorted positions)."""
-        blocks = (queries_qd[at : at + QUERIES] for at in range(0, len(queries_qd), QUERIES))
-        return [neighbors for block in blocks for neighbors in self._nearest(block, k, allowed)]
+    def nearest(
+        self, queries_qd: Vectors, k: int, allowed: Numbers | None = None, sure: int | None = None
+    ) -> list[Neighbors]:
+        """Return the k nearest of each query that are not dead and, if given, in `allowed` (sorted positions).
 
-    def _nearest(self, queries_qd: Vectors, k: int, allowed: Numbers | None) -> list[Neighbors]:
+        `sure`: so many of them matter most, if not all (`FaissIndex.candidates`).
+        """
+        blocks = (queries_qd[at : at + QUERIES] for at in range(0, len(queries_qd), QUERIES))
+        return [
+            neighbors for block in blocks for neighbors in self._nearest(block, k, allowed, k if sure is None else sure)
+        ]
+
+    def _nearest(self, queries_qd: Vectors, k: int, allowed: Numbers | None, sure: int) -> list[Neighbors]:
         vectors, graph, dead = self.vectors, self.graph, self.dead
         if graph is None:
             return self._compare_all(queries_qd, k, allowed)
@@ -88,7 +95,8 @@ class OpenFiles:
             keep[dead[: np.searchsorted(dead, graph.count)]] = False
         outside = self._compare_all(queries_qd, k, allowed, first=graph.count)
         neighbors = []
-        for query_d, positions, added in zip(queries_qd, graph.candidates(queries_qd, k, keep), outside, strict=True):
+        candidates = graph.candidates(queries_qd, k, sure, keep)
+        for query_d, positions, added in zip(queries_qd, candidates, outside, strict=True):
             scores = self._check_cosines(vectors[positions] @ query_d)
             neighbors.append(_top(np.concatenate([positions, added[0]]), np.concatenate([scores, added[1]]), k))
         available = len(vectors) - len(dead) if allowed is None else len(allowed)

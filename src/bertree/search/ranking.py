@@ -65,7 +65,7 @@ def rank(
     hybrid = any(query.terms is not None for query in queries)
     pool = max(POOL, POOL_PER_RESULT * k) if hybrid else k
     vectors = [query.vector for query in queries if query.vector is not None]
-    nearest = iter(files.nearest(np.stack(vectors), pool, allowed) if vectors else [])
+    nearest = iter(files.nearest(np.stack(vectors), pool, allowed, sure=k) if vectors else [])
     results = []
     for query in queries:
         near = next(nearest) if query.vector is not None else None
@@ -75,7 +75,7 @@ def rank(
         elif near is None:
             results.append(_by_words(_best_words(files, query.terms, k, allowed)[0]))
         else:
-            results.append(_by_both(files, query, near, pool, weight, allowed)[:k])
+            results.append(_by_both(files, query, near, k, pool, weight, allowed))
     return results
 
 
@@ -97,13 +97,13 @@ def _best_words(files: OpenFiles, terms: Sequence[str], k: int, allowed: Numbers
     """Return the k best passages by BM25, those with a term, and the BM25 of all."""
     assert files.words is not None
     scores = files.words.scores(terms)
-    positions = np.flatnonzero(scores) if allowed is None else allowed[scores[allowed] > 0]
+    positions = np.flatnonzero(scores > 0) if allowed is None else allowed[scores[allowed] > 0]
     columns, best = top_k(scores[positions][None], k)
     return (positions[columns[0]], best[0]), scores
 
 
 def _by_both(
-    files: OpenFiles, query: Query, near: Neighbors, pool: int, weight: float, allowed: Numbers | None
+    files: OpenFiles, query: Query, near: Neighbors, k: int, pool: int, weight: float, allowed: Numbers | None
 ) -> list[tuple[int, PassageScore]]:
     assert query.vector is not None
     assert query.terms is not None
@@ -112,7 +112,7 @@ def _by_both(
     cosines = files.vectors[positions] @ query.vector
     scores = fuse(cosines, all_words[positions], files.sample @ query.vector, weight)
     ranks = [{position: rank for rank, position in enumerate(part[0].tolist(), 1)} for part in (near, words)]
-    order = np.argsort(-scores, kind="stable")
+    order = np.argsort(-scores, kind="stable")[:k]
     rows = zip(*(column[order].tolist() for column in (positions, scores, cosines, all_words[positions])), strict=True)
     return [
         (position, PassageScore(score, cosine, word_score, ranks[0].get(position), ranks[1].get(position)))
