@@ -180,8 +180,17 @@ def test_another_model_is_refused(good: Path) -> None:
         Index.open(good, Words(digest="other"))
     with pytest.raises(UserError, match="128 numbers"):
         Index.open(good, Words(dimension=64))
-    with pytest.raises(UserError, match="opened without its model"):
-        Index.open(good).search("x")
+
+
+def test_without_a_model_the_message_shows_how_to_load_it(tmp_path: Path) -> None:
+    Index.build(Words(), [{"id": "a", "text": "A brig."}], tmp_path / "named", name="my model's").close()
+    with pytest.raises(UserError) as error:
+        Index.open(tmp_path / "named").search("x")
+    load = "open it with `model=bertree.load(\"my model's\")`; a search with `mode='words'` needs none"
+    assert str(error.value) == f"{tmp_path / 'named'}: was opened without its model; {load}"
+    Index.build(Words(), [{"id": "a", "text": "A brig."}], tmp_path / "wordless", words=False).close()
+    with pytest.raises(UserError, match=r"without its model; open it with `model=bertree.load\(PATH\)`$"):
+        Index.open(tmp_path / "wordless").add([{"text": "A brig."}])
 
 
 class Bad(Words):

@@ -63,8 +63,8 @@ class Index(Searcher):
 
     @classmethod
     def open(cls, path: str | Path, model: TextEncoder | None = None) -> "Index":
-        """Open an existing index. Without a model it can be inspected and documents can be removed, but not added or
-        searched."""
+        """Open an existing index. Without a model it can be inspected, searched by words, and documents can be removed,
+        but not added."""
         return cls(path, model)
 
     @classmethod

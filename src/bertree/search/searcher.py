@@ -190,7 +190,9 @@ class Searcher(ABC):
 
     def _require_model(self) -> TextEncoder:
         if self.model is None:
-            raise UserError(f"{self.name}: was opened without its model; open it with the model to search or add")
+            load = f"bertree.load({self.state.model!r})" if self.state.model else "bertree.load(PATH)"
+            words = "; a search with `mode='words'` needs none" if self.has_words else ""
+            raise UserError(f"{self.name}: was opened without its model; open it with `model={load}`{words}")
         return self.model
 
 
