@@ -89,7 +89,7 @@ class WordTable:
     @cached_property
     def _term_views(self) -> tuple[memoryview, memoryview]:
         """The ends and the bytes of the terms; their items are read faster than those of arrays."""
-        return memoryview(self.term_ends), memoryview(self.term_bytes)
+        return self.term_ends.data, self.term_bytes.data
 
     def __len__(self) -> int:
         """Number of terms."""
