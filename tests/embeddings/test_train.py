@@ -21,6 +21,7 @@ from bertree.objectives.embedding_losses import TripletLoss
 from bertree.objectives.objective import Loss
 from bertree.tasks.metrics import spearman
 from bertree.tasks.similarity import SimilarityTask
+from tests.support import topics
 from tests.support.command import Command
 from tests.support.learnable import model, tokenizer
 from tests.support.topics import files
@@ -83,6 +84,18 @@ def test_classes_of_pairs_are_learned(more: tuple[str, ...], place: Path, comman
     lines = [json.loads(line) for line in (out / "predictions.jsonl").read_text().splitlines()]
     assert set(lines[0]["probabilities"]) == {"entailment", "neutral", "contradiction"}
     assert "Confusion of labels" in (out / "report.html").read_text()
+
+
+def test_simcse_needs_only_texts_and_dropout(place: Path, command: Command, tmp_path: Path) -> None:
+    rows = [{"note": f"{row['question']} {n}"} for n, row in enumerate(topics.pairs(40))]
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    started = arguments(place, tmp_path / "out", str(tmp_path / "texts.jsonl"), "--loss", "simcse", "--text", "note")
+    refused = command(*started)
+    assert refused.code == 2
+    assert "learns from dropout, and this model has none; set `dropout=0.1`" in refused.err
+    shown = command.well(*started, "dropout=0.1", "batch=8", "epochs=1")
+    assert "only find themselves" in shown.err
+    assert bertree.load(tmp_path / "out" / "model").embed(["happy boat"]).shape == (1, 32)
 
 
 def test_what_is_written_is_read_there(place: Path, command: Command, tmp_path: Path) -> None:

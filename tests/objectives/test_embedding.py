@@ -23,6 +23,7 @@ from bertree.objectives.embedding_losses import (
     EmbeddingLoss,
     MarginLoss,
     RankingLoss,
+    SimcseLoss,
     SoftmaxLoss,
     TripletLoss,
 )
@@ -261,6 +262,17 @@ def test_cosent_and_margin_are_those_of_sentence_transformers() -> None:
         MarginLoss()(None, table[:, :2], scores)
 
 
+def test_simcse_is_its_definition_at_a_temperature_of_one_twentieth() -> None:
+    table = drawn(COUNT, 2, WIDTH, dtype=torch.float64)
+    cosines = torch.cosine_similarity(table[:, None, 0], table[None, :, 1], dim=-1)
+    exponents = torch.exp(cosines / 0.05)
+    wanted = -torch.log(exponents.diagonal() / exponents.sum(1))
+    same_texts = torch.arange(COUNT)[:, None].expand(COUNT, 2)
+    loss = SimcseLoss()(None, table, same_texts)
+    assert loss.sum.item() == pytest.approx(wanted.sum().item())
+    assert SimcseLoss().count(same_texts) == COUNT
+
+
 def test_losses_describe_themselves() -> None:
     assert tuple(DISTANCE_FUNCTIONS) == embedding_losses.DISTANCES
     assert {embedding_losses.default_loss(kind) for kind in embedding_losses.ROWS} < set(embedding_losses.LOSSES)
@@ -269,7 +281,7 @@ def test_losses_describe_themselves() -> None:
         assert name in embedding_losses.loss_choices().split("|")
         assert (loss.__doc__ or "").strip()
     assert "margin=5 (" in embedding_losses.loss_settings_help()
-    assert embedding_losses.loss_defaults_help("batch") == "16 (ranking: 64)"
+    assert embedding_losses.loss_defaults_help("batch") == "16 (ranking: 64, simcse: 64)"
 
 
 @pytest.mark.parametrize(

@@ -151,6 +151,17 @@ def test_triplets_of_nli() -> None:
     assert [row.texts for row in examples.examples_for_loss(binary, LOSSES["triplet"])] == [("a", "b", "c")]
 
 
+def test_single_texts_are_their_own_positives_once(tmp_path: Path) -> None:
+    path = tmp_path / "texts.jsonl"
+    path.write_text('{"text": "a", "label": 1}\n{"text": "b"}\n{"text": "a"}\n')
+    rows = read_sentences.read([path], ColumnNames(wants="text"))
+    assert [(row.texts, row.kind) for row in rows] == [(("a",), "text"), (("b",), "text"), (("a",), "text")]
+    doubled = examples.examples_for_loss(rows, LOSSES["simcse"])
+    assert [(row.texts, row.kind) for row in doubled] == [(("a", "a"), "pair"), (("b", "b"), "pair")]
+    with pytest.raises(UserError, match=r"single texts, but the loss 'ranking' needs two texts .*`loss=simcse`"):
+        examples.examples_for_loss(rows, LOSSES["ranking"])
+
+
 def test_numbers_that_do_not_say_what_belongs_together() -> None:
     rows = [
         SentenceExample(("a man", text), label) for text, label in (("a person", "0"), ("tall", "1"), ("a cat", "2"))

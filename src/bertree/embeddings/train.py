@@ -139,14 +139,15 @@ def read_rows(source: TrainingSource, loss: str | None) -> TrainingRows:
         return TrainingRows(loss, all_files, rows, None)
     all_files["dev"] = dev
     columns = named if source.dev is None or _has_columns(source.dev, named) else ColumnNames()
-    wants = "score" if _wanted_column(loss) == "score" else columns.wants if source.dev is None else None
+    wants = "score" if named.wants == "score" else columns.wants if source.dev is None else None
+    wants = None if wants == "text" else wants  # the figures of the dev split need pairs
     return TrainingRows(loss, all_files, rows, read_sentences.read(dev, replace(columns, wants=wants)))
 
 
 def _wanted_column(loss: str | None) -> str | None:
     """How a column is read that could hold labels or scores."""
     reads = loss_named(loss).reads if loss not in (None, CROSS) else ()
-    return next((kind for kind in ("label", "score") if kind in reads), None)
+    return next((kind for kind in ("label", "score", "text") if kind in reads), None)
 
 
 def _has_columns(path: Path, named: ColumnNames) -> bool:
@@ -163,6 +164,8 @@ def vectors_job(
     prompt = initial.vector.prompt_text(None)
     task = SimilarityTask(f"sentence-{kind.name}", loss=kind.name, regression="score" in kind.reads, prompt=prompt)
     config = embedding_config.load(overrides, task, kind, initial.vector)
+    if "text" in kind.reads:
+        _check_texts_alone(kind.name, initial, config, rows)
     train = [example for part in rows.train for example in examples_for_loss(part, kind)]
     task = task.with_labels(task.labels_in(train))
     task.check_training(train)
@@ -170,7 +173,8 @@ def vectors_job(
     examples = {"train": train}
     if rows.dev is not None:
         unlabeled = rows.dev[0].kind == "label" and "label" not in kind.reads
-        examples["dev"] = examples_for_loss(rows.dev, kind) if unlabeled else list(rows.dev)
+        reader = loss_named(default_loss("pair")) if "text" in kind.reads else kind
+        examples["dev"] = examples_for_loss(rows.dev, reader) if unlabeled else list(rows.dev)
     data = split_examples(task, rows.files, examples, config.train.held_out)
     task, dev = task.with_dev_kind(data.examples["dev"])
     data = replace(data, task=configure_task(task, config.task), examples={**data.examples, "dev": dev})
@@ -193,6 +197,14 @@ def vectors_job(
         intro=[f"loss {kind.name}; vectors: {pooling.pooling}{length}, {width:,} wide{truncated}{range_line}"],
         select_saved=_without_classifier,
     )
+
+
+def _check_texts_alone(loss: str, initial: Model, config: EmbeddingConfig, rows: TrainingRows) -> None:
+    """Raise an error if nothing tells two passes of a text apart; say what the figures are worth without dev rows."""
+    if not initial.architecture.with_values(config.model).dropout:
+        raise UserError(f"the loss '{loss}' learns from dropout, and this model has none; set `dropout=0.1`")
+    if rows.dev is None:
+        note("the held-out texts only find themselves; give pairs with scores as `dev` to see what is learned")
 
 
 def _check_widths(dimensions: Sequence[int], width: int) -> None:

@@ -29,6 +29,7 @@ ROWS = {  # what is known about the texts of a row
     "score": "pairs with scores",
     "triplet": "triplets (an anchor, its positive, negatives)",
     "pair": "pairs of texts alone",
+    "text": "single texts",
 }
 CROSS = "cross"  # not a loss for vectors, but chosen in the same place: a model that reads both texts at once
 CROSS_LABEL = "no vectors, but a model that reads both texts at once"
@@ -226,7 +227,7 @@ class RankingLoss(EmbeddingLoss):
 
     name = "ranking"
     label = "the right text among all texts of a batch"
-    reads = ("pair", "triplet")
+    reads: ClassVar[tuple[str, ...]] = ("pair", "triplet")
     needs = "two texts that belong together, with negatives or without, or labels of NLI"
     default_for = "pair"
     batch = 64  # larger batches hold more negatives
@@ -250,6 +251,18 @@ class RankingLoss(EmbeddingLoss):
 
         errors_q = ranking_errors(table_qwd, answers, self.scale, self.symmetric)
         return Loss(errors_q.masked_fill(answers[:, 0] == IGNORED, 0.0).sum(), None)
+
+
+@register_loss
+@dataclass(frozen=True)
+class SimcseLoss(RankingLoss):
+    """Cross-entropy of finding each text again among all texts of the step; only dropout tells both passes apart."""
+
+    name = "simcse"
+    label = "the same text, with other dropout, among all texts of a batch"
+    reads = ("text",)
+    needs = "texts"
+    default_for = "text"
 
 
 @register_loss

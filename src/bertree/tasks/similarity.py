@@ -243,6 +243,8 @@ def _ranked(examples: Sequence[SentenceExample], vectors: Sequence[NDArray[np.fl
 def examples_for_loss(examples: Sequence[SentenceExample], loss: type[EmbeddingLoss]) -> list[SentenceExample]:
     """Return the examples as the loss reads them; for losses on triplets or pairs, labelled pairs are converted."""
     kind, file = examples[0].kind, examples[0].file
+    if kind == "text" and kind in loss.reads:  # each text with itself; one that occurs twice would be no wrong answer
+        return [example._replace(texts=example.texts * 2) for example in {e.texts: e for e in examples}.values()]
     if kind in loss.reads:
         needs_negatives = kind == "triplet" and "pair" not in loss.reads
         return [example for example in examples if not needs_negatives or len(example.texts) > 2]

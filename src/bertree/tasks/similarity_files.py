@@ -38,7 +38,7 @@ NUMBERED = 3  # and of a file without header that holds two texts and the number
 
 
 class SentenceExample(NamedTuple):
-    """Two texts to compare, or an anchor, its positive and negatives."""
+    """Two texts to compare, or an anchor, its positive and negatives, or a single text."""
 
     texts: tuple[str, ...]
     gold: str | float | None = None  # a class, a score; of triplets and pairs, the order says it
@@ -55,6 +55,8 @@ class SentenceExample(NamedTuple):
         """The kind of row, see ROWS."""
         if self.gold is not None:
             return "label" if isinstance(self.gold, str) else "score"
+        if len(self.texts) == 1:
+            return "text"
         return "triplet" if len(self.texts) > 2 else "pair"
 
 
@@ -66,7 +68,7 @@ class ColumnNames:
     pair: str | None = None
     label: str | None = None
     negatives: tuple[str, ...] = ()
-    wants: str | None = None  # label or score, where a column could be either
+    wants: str | None = None  # label or score, where a column could be either; text: that alone
 
     @property
     def identity(self) -> str:
@@ -105,7 +107,7 @@ def read(paths: Sequence[Path], named: ColumnNames) -> list[SentenceExample]:
 
 
 def _file(path: Path, named: ColumnNames) -> list[SentenceExample]:
-    release = None if named.any else _release(path)
+    release = None if named.any or named.wants == "text" else _release(path)
     if release is not None:
         task = glue.glue_task(release)
         with warnings.catch_warnings():
@@ -171,7 +173,10 @@ def _number(text: Any) -> float | None:
 
 def _table(path: Path, named: ColumnNames) -> list[SentenceExample]:
     table = read_table(path)
-    text = table.column([named.text] if named.text else TEXT)
+    text = table.column([named.text] if named.text else TEXT, "text")
+    if named.wants == "text":
+        cells = zip(table.lines, table.values(text), strict=True)
+        return [SentenceExample(_texts(table, line, [cell]), None, str(path), line) for line, cell in cells]
     pair = table.column([named.pair] if named.pair else [name for name in PAIR if name != table.names[text]])
     if named.negatives:
         negatives = [table.column([name]) for name in named.negatives]
@@ -188,10 +193,11 @@ def _table(path: Path, named: ColumnNames) -> list[SentenceExample]:
 
 
 def _texts(table: Table, line: int, cells: Sequence[Any]) -> tuple[str, ...]:
-    """Return two texts that must be there, and negatives, whose cells may be empty, or lists."""
+    """Return one or two texts that must be there, and negatives, whose cells may be empty, or lists."""
     several = chain.from_iterable(cell if isinstance(cell, list) else [cell] for cell in cells[2:])
     kept = [cell for cell in several if cell not in (None, "")]
-    for name, cell in (("first text", cells[0]), ("second text", cells[1]), *(("negative", cell) for cell in kept)):
+    required = zip(("first text", "second text"), cells, strict=False)
+    for name, cell in (*required, *(("negative", cell) for cell in kept)):
         if not isinstance(cell, str) or not cell.strip():
             what = "is empty" if cell is None or isinstance(cell, str) else f"is {cell!r:.40}, not text"
             raise UserError(f"{location(table.path, line)}: the {name} {what}; a text is needed")
