@@ -206,6 +206,9 @@ def _training_lines(job: EncodedJob, trained: TrainedSeed, dev: int) -> list[Jso
     if dev >= FEWEST_PREDICTIONS or job.job.keep_unlabeled:
         return []
     task, examples = job.tuner.task, job.job.data.examples["train"]
+    kinds = [getattr(part[0], "kind", None) for part in (examples, job.job.data.examples["dev"])]
+    if kinds[0] != kinds[1]:  # vectors may learn from pairs and be scored by other rows
+        return []
     some = examples[:: max(1, len(examples) // FEWEST_FOR_CHANCE)]  # of all parts: a file may be sorted by class
     split, _ = encode_split(task, some, job.job.initial, job.tuner.config.train.max_length)
     return evaluate_split(task, trained.network, split, trained.autocast)[0]
