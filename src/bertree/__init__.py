@@ -154,11 +154,11 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         from importlib import import_module
 
-        from bertree.errors import refuses_unknown
+        from bertree.errors.arguments import checks_arguments
 
         value = getattr(import_module(f"bertree.{_HOMES[name]}"), name)
         if not isinstance(value, type):
-            value = refuses_unknown(value)
+            value = checks_arguments(value)
             value.__module__ = __name__  # so that pickle finds this function, as `multiprocessing` needs it
         globals()[name] = value
         return value

@@ -68,7 +68,7 @@ def test_a_failing_callback_ends_a_run_that_resumes(encoder: Path, tmp_path: Pat
 
 
 def test_what_is_no_function(encoder: Path, tmp_path: Path) -> None:
-    with pytest.raises(bertree.UserError, match="`on_step`: must be a function, not int '3'"):
+    with pytest.raises(bertree.UserError, match="on_step: 3 is not a function or None"):
         bertree.finetune(encoder, out=tmp_path / "a", on_step=3, **SETTINGS)
     with pytest.raises(bertree.UserError, match="`on_save`: must be a function of one argument, the event"):
         bertree.finetune(encoder, out=tmp_path / "a", on_save=lambda step, loss: None, **SETTINGS)

@@ -41,17 +41,17 @@ def test_dimensions(model: bertree.Model) -> None:
     np.testing.assert_allclose(cut, whole[:, :20] / np.linalg.norm(whole[:, :20], axis=1, keepdims=True), atol=1e-6)
     assert model.embed([], dimensions=20).shape == (0, 20)
     for wrong in (0, -1, 129, 2.0, True, "20"):
-        with pytest.raises(UserError, match="dimensions: must be a whole number from 1 to 128"):
+        with pytest.raises(UserError, match=r"dimensions: .* whole number"):
             model.embed(TEXTS, dimensions=wrong)
 
 
 @pytest.mark.parametrize("wrong", [None, 3, 2.5, b"text", {"text": "a"}])
 def test_what_is_no_text(model: bertree.Model, classifier: bertree.Model, wrong: object) -> None:
     for call in (model.embed, model.hidden, model.batch):
-        with pytest.raises(UserError, match="expected a text or a list of texts"):
+        with pytest.raises(UserError, match=r"is not a string or a list|expected a text or a list of texts"):
             call(wrong)
     if not isinstance(wrong, dict):
-        with pytest.raises(UserError, match="expected a text or a list of texts"):
+        with pytest.raises(UserError, match=r"is not a string|expected a text or a list of texts"):
             classifier.predict(wrong)
     with pytest.raises(UserError, match="input 1: must be a text, a pair"):
         classifier.predict([3])

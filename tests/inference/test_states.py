@@ -96,7 +96,7 @@ def test_tokens_stand_beside_attention(small_folder: Path) -> None:
     ]
     assert model.attentions(("unbelievably", "yes")).shape[-2:] == (9, 9)
     for wrong in (None, 3):
-        with pytest.raises(UserError, match="expected a text or a list of texts"):
+        with pytest.raises(UserError, match=f"texts: {wrong} is not a string"):
             model.attentions(wrong)
 
 

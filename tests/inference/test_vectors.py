@@ -181,7 +181,7 @@ def test_any_number_of_texts(words: Tokenizer, monkeypatch: pytest.MonkeyPatch) 
     assert (sum(done), len(windows)) == (35, 9)
     assert np.array_equal(np.concatenate(windows), model.embed((text for text in TEXTS[:5] * 7), progress=True))
     assert np.abs(np.concatenate(windows) - whole).max() < 1e-6
-    with pytest.raises(UserError, match="must be a string"):
+    with pytest.raises(UserError, match="texts: item 2: None is not a string"):
         model.embed(["a", None])
 
 

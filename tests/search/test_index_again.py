@@ -135,7 +135,7 @@ def test_values_of_the_wrong_type_are_refused(tmp_path: Path) -> None:
         assert not (tmp_path / "none").exists()
     index = Index.build(Words(), [{"text": "t"}], tmp_path / "index")
     for given in ({"k": "5"}, {"k": 2.5}, {"k": 0}, {"where": ["a"]}):
-        with pytest.raises(UserError, match="must be a"):
+        with pytest.raises(UserError, match=r"must be a|is not a"):
             index.search("t", **given)
 
 

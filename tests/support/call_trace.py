@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 SOURCE = Path(__file__).parents[2] / "src" / "bertree"
 PAGE = SOURCE.parents[1] / "docs" / "architecture.md"
 BEGIN, END = "<!-- the walk: python -m tests.support.call_trace --write -->\n", "<!-- end of the walk -->\n"
-LIBRARIES = ("tasks", "inference", "interop", "model", "report", "text", "files", "config", "console.py", "errors.py")
+LIBRARIES = ("tasks", "inference", "interop", "model", "report", "text", "files", "config", "console.py", "errors")
 FIRST = "cli/command.py", "python_verb.register.run"  # the function behind every verb
 LAST = ("objectives/distill_task.py", "RowDistillation.loss")
 

@@ -75,7 +75,7 @@ def test_arrays(tokenizer: Tokenizer) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((7,), "must be a text or a list of texts, not int"),
+        ((7,), "text: 7 is not a string or a list of strings"),
         ((["a", 7],), "text 2 must be a text or a pair of texts"),
         (("a", ["b"]), "the second text must be a text"),
         ((["a"], ["b", "c"]), "the same length"),

@@ -15,7 +15,8 @@ from bertree.batch import Batch
 from bertree.config.model_names import cached_name, remembered_name
 from bertree.config.precision import parse_precision
 from bertree.console import note
-from bertree.errors import UserError, counted, device_problem, methods_refuse_unknown
+from bertree.errors import UserError, counted, device_problem
+from bertree.errors.arguments import methods_check_arguments
 from bertree.files.formats import Json
 from bertree.inference.causal.decoders import DecoderChoice
 from bertree.inference.cpu_encoder import CpuRuntime, weight_versions
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from bertree.tasks.task import Task
 
 
-@methods_refuse_unknown
+@methods_check_arguments
 class LoadedModel:
     """An encoder with its heads and, if its folder has one, its tokenizer."""
 

@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bertree.console import bar, note, showing
-from bertree.errors import TextsCut, Unable, UserError, methods_refuse_unknown
+from bertree.errors import TextsCut, Unable, UserError
+from bertree.errors.arguments import methods_check_arguments
 from bertree.inference import mask_filling, mteb
 from bertree.inference.causal.attribution import Attribution, Prior, attribute
 from bertree.inference.causal.generation import Generation, GenerationOptions, TextStream, generate
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from bertree.inference import prediction
 
 
-@methods_refuse_unknown
+@methods_check_arguments
 class Model(LoadedModel):
     """A loaded model: `embed`, `similarity`, `hidden`, `attentions`, `inspect`, `fill_mask`, `generate`, `save`.
 

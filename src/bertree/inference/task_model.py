@@ -1,11 +1,11 @@
 """A model with the head of a task."""
 
-from bertree.errors import methods_refuse_unknown
+from bertree.errors.arguments import methods_check_arguments
 from bertree.inference import prediction
 from bertree.inference.model import Model
 
 
-@methods_refuse_unknown
+@methods_check_arguments
 class TaskModel(Model):
     """A model with the head of a task: it also has `predict`, `predict_examples` and `answer`.
 

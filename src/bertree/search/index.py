@@ -16,6 +16,7 @@ import numpy as np
 
 from bertree.engines.local import choose_engine
 from bertree.errors import UserError
+from bertree.errors.arguments import methods_check_arguments
 from bertree.files.formats import Json
 from bertree.inference.embedding import TextEncoder
 from bertree.search.chunks import choose_chunking
@@ -44,6 +45,7 @@ AnyIndex: TypeAlias = "Index | PostgresIndex"
 ATTEMPTS = 20  # to open files that a writer may have replaced
 
 
+@methods_check_arguments
 class Index(Searcher):
     """An index on disk, with the model that embeds its documents and queries."""
 

@@ -10,6 +10,7 @@ from typing import Protocol, Self, TypedDict, Unpack, overload
 
 from bertree.config.model_names import resolve_model_path
 from bertree.errors import UserError
+from bertree.errors.arguments import methods_check_arguments
 from bertree.files.formats import Json
 from bertree.inference.embedding import TextEncoder
 from bertree.search.passage_store import Where
@@ -51,6 +52,7 @@ class VectorOrigin(Protocol):
         """Names of the prompts for passages and queries."""
 
 
+@methods_check_arguments
 class Searcher(ABC):
     """An index that can be searched. `name` is what messages call it."""
 

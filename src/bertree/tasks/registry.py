@@ -56,9 +56,8 @@ def register_task(task: Registered, *, own_data: bool = False, aliases: Sequence
     the function or class has the parameters text, pair or label, users may name these columns."""
     title = getattr(task, "__name__", str(task))
     make: Callable[..., Any] = _Same(task) if isinstance(task, Task) else task
-    if isinstance(task, type):
+    if isinstance(task, type) and issubclass(task, Task):
         make = _with_defaults(task)
-    parameters = inspect.signature(make).parameters
     try:
         instance = make()
     except TypeError as error:
@@ -67,6 +66,7 @@ def register_task(task: Registered, *, own_data: bool = False, aliases: Sequence
         raise UserError(f"{title}: must be, or return, a task with a name")
     if instance.name in TASKS and type(TASKS[instance.name].task).__module__.startswith("bertree."):
         raise UserError(f"{instance.name}: there is such a task already; choose another name")
+    parameters = inspect.signature(make).parameters
     columns = tuple(column for column in COLUMNS if column in parameters)
     TASKS[instance.name] = TaskEntry(
         task=instance, make=make, columns=columns, own_data=own_data, aliases=tuple(aliases)

@@ -15,6 +15,7 @@ import numpy as np
 
 from bertree.console import note
 from bertree.errors import UserError, suggest
+from bertree.errors.arguments import methods_check_arguments
 from bertree.files.formats import Json, read_text
 from bertree.tasks import metrics, splits
 from bertree.tasks.columns import Columns, RawRow, TextExample
@@ -37,6 +38,7 @@ OWN_MAX_LENGTH = 512  # default length of the user's own texts; shorter texts co
 TOKENIZE_AT_ONCE = 2048  # texts tokenized at once: the library needs far more memory than their ids
 
 
+@methods_check_arguments
 @dataclass(frozen=True)
 class TextTask(Task[TextExample]):
     """Classification or regression of texts or pairs."""

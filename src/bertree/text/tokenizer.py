@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from tokenizers import Encoding, normalizers
 from tokenizers import Tokenizer as Backend
 
-from bertree.errors import UserError, methods_refuse_unknown
+from bertree.errors import UserError
+from bertree.errors.arguments import methods_check_arguments
 from bertree.files.formats import Json, read_json
 from bertree.text import tokenizer_checks, vocabulary_files
 from bertree.text.cleaning import SpelledWord, replace_surrogates, spell_vocabulary
@@ -62,7 +63,7 @@ class Encoded(NamedTuple):
         return self.second > 0 or (self.segments is not None and 1 in self.segments)
 
 
-@methods_refuse_unknown
+@methods_check_arguments
 class Tokenizer(TokenizerCalls):
     """A tokenizer and its special tokens."""
 
@@ -114,8 +115,9 @@ class Tokenizer(TokenizerCalls):
         return type(self.backend.model).__name__
 
     @classmethod
-    def load(cls, folder: Path) -> "Tokenizer | None":
+    def load(cls, folder: str | Path) -> "Tokenizer | None":
         """Load the tokenizer of a folder; return None if the folder has no tokenizer files."""
+        folder = Path(folder)
         try:
             files = {name: (folder / name).read_bytes() for name in FILES if (folder / name).is_file()}
         except OSError as error:
@@ -156,7 +158,7 @@ class Tokenizer(TokenizerCalls):
         with tokenizer_checks.LibraryErrors(self.name, CANNOT_ENCODE):
             return encode(list(texts), add_special_tokens=False)
 
-    def save(self, folder: Path, max_length: int | None = None, segments: bool = True) -> None:
+    def save(self, folder: str | Path, max_length: int | None = None, segments: bool = True) -> None:
         """Write the files it was loaded from, and always a `tokenizer.json`.
 
         `max_length` is recorded in the configuration. `segments`: whether the model distinguishes the two texts of a
@@ -180,7 +182,7 @@ class Tokenizer(TokenizerCalls):
                 new_config["padding_side"] = "left"  # models read their summary at the last token of a row
             files[CONFIG] = json.dumps(new_config | tokens, indent=2).encode()
         for name, data in files.items():
-            (folder / name).write_bytes(data)
+            (Path(folder) / name).write_bytes(data)
 
     def _find_special(self, kind: str) -> str | None:
         named = self.config.get(f"{kind}_token")

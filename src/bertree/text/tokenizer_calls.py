@@ -14,7 +14,8 @@ import numpy as np
 from tokenizers import Encoding
 from tokenizers import Tokenizer as Backend
 
-from bertree.errors import UserError, methods_refuse_unknown
+from bertree.errors import UserError
+from bertree.errors.arguments import methods_check_arguments
 from bertree.files.formats import Json
 
 SPECIAL = re.compile(r"(bos|eos|unk|sep|pad|cls|mask)_token(_id)?")
@@ -42,7 +43,7 @@ class Tokenized(dict[str, Any]):
         raise AttributeError(f"there is no '{name}' here; there are: {', '.join(self)}")
 
 
-@methods_refuse_unknown
+@methods_check_arguments
 class TokenizerCalls:
     """Methods of `Tokenizer` in the manner of transformers."""
 

@@ -169,8 +169,6 @@ def calling(on_step: Callback | None, on_evaluation: Callback | None, on_save: C
     """Let the runs of this block call these functions."""
     callbacks = Callbacks(on_step, on_evaluation, on_save)
     for name, function in vars(callbacks).items():
-        if function is not None and not callable(function):
-            raise UserError(f"`{name}`: must be a function, not {type(function).__name__} {str(function)[:40]!r}")
         if function is not None and not _takes_event(function):
             raise UserError(f"`{name}`: must be a function of one argument, the event; this one has other arguments")
     if callbacks.any() and launched().size > 1:

@@ -13,6 +13,7 @@ from threading import RLock
 import numpy as np
 
 from bertree.errors import UserError
+from bertree.errors.arguments import methods_check_arguments
 from bertree.files.formats import Json
 from bertree.inference.embedding import TextEncoder
 from bertree.search.index_state import WORD_WEIGHT
@@ -52,6 +53,7 @@ SELECT_SAMPLE = "SELECT {fields}, vector_send(embedding) FROM {table} WHERE numb
 HEAD = 4  # bytes before the numbers of a vector
 
 
+@methods_check_arguments
 class PostgresIndex(Searcher):
     """An index in a database, with the model that embeds queries. `Index.export` writes it."""
 

@@ -5,14 +5,7 @@ Our own bugs are `assert`s and ordinary exceptions.
 """
 
 import difflib
-import functools
-import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ParamSpec, TypeVar
-
-P = ParamSpec("P")
-R = TypeVar("R")
-Class = TypeVar("Class", bound=type)
+from collections.abc import Iterable
 
 LONGEST_NAME = 60  # characters of a name that a message shows
 MOST_KNOWN = 50  # names that a message lists
@@ -25,6 +18,10 @@ class UserError(Exception):
 
 class Unable(UserError, AttributeError):
     """What a model was asked for that its kind cannot do; to `hasattr` it is not there."""
+
+
+class WrongArgument(UserError, TypeError, ValueError):
+    """An argument of a Python function that it does not take: unknown, missing, or of a wrong type or value."""
 
 
 class BertreeWarning(UserWarning):
@@ -68,42 +65,3 @@ def suggest(word: str, choices: Iterable[str]) -> str:
     choices = sorted(set(choices))
     near = difflib.get_close_matches(word, choices, n=1, cutoff=0.6) if len(choices) <= MOST_COMPARED else []
     return f"did you mean '{near[0]}'?" if near else f"known: {listed(choices, MOST_KNOWN)}"
-
-
-def refuses_unknown(function: Callable[P, R]) -> Callable[P, R]:
-    """Let a call of a function with arguments that it does not have, or without those it needs, be a `UserError`."""
-
-    @functools.wraps(function)
-    def run(*args: P.args, **keywords: P.kwargs) -> R:
-        try:
-            return function(*args, **keywords)
-        except TypeError:  # looked into only now: a call that is right costs nothing
-            if problem := _call_problem(function, args, keywords):
-                raise UserError(problem) from None
-            raise
-
-    return run
-
-
-def methods_refuse_unknown(decorated: Class) -> Class:
-    """Do so for the public methods of a class."""
-    for name, member in list(vars(decorated).items()):
-        if inspect.isfunction(member) and (name == "__call__" or not name.startswith("_")):
-            setattr(decorated, name, refuses_unknown(member))
-    return decorated
-
-
-def _call_problem(function: Callable[..., Any], args: Sequence[object], keywords: Mapping[str, object]) -> str:
-    signature = inspect.signature(function)
-    name = type(args[0]).__name__ if function.__name__ == "__call__" else function.__name__
-    parameters = [each for each in signature.parameters.values() if each.name != "self"]
-    named = [each.name for each in parameters if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)]
-    if all(each.kind is not each.VAR_KEYWORD for each in parameters):
-        for keyword in keywords:
-            if keyword not in named:
-                return f"{name}: has no argument '{keyword}'; {suggest(keyword, named)}"
-    try:
-        signature.bind(*args, **keywords)
-    except TypeError as error:
-        return f"{name}: {error}"
-    return ""
