@@ -50,6 +50,7 @@ max_length = 32
 batch_tokens = 128
 """
 TUNE = ("device=cpu", "epochs=2", "batch=8", "lr=1e-3", "max_length=24")
+LEARNED_NOTHING = "no seed has learned the task"  # in so few steps; the exit code is 1
 STOP_AT = 5  # steps after which the samples of stopped runs were stopped
 PRETRAIN = ("pretrain", "recipe.toml", "--store", "store", "--out", "run", "--resume")
 FINETUNE = ("finetune", "bertree", "--task", "classification", "--data", "data/train.csv", "--out", "tuning")
@@ -222,7 +223,7 @@ def _stopped(runner: Runner, command: tuple[str, ...], out: str, needs: tuple[st
     assert result.code == 128 + signal.SIGTERM, result.err
     copy(folder / out, runner.samples / f"{out}-stopped")
     result = runner.command(command, folder)
-    assert result.code == 0, result.err
+    assert result.code == 0 or LEARNED_NOTHING in result.err, result.err
     copy(folder / out, runner.samples / out)
     if "store" in needs:
         copy(folder / "store" / "index", runner.samples / "store" / "index")

@@ -37,11 +37,11 @@ def start(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_it_learns_the_text_and_scores_a_task(start: Path, texts: Path, tmp_path: Path) -> None:
-    rows = "\n".join(f"{row['label']},{row['text']}" for row in feelings(60, 1))
+    rows = "\n".join(f"{row['label']},{row['text']}" for row in feelings(100, 1))
     (tmp_path / "task.csv").write_text("label,text\n" + rows + "\n")
     run = bertree.adapt(
         start, texts, out=tmp_path / "out", epochs=4, task="classification", data=tmp_path / "task.csv", seeds=2,
-        task_settings=["epochs=1", "device=cpu"], lr=5e-3, **QUICK,
+        task_settings=["epochs=8", "batch=8", "lr=4e-3", "device=cpu"], lr=5e-3, **QUICK,
     )  # fmt: skip
     before, after, task = (run.metrics[key] for key in ("before", "after", "task"))
     assert after["loss"] < before["loss"] - 0.1

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import bertree
+from bertree.study import definition
+from bertree.study.load import load_study
 from tests.support import learnable, topics
 from tests.support.learnable import Row, write
 from tests.support.reformer import long_texts
@@ -108,6 +110,8 @@ def same_shape(shown: Any, real: Any, where: str = "") -> None:
         assert real is None or isinstance(real, list), f"{where}: {type(real).__name__} instead of a list"
         for item in real or () if shown else ():
             same_shape(shown[0], item, f"{where}[]")
+    elif where.endswith(".diverged"):
+        assert isinstance(real, bool | str), f"{where}: {real!r}, neither false nor why"
     elif isinstance(shown, bool) or isinstance(real, bool):
         assert isinstance(shown, bool), f"{where}: a bool, not {shown!r}"
         assert isinstance(real, bool), f"{where}: {real!r}, not a bool"
@@ -267,6 +271,21 @@ def _glove(library: Library, path: Path) -> None:
 
 FEELING = {"good": "pos", "bad": "neg"}
 FEELINGS = [str(row["text"]) for row in learnable.feelings(30)]
+
+
+def _study(perplexity: float) -> Callable[[Library, Path], None]:
+    def make(library: Library, path: Path) -> None:
+        path.mkdir()
+        shutil.copy(definition.BUNDLED / "bert-size.toml", path / "study.toml")
+        plan = {"study": "bert-size", "size": "tiny", "shared": [], "steps": []}
+        (path / "plan.json").write_text(json.dumps(plan))
+        row = {"cell": load_study("bert-size").cells[0].name, "seed": 0, "step": "held-out", "do": "evaluate"}
+        figures = {"mlm_perplexity": perplexity}
+        (path / "rows.jsonl").write_text(json.dumps(row | {"state": "done", "seconds": 1.0, "figures": figures}) + "\n")
+
+    return make
+
+
 MAKERS: dict[str, Callable[[Library, Path], object]] = {
     "corpus": _corpus,
     "sources": _sources,
@@ -279,6 +298,8 @@ MAKERS: dict[str, Callable[[Library, Path], object]] = {
     "my-tokenizer": _tokenizer,
     "my-store": _store,
     "new-text": _store,
+    "bert-size": _study(7.0),
+    "bert-size-wiki": _study(6.0),
     "my-bert": _bert(4),
     "my-small-bert": _bert(2),
     "my-model": _bert(1),  # exported as ONNX, which takes seconds for every layer
