@@ -35,7 +35,7 @@ def test_a_pair_is_cut_where_its_second_text_begins(tokenizer: Tokenizer) -> Non
     special = {tokenizer.id_of(kind) for kind in ("cls", "sep")}
     frame = Frame(tokenizer, pair=True)
     for longest in (None, 12):
-        for pair, encoded in zip(PAIRS, tokenizer.encode(PAIRS, longest), strict=True):
+        for pair, encoded in zip(PAIRS, tokenizer.encode(PAIRS, max_length=longest), strict=True):
             ids = [backend.encode(text, add_special_tokens=False).ids for text in pair]
             assert encoded.is_pair
             inner = [[token for token in part if token not in special] for part in parts(encoded)]

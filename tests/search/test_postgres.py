@@ -86,7 +86,7 @@ def test_bad_questions_are_refused_in_one_line(ships: Searcher) -> None:
         ({"question": ""}, "is empty"),
         ({"question": "bay", "k": 0}, "at least 1"),
         ({"question": "bay", "where": {"boook": "Sea"}}, "did you mean 'book'"),
-        ({"question": "bay", "where": "book"}, "must be a mapping"),
+        ({"question": "bay", "where": "book"}, "is not a dict"),
     ):
         with pytest.raises(UserError, match=said):
             ships.search(**given)
