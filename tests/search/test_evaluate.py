@@ -9,7 +9,7 @@ import pytest
 import bertree
 from bertree.errors import UserError
 from bertree.search.evaluation.evaluate import _figures, read_questions
-from bertree.search.evaluation.figures import Question, difference
+from bertree.search.evaluation.figures import SearchQuestion, difference
 from bertree.search.index import Index
 from tests.support.search_samples import SHIPS
 
@@ -92,7 +92,7 @@ def test_bad_questions_are_refused_in_one_line(lines: list[dict], message: str, 
 
 def test_documents_of_another_index_are_refused(index: Index) -> None:
     with pytest.raises(UserError, match="has none of these documents, such as 'x'"):
-        bertree.evaluate_search(index, [Question("x", frozenset({"x"}))])
+        bertree.evaluate_search(index, [SearchQuestion("x", frozenset({"x"}))])
     with pytest.raises(UserError, match="2 questions are too few"):
         bertree.evaluate_search(index, ASKED[:2], tune=True)
     result = bertree.evaluate_search(index, [*ASKED, {"question": "x", "document": "gone"}])

@@ -51,6 +51,9 @@ IdOption = Annotated[
 BlocksOption = Annotated[
     bool, typer.Option("--blocks", help="An empty line ends a document of a text file (else a file is one).")
 ]
+LabelOption = Annotated[
+    str | None, typer.Option("--label", help="Its class that means a match, where the name does not say it.")
+]
 WhereOption = Annotated[
     list[str] | None,
     typer.Option("--where", metavar="KEY=VALUE", help="Only documents with this metadata; may be repeated."),

@@ -9,6 +9,7 @@ from bertree.cli.command import print_json
 from bertree.cli.index_options import (
     FolderOrAddressArgument,
     IndexArgument,
+    LabelOption,
     ModelOption,
     WhereOption,
     filters,
@@ -33,9 +34,7 @@ def query(
         str | None, typer.Option("--rerank", help="A model fine-tuned on pairs, to score the best passages again.")
     ] = None,
     candidates: Annotated[int | None, typer.Option(min=1, help="Passages it scores. [default: 50]")] = None,
-    label: Annotated[
-        str | None, typer.Option(help="Its class that means a match, where the name does not say it.")
-    ] = None,
+    label: LabelOption = None,
     schema: SchemaOption = "public",
     table: TableOption = "bertree",
     precision: PrecisionOption = "float32",
@@ -103,9 +102,7 @@ def evaluate(
         str | None, typer.Option("--rerank", help="A model fine-tuned on pairs, as a further mode.")
     ] = None,
     candidates: Annotated[int, typer.Option(min=1, help="Passages it scores.")] = 50,
-    label: Annotated[
-        str | None, typer.Option(help="Its class that means a match, where the name does not say it.")
-    ] = None,
+    label: LabelOption = None,
     tune: Annotated[
         bool, typer.Option("--tune", help="Choose the weight of words on every second question, and keep it.")
     ] = False,

@@ -21,7 +21,7 @@ LENGTH = 128  # of a sequence at most
 LEAST_STEPS, MOST_STEPS = 3, 50  # of each model, after one that is not counted
 
 
-class Trainee:
+class TimedTraining:
     """A copy of a model on a device, and a batch to train it on."""
 
     def __init__(self, subject: TimedModel, device: torch.device, clock: Clock) -> None:
@@ -53,14 +53,14 @@ def training_rates(
     subjects: Sequence[TimedModel], device: torch.device, seconds: float, clock: Clock = time.perf_counter
 ) -> list[float]:
     """Return the tokens per second of each model's training steps: medians of steps that are taken in turns."""
-    trainees = [Trainee(subject, device, clock) for subject in subjects]
-    for trainee in trainees:
-        trainee.step()  # allocates memory; not counted
-    durations: list[list[float]] = [[] for _ in trainees]
+    trainings = [TimedTraining(subject, device, clock) for subject in subjects]
+    for training in trainings:
+        training.step()  # allocates memory; not counted
+    durations: list[list[float]] = [[] for _ in trainings]
     for number in range(1, MOST_STEPS + 1):
-        for trainee, of_model in zip(trainees, durations, strict=True):
-            of_model.append(trainee.step())
+        for training, of_model in zip(trainings, durations, strict=True):
+            of_model.append(training.step())
         if number >= LEAST_STEPS and sum(map(sum, durations)) * (number + 1) / number > seconds:
             break
-    pairs = zip(trainees, durations, strict=True)
-    return [trainee.tokens / float(np.median(of_model)) for trainee, of_model in pairs]
+    pairs = zip(trainings, durations, strict=True)
+    return [training.tokens / float(np.median(of_model)) for training, of_model in pairs]

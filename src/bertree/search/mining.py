@@ -13,7 +13,7 @@ from bertree.errors import UserError
 from bertree.files.atomic import write_atomically
 from bertree.files.formats import Json
 from bertree.search.evaluation.evaluate import read_questions
-from bertree.search.evaluation.figures import Question
+from bertree.search.evaluation.figures import SearchQuestion
 from bertree.search.index import AnyIndex
 from bertree.search.rerank import Reranker, check_cross_encoder, pair_score
 from bertree.search.searcher import Searcher
@@ -71,7 +71,7 @@ def mine_negatives(
 
 
 def _mine(
-    index: Searcher, asked: Sequence[Question], negatives: int, skip: int, mode: str | None
+    index: Searcher, asked: Sequence[SearchQuestion], negatives: int, skip: int, mode: str | None
 ) -> Iterator[Json | None]:
     """Yield a row for each question; None for one whose document is not in the index."""
     results = index.search([one.text for one in asked], 4 * (negatives + skip) + 20, mode=mode)

@@ -29,7 +29,7 @@ from bertree.study.plan import StudyPlan, plan_study
 from bertree.study.planned import PlannedStep
 from bertree.study.report import write_tables
 from bertree.study.results import RESULT, StudyResults, read_results, write_plan
-from bertree.study.schedule import Progress, compute_all
+from bertree.study.schedule import StudyProgress, compute_all
 from bertree.study.steps import NO_MODEL, RUN, STEPS, Stopped
 from bertree.study.template import write_template
 
@@ -91,7 +91,7 @@ def run_study(
             write_plan(folder, plan, study, jobs)
             signal = None
             try:
-                compute_all(waiting, folder, jobs, compute_step, Progress(plan, waiting), plan.sources)
+                compute_all(waiting, folder, jobs, compute_step, StudyProgress(plan, waiting), plan.sources)
             except Stopped as stopped:
                 signal = stopped.args[0]
             results = replace(read_results(folder), signal=signal)

@@ -23,7 +23,7 @@ POLL = 0.5  # seconds after which a signal is noticed
 Compute = Callable[[PlannedStep, Path, bool], str]
 
 
-class Progress:
+class StudyProgress:
     """Counts the cells whose steps are all done."""
 
     def __init__(self, plan: StudyPlan, waiting: Sequence[PlannedStep]) -> None:
@@ -42,7 +42,12 @@ class Progress:
 
 
 def compute_all(
-    waiting: Sequence[PlannedStep], folder: Path, jobs: int, compute: Compute, progress: Progress, kept: Collection[str]
+    waiting: Sequence[PlannedStep],
+    folder: Path,
+    jobs: int,
+    compute: Compute,
+    progress: StudyProgress,
+    kept: Collection[str],
 ) -> None:
     """Compute the steps; the models of those in `kept` stay."""
     with bar("steps", len(waiting)) as shown:

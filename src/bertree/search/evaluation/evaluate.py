@@ -12,7 +12,7 @@ from bertree.errors import UserError, suggest
 from bertree.files.atomic import write_atomically
 from bertree.report.html import write_report
 from bertree.run_folder import SCORES, make_folders
-from bertree.search.evaluation.figures import DEPTH, FIGURES, ModeScores, Question, SearchEvaluation, Tuned
+from bertree.search.evaluation.figures import DEPTH, FIGURES, ModeScores, SearchEvaluation, SearchQuestion, Tuned
 from bertree.search.evaluation.page import evaluation_page
 from bertree.search.index import AnyIndex, Index
 from bertree.search.passage_vectors import embed_texts
@@ -26,7 +26,7 @@ WEIGHTS = tuple(round(0.05 * step, 2) for step in range(21))  # that are tried
 BLOCK = 256  # questions at once
 
 
-def read_questions(path: str | Path, question: str = "question", document: str = "document") -> list[Question]:
+def read_questions(path: str | Path, question: str = "question", document: str = "document") -> list[SearchQuestion]:
     """Read questions: a table or JSON lines with a question and the id of its document, or a list of ids."""
     path = Path(path)
     questions = []
@@ -41,7 +41,7 @@ def read_questions(path: str | Path, question: str = "question", document: str =
             raise UserError(f"{where}: the question is empty")
         if not ids or not all(str(id) for id in ids):
             raise UserError(f"{where}: has no document that answers the question")
-        questions.append(Question(text, frozenset(map(str, ids))))
+        questions.append(SearchQuestion(text, frozenset(map(str, ids))))
     if not questions:
         raise UserError(f"{path}: has no questions")
     return questions
@@ -49,7 +49,7 @@ def read_questions(path: str | Path, question: str = "question", document: str =
 
 def evaluate_search(
     index: AnyIndex,
-    questions: str | Path | Iterable[Question | Mapping[str, Any]],
+    questions: str | Path | Iterable[SearchQuestion | Mapping[str, Any]],
     *,
     question: str = "question",
     document: str = "document",
@@ -69,7 +69,7 @@ def evaluate_search(
     if isinstance(questions, str | Path):
         asked = read_questions(questions, question, document)
     else:
-        asked = [one if isinstance(one, Question) else _question(one, question, document) for one in questions]
+        asked = [one if isinstance(one, SearchQuestion) else _question(one, question, document) for one in questions]
     if not asked:
         raise UserError("questions: there are none")
     missing = sorted({id for one in asked for id in one.documents if not index.document(id)})
@@ -93,11 +93,13 @@ def evaluate_search(
     return evaluation
 
 
-def _question(record: Mapping[str, Any], question: str, document: str) -> Question:
+def _question(record: Mapping[str, Any], question: str, document: str) -> SearchQuestion:
     if question not in record or document not in record:
         raise UserError(f"questions: each needs '{question}' and '{document}', not {sorted(map(str, record))}")
     ids = record[document]
-    return Question(str(record[question]), frozenset(map(str, ids if isinstance(ids, list | tuple | set) else [ids])))
+    return SearchQuestion(
+        str(record[question]), frozenset(map(str, ids if isinstance(ids, list | tuple | set) else [ids]))
+    )
 
 
 def _possible(mode: str, index: AnyIndex) -> bool:
@@ -107,7 +109,9 @@ def _possible(mode: str, index: AnyIndex) -> bool:
 class _Searches:
     """Searches of all questions, whose vectors are computed once."""
 
-    def __init__(self, index: AnyIndex, questions: Sequence[Question], vectors: NDArray[np.float32] | None) -> None:
+    def __init__(
+        self, index: AnyIndex, questions: Sequence[SearchQuestion], vectors: NDArray[np.float32] | None
+    ) -> None:
         self.index, self.questions, self.vectors = index, questions, vectors
 
     def hits(self, mode: str, rows: Sequence[int] | None = None, weight: float | None = None) -> list[list[Hit]]:

@@ -20,7 +20,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Question:
+class SearchQuestion:
     """A question and the ids of the documents that answer it."""
 
     text: str
@@ -62,7 +62,7 @@ class SearchEvaluation:
     """The scores of an index on questions, a mode after the other."""
 
     index: str
-    questions: list[Question]
+    questions: list[SearchQuestion]
     modes: list[ModeScores]
     tuned: Tuned | None = None
     missing: list[str] = field(default_factory=list)  # ids of right documents that are not in the index
