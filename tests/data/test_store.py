@@ -2,7 +2,9 @@
 
 import itertools
 import json
+import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,15 +12,32 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bertree.data.preview import show_batch
 from bertree.data.store import Store, verify_store
 from bertree.data.store_files import HEADER, decode_lengths, encode_lengths, shard_file_name
 from bertree.data.store_writer import ShardWriter, write_header
 from bertree.data.stream import Stream
 from bertree.errors import UserError
+from bertree.pretraining.build import open_stores
+from bertree.pretraining.recipe import DataSettings
 from tests.support.memory_store import memory_store
 
 SPECIAL = {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
 Documents = list[list[list[int]]]
+
+
+def train_on(folder: Path) -> None:
+    open_stores(DataSettings(store=str(folder)))[0].load_tokenizer()
+
+
+def change_tokenizer(folder: Path) -> None:
+    path = folder / "tokenizer.json"
+    path.write_text(path.read_text().replace('"the"', '"thé"'))
+
+
+def rotate(path: Path) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[2:200] + data[:2] + data[200:])
 
 
 def write(folder: Path, shards: list[Documents], vocab_size: int = 1000) -> None:
@@ -36,7 +55,7 @@ def write(folder: Path, shards: list[Documents], vocab_size: int = 1000) -> None
         vocab_size=vocab_size,
         special=SPECIAL,
         word_start=words,
-        tokenizer_hash="t",
+        tokenizer_hash="",
         summary={},
     )
 
@@ -173,7 +192,7 @@ def test_a_folder_without_header_is_no_store(tmp_path: Path) -> None:
 def test_another_tokenizer_is_refused(tmp_path: Path) -> None:
     write(tmp_path, [[[[5]]]])
     store = Store.open(tmp_path)
-    store.require_tokenizer("t", "mine")
+    store.require_tokenizer("", "mine")
     with pytest.raises(UserError, match="another tokenizer than mine"):
         store.require_tokenizer("u", "mine")
 
@@ -202,3 +221,19 @@ def problem(folder: Path) -> str | None:
     except UserError as error:
         return str(error)
     return None
+
+
+@pytest.mark.parametrize("use", [verify_store, show_batch, train_on])
+def test_a_store_guards_its_tokenizer_and_its_ids(
+    use: Callable[[Path], object], token_store: Path, tmp_path: Path
+) -> None:
+    """Whatever trains on a store or shows it refuses another tokenizer, none, or other ids of the vocabulary."""
+    for harm, name, message in (
+        (shutil.rmtree, "tokenizer", "is missing; restore"),
+        (change_tokenizer, "tokenizer", "is not the tokenizer that the store was made with"),
+        (rotate, "tokens-00000.bin", "is altered"),
+    ):
+        folder = shutil.copytree(token_store, tmp_path / harm.__name__)
+        harm(folder / name)
+        with pytest.raises(UserError, match=f"{folder / name}: {message}"):
+            use(folder)

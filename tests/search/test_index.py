@@ -16,6 +16,7 @@ from bertree.search import passage_store
 from bertree.search.database import DATABASE
 from bertree.search.documents import Document, ReadOptions, ReadSummary, read_documents, total_size
 from bertree.search.index import Index
+from bertree.search.index_state import seal
 from bertree.search.passages import Hit
 from tests.support.search_samples import FILTERS, SHIPS, ids
 from tests.support.standin import Words
@@ -259,6 +260,7 @@ def test_a_prompt_that_the_model_lacks_is_named(minilm: Path, tmp_path: Path) ->
     model = bertree.load(minilm)
     Index.build(model, SHIPS, tmp_path / "index").close()
     with sqlite3.connect(tmp_path / "index" / DATABASE) as base:
-        base.execute("""UPDATE state SET value = replace(value, '["", ""]', '["", "../passwd"]')""")
+        state = json.loads(base.execute("SELECT value FROM state").fetchone()[0])
+        base.execute("UPDATE state SET value = ?", (seal(state | {"prompts": ["", "../passwd"]}),))
     with pytest.raises(UserError, match=r"index: uses the prompt '../passwd'"):
         Index.open(tmp_path / "index", model)

@@ -14,6 +14,7 @@ from bertree.errors import UserError
 from bertree.search import writer as index_writer
 from bertree.search.database import DATABASE
 from bertree.search.index import Index
+from bertree.search.index_state import seal
 from bertree.search.words.bm25 import WordIndex
 from bertree.search.words.languages import STEMMED, stop_words
 from bertree.search.words.terms import analyzer_for
@@ -149,6 +150,7 @@ def old_format(folder: Path) -> None:
         for name in ("words", "word_version", "word_weight"):
             del state[name]
         base.execute("UPDATE state SET value = ?", (json.dumps(state | {"format": 1}),))
+        base.executescript("ALTER TABLE chunks DROP COLUMN checksum; ALTER TABLE documents DROP COLUMN checksum")
     base.close()
     for path in folder.glob("words-*"):
         path.unlink()
@@ -195,7 +197,7 @@ def test_parts_that_disagree_are_refused_in_one_line_and_made_again(tmp_path: Pa
     with sqlite3.connect(index.path / DATABASE) as base:
         state = json.loads(base.execute("SELECT value FROM state").fetchone()[0])
         state["words"][0]["bytes"] = len(data)
-        base.execute("UPDATE state SET value = ?", (json.dumps(state | {"generation": 99}),))
+        base.execute("UPDATE state SET value = ?", (seal(state | {"generation": 99}),))
     base.close()
     for question in ("brig", "bay"):
         with pytest.raises(UserError, match="do not belong together; make it again with `bertree index upgrade`"):

@@ -19,11 +19,9 @@ from bertree.batch import Batch, Permutation, PretrainingLabels
 from bertree.data.masking import Masker, Masking
 from bertree.data.sequences.shuffle_group import CLS_SEGMENT
 from bertree.data.store import Store
-from bertree.data.store_files import TOKENIZER
 from bertree.errors import UserError
 from bertree.keyed_random import Ints
 from bertree.text.identity import token_bytes
-from bertree.text.tokenizer import Tokenizer
 
 SPECIAL_TOKENS = 2  # of a sequence: [CLS] and [SEP]
 SHORTEST = 6  # tokens of a sequence
@@ -110,10 +108,7 @@ class MaskedDocuments:
     @property
     def target_bytes(self) -> int:
         """Bytes of the masked tokens' text: with them losses of different tokenizers can be compared."""
-        assert self.store.folder is not None, "a store on the disk has its tokenizer"
-        tokenizer = Tokenizer.load(self.store.folder / TOKENIZER)
-        assert tokenizer is not None, "a store has a tokenizer"
-        return int(token_bytes(tokenizer, self.store.word_start)[self._text[3]].sum())
+        return int(token_bytes(self.store.load_tokenizer(), self.store.word_start)[self._text[3]].sum())
 
 
 class HiddenDocuments(MaskedDocuments):

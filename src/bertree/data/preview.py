@@ -8,10 +8,8 @@ from bertree.batch import IGNORED, Batch, Permutation, PretrainingLabels
 from bertree.data.formats import Format
 from bertree.data.masking import Masking
 from bertree.data.store import Store
-from bertree.data.store_files import TOKENIZER
 from bertree.data.stream import Stream
 from bertree.errors import UserError, suggest
-from bertree.text.tokenizer import Tokenizer
 
 MARKS, BLANK = ("Ġ", "▁"), "␣"  # a token that is only the start of a word
 LABELS = {
@@ -51,7 +49,7 @@ class ExamplePreview:
 
 def token_names(store: Store) -> TokenNames:
     """Return a function that gives the text of a token id, or the bare number without a tokenizer."""
-    tokenizer = Tokenizer.load(store.folder / TOKENIZER) if store.folder is not None else None
+    tokenizer = store.load_tokenizer() if store.folder is not None else None
     special = {number: f"[{kind.upper()}]" for kind, number in store.special.items()}
 
     def name(number: int) -> str:
@@ -97,6 +95,7 @@ def show_batch(
     """
     chosen = preview_masking(masking, objective, partial, spans)
     opened = Store.open(Path(store))
+    opened.check_sample()
     format = format or ("doc-sentences" if opened.controls else "full-sentences")
     return preview_example(opened, at, format=format, masking=chosen, max_length=max_length, seed=seed, epoch=epoch)
 

@@ -14,6 +14,7 @@ token. Nothing is compressed further, because training reads at random.
 """
 
 import hashlib
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -47,6 +48,7 @@ from bertree.keyed_random import Ints, cumulative_offsets
 from bertree.text.identity import tokenizer_hash
 from bertree.text.tokenizer import Tokenizer
 
+SAMPLED = 256 << 20  # bytes of ids that are compared with their checksums before they are trained on
 UNFILLED = "is damaged (lengths do not fill the shard); prepare the store again"
 
 
@@ -87,8 +89,11 @@ class EncodedLengths:
 class Shard:
     """Consecutive documents: ids, and where sentences and documents start."""
 
-    def __init__(self, tokens: NDArray[Any], name: str, lengths: Mapping[str, EncodedLengths]) -> None:
+    def __init__(
+        self, tokens: NDArray[Any], name: str, lengths: Mapping[str, EncodedLengths], sha256: str = ""
+    ) -> None:
         self.tokens = tokens  # memory-mapped ids
+        self.sha256 = sha256  # of their file
         self.name = name  # of the file of the ids, for messages
         self._lengths = lengths  # by kind of file: sentences, documents, controls
 
@@ -237,7 +242,7 @@ class Store:
                 if part != "tokens"
             }
             tokens = np.memmap(paths["tokens"], dtype=dtype_for(vocab_size), mode="r")
-            shards.append(Shard(tokens, str(paths["tokens"]), lengths))
+            shards.append(Shard(tokens, str(paths["tokens"]), lengths, parts["tokens"].sha256))
         totals = {part: sum(parts[part].count for parts in header["shards"]) for part in PARTS}
         controls = read_control_codes(header.get(CONTROLS, []), vocab_size)
         return cls(
@@ -253,6 +258,24 @@ class Store:
             cls_last=header.get(CLS_LAST, False),
             **totals,
         )
+
+    def check_sample(self) -> None:
+        """Compare ids with their checksums before they are used: all of a small store, random shards of a large one."""
+        left = SAMPLED
+        for shard in random.SystemRandom().sample(self.shards, len(self.shards)):
+            if left > 0 and file_hash(Path(shard.name)) != shard.sha256:
+                raise UserError(f"{shard.name}: {ALTERED}")
+            left -= shard.tokens.nbytes
+
+    def load_tokenizer(self) -> Tokenizer:
+        """Return the tokenizer in the store, after checking that it is the one the store was made with."""
+        assert self.folder is not None, "a store on the disk has its tokenizer"
+        folder = self.folder / TOKENIZER
+        tokenizer = Tokenizer.load(folder) if folder.is_dir() else None
+        if tokenizer is None or tokenizer_hash(tokenizer) != self.tokenizer_hash:
+            what = "is missing" if tokenizer is None else "is not the tokenizer that the store was made with"
+            raise UserError(f"{folder}: {what}; restore this folder, or prepare the store again")
+        return tokenizer
 
     def require_tokenizer(self, digest: str, name: str | Path) -> None:
         """Raise an error if this is not the tokenizer the store was made with."""
@@ -290,7 +313,6 @@ def verify_store(folder: str | Path, *, progress: bool | None = None) -> Store:
     if store.controls:
         assert store.document_codes.size == store.documents
         assert store.prefixes.lengths[store.prefix_numbers].size == store.documents
-    tokenizer = Tokenizer.load(folder / TOKENIZER) if (folder / TOKENIZER).is_dir() else None
-    if tokenizer is not None:
-        store.require_tokenizer(tokenizer_hash(tokenizer), folder / TOKENIZER)
+    if store.tokenizer_hash:
+        store.load_tokenizer()
     return store

@@ -44,6 +44,7 @@ def evaluate_on_store(
         raise UserError(f"`split={split}`: of a token store there are: {', '.join(SPLITS)}")
     _check_model(model, name, objective)
     opened = Store.open(store)
+    opened.check_sample()
     if model.tokenizer is not None:
         opened.require_tokenizer(tokenizer_hash(model.tokenizer), name)
     if split == SPLITS[0]:

@@ -14,7 +14,6 @@ from bertree.data.masking import Masking
 from bertree.data.sequences.shuffle_group import CLS_SEGMENT
 from bertree.data.split import split_held_out
 from bertree.data.store import Store
-from bertree.data.store_files import TOKENIZER
 from bertree.data.stream import Stream
 from bertree.errors import UserError
 from bertree.files.formats import Json, read_json
@@ -27,7 +26,6 @@ from bertree.objectives.pretraining import TERMS
 from bertree.pretraining.recipe import DataSettings, Recipe, check_architecture
 from bertree.scale.world import World
 from bertree.text.identity import tokenizer_hash
-from bertree.text.tokenizer import Tokenizer
 from bertree.train.checkpoints.checkpoint import CheckpointFolder
 from bertree.train.checkpoints.files import HEADER
 from bertree.train.device_setup import DeviceSetup, micro_batch_count
@@ -40,8 +38,10 @@ DROPOUTS = ("dropout", "attention_dropout", "classifier_dropout")  # axes that m
 def open_stores(data: DataSettings) -> tuple[Store, Store]:
     """Open the text to train on and the held-out text."""
     store, least = Store.open(data.store), 2 if data.format.endswith("+nsp") else 1
+    store.check_sample()
     if data.held_out:
         held = Store.open(data.held_out)
+        held.check_sample()
         if held.tokenizer_hash != store.tokenizer_hash:
             raise UserError(f"{data.held_out}: was made with another tokenizer than {data.store}; prepare it again")
     else:
@@ -53,8 +53,7 @@ def open_stores(data: DataSettings) -> tuple[Store, Store]:
 
 def build_model(recipe: Recipe, store: Store) -> Contents:
     """Build the model to train: with random weights, or from a trained one (model.start)."""
-    assert store.folder is not None, "the stores of a run lie on the disk"
-    tokenizer = Tokenizer.load(store.folder / TOKENIZER)
+    tokenizer = store.load_tokenizer()
     start, name, axes = recipe.model.get("start"), recipe.model.get("preset"), recipe.axes
     heads = {TERMS[term].head: 0 for term, weight in recipe.objective.items() if weight}
     if start:

@@ -137,7 +137,7 @@ class FaissIndex:
         except RuntimeError as error:
             raise UserError(f"{path}: cannot be written ({_reason(error)})") from None
         sync(path)
-        return IndexFile(name, self.count, path.stat().st_size, sha256_of(path))
+        return IndexFile.describe(folder, name, self.count)
 
     @classmethod
     def read(cls, folder: Path, part: IndexFile, kind: str, settings: dict[str, int], dimension: int) -> "FaissIndex":

@@ -1,5 +1,6 @@
 """One state of an index as its database stores it: the model, the settings and the files."""
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -9,10 +10,12 @@ from typing import Any
 from bertree.errors import UserError
 from bertree.files.formats import Json, parse_json
 from bertree.search.chunks import Chunking
+from bertree.search.database import RowTotals
 from bertree.search.faiss_index import SETTINGS
 from bertree.search.vector_files import IndexFile
 
-FORMAT = 2  # 1: without words
+FORMAT = 3  # 1: without words; 2: without checksums of rows and of the state
+CHECKSUM = "sha256"  # of a state, in its JSON
 WORD_WEIGHT = 0.67  # of words in a hybrid search; the rest is that of vectors
 
 
@@ -39,6 +42,7 @@ class IndexState:
     words: tuple[IndexFile, ...] = ()  # word tables, one per file of vectors
     word_version: int = 0  # version of what made their terms; 0: the index has no words
     word_weight: float = WORD_WEIGHT
+    rows: RowTotals = field(default_factory=RowTotals)
 
     @property
     def vectors(self) -> int:
@@ -57,20 +61,32 @@ class IndexState:
 
     def to_json(self) -> str:
         """Return the state as JSON."""
-        return json.dumps({"format": FORMAT} | asdict(self))
+        return seal({"format": FORMAT} | asdict(self))
 
     @classmethod
     def from_json(cls, text: str, path: Path) -> "IndexState":
         """Parse and check a state."""
         try:
             value = parse_json(text, "state")
-            if (version := int(value.pop("format"))) <= FORMAT:
+            if (version := int(value["format"])) <= FORMAT:
+                if version == FORMAT and seal(value) != text:
+                    raise ValueError("its checksum differs")
                 if version == 1:
                     value |= {"words": [], "word_version": 0, "word_weight": WORD_WEIGHT}
-                return cls(**_check_fields(value))
+                if version < FORMAT:
+                    value["rows"] = asdict(RowTotals())
+                return cls(
+                    **_check_fields({key: item for key, item in value.items() if key not in ("format", CHECKSUM)})
+                )
         except (KeyError, TypeError, ValueError, AttributeError, UserError) as error:
             raise UserError(f"{path}: has no valid state ({error}); build the index again") from None
         raise UserError(f"{path}: has format {version}, newer than this bertree reads ({FORMAT}); upgrade bertree")
+
+
+def seal(value: Json) -> str:
+    """Return a state as JSON, with its checksum."""
+    value = {key: item for key, item in value.items() if key != CHECKSUM}
+    return json.dumps(value | {CHECKSUM: hashlib.sha256(json.dumps(value).encode()).hexdigest()})
 
 
 def _check_fields(value: Json) -> Json:
@@ -81,7 +97,7 @@ def _check_fields(value: Json) -> Json:
         (("word_weight",), float),
         (("complete",), bool),
         (("parts", "words", "prompts"), list),
-        (("chunking", "settings", "versions"), dict),
+        (("chunking", "settings", "versions", "rows"), dict),
     ):
         for name in names:
             _check_type(value[name], kind, name)
@@ -106,7 +122,10 @@ def _check_fields(value: Json) -> Json:
         if _check_type(value["settings"][name], int, name) < 1:
             raise ValueError(f"{name} {value['settings'][name]}")
     first, second = (str(_check_type(prompt, str, "prompts")) for prompt in value["prompts"])
-    files = {"parts": parts, "words": words, "graph": graph}
+    for name, number in value["rows"].items():
+        if _check_type(number, int, name) < 0:
+            raise ValueError(f"{name} {number}")
+    files = {"parts": parts, "words": words, "graph": graph, "rows": RowTotals(**value["rows"])}
     return value | files | {"chunking": Chunking(**chunking), "prompts": (first, second)}
 
 

@@ -19,7 +19,7 @@ from bertree.search.faiss_index import FaissIndex, Keep
 from bertree.search.index_state import FORMAT, IndexState
 from bertree.search.passage_store import PassageStore
 from bertree.search.vector_files import BLOCK, WHICH, IndexFile, MappedVectors, Numbers, Vectors, sha256_of, top_k
-from bertree.search.words.bm25 import WordIndex
+from bertree.search.words.bm25 import WordIndex, read_tables
 from bertree.search.words.terms import VERSION
 from bertree.version import __version__
 
@@ -27,6 +27,7 @@ Neighbors = tuple[Numbers, Vectors]  # positions and scores of one query, best f
 QUERIES = 256  # queries compared with a block of vectors at once
 FEW_NUMBERS = 1 << 23  # numbers of vectors below which comparing is faster than searching
 MAX_COSINE = 1.001  # cosine, with rounding
+DISAGREE = "the files do not belong together; build the index again"
 SAMPLE = 1024  # vectors whose cosines stand for those of all
 SHARE = 0.1  # of all vectors: below it, the vectors that a filter leaves are compared
 
@@ -47,6 +48,7 @@ class OpenFiles:
         if self.state is not None and self.state.generation == state.generation:
             return self
         vectors = MappedVectors(self.folder, state.parts, state.dimension)
+        store.check_counts(state)
         graph = None
         if state.graph is not None:
             same = self.state is not None and self.state.graph == state.graph
@@ -54,7 +56,7 @@ class OpenFiles:
             if graph is None:
                 graph = FaissIndex.read(self.folder, state.graph, state.kind, dict(state.settings), state.dimension)
             if graph.count > len(vectors):
-                raise UserError(f"{self.folder}: the files do not belong together; build the index again")
+                raise UserError(f"{self.folder}: {DISAGREE}")
         dead = vectors.positions(store.dead()) if state.dead else np.empty(0, np.int64)
         words = None
         if state.word_version == VERSION:
@@ -186,8 +188,7 @@ def describe_index(folder: Path, store: PassageStore) -> Json:
 
 
 def verify_files(folder: Path, store: PassageStore) -> None:
-    """Read every byte and report the first file whose checksum differs."""
-    store.check()
+    """Read every byte and report the first file whose checksum differs, or that does not belong to the others."""
     checked: set[IndexFile] = set()
     before: IndexState | None = None
     while True:
@@ -199,11 +200,19 @@ def verify_files(folder: Path, store: PassageStore) -> None:
                 if part not in checked and sha256_of(path) != part.hash:
                     raise UserError(f"{path}: is damaged; build the index again, or restore this file")
                 checked.add(part)
-            return
-        except FileNotFoundError:
+            with store.transaction() as state:
+                vectors = MappedVectors(folder, state.parts, state.dimension)
+                if state.word_version:
+                    read_tables(folder, state.words, [part.count for part in state.parts])
+                if state.graph is not None and state.graph.count > len(vectors):
+                    raise UserError(f"{folder}: {DISAGREE}")
+                store.check(state, vectors)
+                if all(part in checked for part in state.all_parts):
+                    return
+        except FileNotFoundError as error:
             if state == before:  # otherwise a writer may have replaced it: there is a newer state
-                raise UserError(f"{path}: is missing; build the index again, or restore this file") from None
-            before = state
+                raise UserError(f"{error.filename}: is missing; build the index again, or restore this file") from None
+        before = state
 
 
 def library_versions() -> dict[str, str]:

@@ -19,26 +19,19 @@ import numpy as np
 from bertree.errors import UserError, suggest
 from bertree.files.formats import Json
 from bertree.search.chunks import CharSpan
-from bertree.search.database import BROKEN, DATABASE, Database
+from bertree.search.database import BROKEN, DATABASE, SCHEMA, Database, RowTotals, row_checksum
 from bertree.search.documents import Document, SourceFile, value_text
 from bertree.search.index_state import IndexState
 from bertree.search.passages import Passage
-from bertree.search.vector_files import WHICH, Numbers
+from bertree.search.vector_files import WHICH, MappedVectors, Numbers
 from bertree.text.records import json_object
 
-SCHEMA = """
-CREATE TABLE state (one INTEGER PRIMARY KEY CHECK (one = 1), value TEXT NOT NULL);
-CREATE TABLE documents (number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, source TEXT NOT NULL, digest BLOB NOT NULL,
-    metadata TEXT NOT NULL, characters INTEGER NOT NULL, chunks INTEGER NOT NULL);
-CREATE TABLE chunks (number INTEGER PRIMARY KEY, document INTEGER NOT NULL, first INTEGER NOT NULL,
-    last INTEGER NOT NULL, text TEXT NOT NULL);
-CREATE INDEX chunks_of ON chunks (document);
-CREATE TABLE labels (key TEXT NOT NULL, value TEXT NOT NULL, document INTEGER NOT NULL,
-    PRIMARY KEY (key, value, document)) WITHOUT ROWID;
-CREATE INDEX labels_of ON labels (document);
-CREATE INDEX sources ON documents (source);
-CREATE TABLE dead (number INTEGER PRIMARY KEY);
-"""
+# The columns that a checksum covers, in order.
+DOCUMENT, DOCUMENT_TYPES = (
+    "number, id, source, digest, metadata, characters, chunks",
+    (int, str, str, bytes, str, int, int),
+)
+CHUNK, CHUNK_TYPES = "number, document, first, last, text", (int, int, int, int, str)
 LABEL = 1000  # characters of a metadata value that can be filtered
 SOME = 500  # values per SQL query
 Where = Mapping[str, Any]
@@ -65,6 +58,9 @@ class StoredDocument(NamedTuple):
 class PassageStore(Database):
     """The contents of an index's database."""
 
+    _parsed: tuple[str, IndexState] | None = None  # the state that was read last
+    _rows = RowTotals()  # of the transaction
+
     @classmethod
     def create(cls, folder: Path, state: IndexState) -> None:
         """Create a database that has only a state."""
@@ -81,7 +77,9 @@ class PassageStore(Database):
             self._reopen_if_changed()
             self._base.execute("BEGIN IMMEDIATE" if write else "BEGIN")
             try:
-                yield self._state()
+                state = self._state()
+                self._rows = replace(state.rows)
+                yield state
                 self._base.execute("COMMIT")
             finally:
                 if self._base.in_transaction:
@@ -91,11 +89,13 @@ class PassageStore(Database):
         row = self._base.execute("SELECT value FROM state").fetchone()
         if row is None or not isinstance(row[0], str):
             raise UserError(f"{self.path}: has no valid state; build the index again")
-        return IndexState.from_json(row[0], self.path)
+        if self._parsed is None or self._parsed[0] != row[0]:
+            self._parsed = row[0], IndexState.from_json(row[0], self.path)
+        return self._parsed[1]
 
     def save(self, state: IndexState) -> IndexState:
-        """Save the state as the next generation. Within a transaction."""
-        state = replace(state, generation=state.generation + 1)
+        """Save the state as the next generation, with the totals of the rows. Within a transaction that may write."""
+        state = replace(state, generation=state.generation + 1, rows=replace(self._rows))
         self._base.execute("UPDATE state SET value = ?", (state.to_json(),))
         return state
 
@@ -121,35 +121,50 @@ class PassageStore(Database):
     def insert(self, document: Document, digest: bytes, spans: Sequence[CharSpan], first: int) -> None:
         """Insert a document; its passages are numbered from `first` on."""
         metadata = json.dumps(dict(document.metadata), ensure_ascii=False)
-        cursor = self._base.execute(
-            "INSERT INTO documents (id, source, digest, metadata, characters, chunks) VALUES (?, ?, ?, ?, ?, ?)",
-            (document.id, document.source, digest, metadata, len(document.text), len(spans)),
-        )
-        number = cursor.lastrowid
-        self._base.executemany(
-            "INSERT INTO chunks VALUES (?, ?, ?, ?, ?)",
-            ((first + n, number, s.start, s.end, document.text[s.start : s.end]) for n, s in enumerate(spans)),
-        )
-        labels = {(key, text) for key, value in document.metadata.items() for text in filter_values(value)}
+        (number,) = self._base.execute("SELECT coalesce(max(number), 0) + 1 FROM documents").fetchone()
+        row = (number, document.id, document.source, digest, metadata, len(document.text), len(spans))
+        chunks = [(first + n, number, s.start, s.end, document.text[s.start : s.end]) for n, s in enumerate(spans)]
+        for table, rows in (("documents", [row]), ("chunks", chunks)):
+            self._insert_rows(table, rows)
+        labels = label_rows(document.metadata)
         self._base.executemany("INSERT INTO labels VALUES (?, ?, ?)", ((*label, number) for label in labels))
+        self._rows.documents += 1
+        self._rows.labels += len(labels)
+
+    def _insert_rows(self, table: str, rows: Sequence[tuple[Any, ...]]) -> None:
+        """Insert rows with their checksums."""
+        checksums = [row_checksum(*row) for row in rows]
+        self._rows.change(checksums)
+        places = ", ".join("?" * (len(rows[0]) + 1)) if rows else ""
+        complete = ((*row, checksum) for row, checksum in zip(rows, checksums, strict=True))
+        self._base.executemany(f"INSERT INTO {table} VALUES ({places})", complete)
 
     def delete(self, ids: Iterable[str]) -> tuple[int, int]:
         """Delete documents; return how many there were, and their passages."""
         documents = chunks = 0
         for id in ids:
-            row = self._base.execute("SELECT number FROM documents WHERE id = ?", (id,)).fetchone()
-            if row is None:
+            rows = self._select("SELECT number, checksum FROM documents WHERE id = ?", (id,), int, int)
+            if not rows:
                 continue
-            documents += 1
+            row, documents = rows[0][:1], documents + 1
+            sums = self._select("SELECT checksum FROM chunks WHERE document = ?", row, int)
+            self._rows.change([rows[0][1], *(checksum for (checksum,) in sums)], -1)
+            self._rows.documents -= 1
             self._base.execute("INSERT INTO dead SELECT number FROM chunks WHERE document = ?", row)
             chunks += self._base.execute("DELETE FROM chunks WHERE document = ?", row).rowcount
-            self._base.execute("DELETE FROM labels WHERE document = ?", row)
+            self._rows.labels -= self._base.execute("DELETE FROM labels WHERE document = ?", row).rowcount
             self._base.execute("DELETE FROM documents WHERE number = ?", row)
         return documents, chunks
 
     def update_sources(self, moved: Iterable[tuple[str, str]]) -> None:
         """Set new sources of otherwise unchanged documents, given as (source, id)."""
-        self._base.executemany("UPDATE documents SET source = ? WHERE id = ?", moved)
+        for source, id in moved:
+            query = f"SELECT {DOCUMENT}, checksum FROM documents WHERE id = ?"
+            for number, _, _, *values, old in self._select(query, (id,), *DOCUMENT_TYPES, int):
+                checksum = row_checksum(number, id, source, *values)
+                change = "UPDATE documents SET source = ?, checksum = ? WHERE number = ?"
+                self._base.execute(change, (source, checksum, number))
+                self._rows.change([checksum - old])
 
     def dead(self) -> Numbers:
         """Return the numbers of the vectors of deleted passages."""
@@ -242,17 +257,36 @@ class PassageStore(Database):
         return self._passages(f"WHERE c.number > ? ORDER BY c.number LIMIT {SOME}", [number])
 
     def _passages(self, condition: str, values: Sequence[int]) -> dict[int, Passage]:
-        query = (
-            "SELECT c.number, c.text, d.id, d.source, c.first, c.last, d.metadata FROM chunks c "
-            f"JOIN documents d ON d.number = c.document {condition}"
+        columns = ", ".join(
+            f"{table}.{name}" for table, names in (("c", CHUNK), ("d", DOCUMENT)) for name in names.split(", ")
         )
-        rows = self._select(query, values, int, str, str, str, int, int, str)
+        query = f"SELECT {columns}{{}} FROM chunks c JOIN documents d ON d.number = c.document {condition}"
+        rows = self._select_checked(query, values, (CHUNK_TYPES, DOCUMENT_TYPES), ", c.checksum, d.checksum")
         return {
             number: Passage(
                 text=text, document=id, source=source, start=start, end=end, metadata=self._parse_metadata(metadata)
             )
-            for number, text, id, source, start, end, metadata in rows
+            for number, _, start, end, text, _, id, source, _, metadata, *_ in rows
         }
+
+    def _select_checked(
+        self, query: str, values: Sequence[Any], types: Sequence[tuple[type, ...]], checksums: str
+    ) -> list[tuple[Any, ...]]:
+        """Return rows of one or more tables after comparing each with its checksum, if there are checksums.
+
+        `query` has a place for the columns of the checksums; `types`: of the other columns of each table.
+        """
+        all_types = [kind for columns in types for kind in columns]
+        if not self.has_checksums:
+            return self._select(query.format(""), values, *all_types)
+        rows = self._select(query.format(checksums), values, *all_types, *(int for _ in types))
+        for row in rows:
+            start = 0
+            for columns, checksum in zip(types, row[len(all_types) :], strict=True):
+                if row_checksum(*row[start : start + len(columns)]) != checksum:
+                    raise UserError(f"{self.path}: {BROKEN.format('the checksum of a row differs')}")
+                start += len(columns)
+        return rows
 
     def documents(self) -> list["StoredDocument"]:
         """Return every document that has passages, in the order they were added."""
@@ -286,13 +320,77 @@ class PassageStore(Database):
         by_source = "SELECT source, count(*) n FROM documents GROUP BY source ORDER BY n DESC, source"
         return documents, chunks, dict(self._select(by_source, (), str, int))
 
-    def check(self) -> None:
-        """Read the whole database and report damage."""
-        with self._lock, self._report_errors():
-            self._reopen_if_changed()
-            result = self._base.execute("PRAGMA integrity_check(1)").fetchone()[0]
+    def check_counts(self, state: IndexState) -> None:
+        """Raise an error unless the tables have as many rows as the state says. Within a transaction."""
+        expected = {"chunks": state.vectors - state.dead, "dead": state.dead}
+        if self.has_checksums:
+            expected |= {"documents": state.rows.documents, "labels": state.rows.labels}
+        for table, count in expected.items():
+            (rows,) = self._base.execute(f"SELECT count(*) FROM {table}").fetchone()
+            if rows != count:
+                raise UserError(f"{self.path}: {BROKEN.format(f'{table} has {rows:,} rows where {count:,} belong')}")
+
+    def check(self, state: IndexState, vectors: MappedVectors) -> None:
+        """Read the whole database and report damage: rows, their checksums, and that they belong to the vectors.
+
+        Within a transaction.
+        """
+        result = self._base.execute("PRAGMA integrity_check(1)").fetchone()[0]
         if result != "ok":
             raise UserError(f"{self.path}: {BROKEN.format(result)}")
+        self.check_counts(state)
+        numbers = np.sort(np.concatenate([self._numbers("SELECT number FROM chunks"), self.dead()]))
+        if not np.array_equal(numbers, vectors.numbers):
+            raise UserError(f"{self.path}: {BROKEN.format('passages and vectors do not belong together')}")
+        totals, passages = self._count_rows()
+        if self.has_checksums and totals != state.rows:
+            raise UserError(f"{self.path}: {BROKEN.format('the checksum of all rows differs')}")
+        if passages:
+            raise UserError(
+                f"{self.path}: {BROKEN.format(f'document {min(passages)} has other passages than it should')}"
+            )
+
+    def _count_rows(self) -> tuple[RowTotals, dict[int, int]]:
+        """Compare every row with its checksum; return the totals, and documents with too many or too few passages."""
+        totals = RowTotals()
+        passages: dict[int, int] = {}
+        for row in self._all_rows("documents", DOCUMENT, DOCUMENT_TYPES):
+            labels = label_rows(self._parse_metadata(row[4]))
+            stored = self._select("SELECT key, value FROM labels WHERE document = ?", row[:1], str, str)
+            if set(stored) != labels:
+                raise UserError(
+                    f"{self.path}: {BROKEN.format(f'the labels of document {row[0]} differ from its metadata')}"
+                )
+            totals.documents, totals.labels = totals.documents + 1, totals.labels + len(labels)
+            totals.change([row_checksum(*row)])
+            passages[row[0]] = row[6]
+        for row in self._all_rows("chunks", CHUNK, CHUNK_TYPES):
+            passages[row[1]] = passages.get(row[1], 0) - 1
+            totals.change([row_checksum(*row)])
+        return totals, {number: count for number, count in passages.items() if count}
+
+    def _all_rows(self, table: str, columns: str, types: tuple[type, ...]) -> Iterator[tuple[Any, ...]]:
+        """Yield all rows in the order of their numbers, checked."""
+        last = -(1 << 63)
+        query = f"SELECT {columns}{{}} FROM {table} WHERE number > ? ORDER BY number LIMIT {SOME}"
+        while rows := self._select_checked(query, (last,), (types,), ", checksum"):
+            yield from (row[: len(types)] for row in rows)
+            last = rows[-1][0]
+
+    def add_checksums(self, state: IndexState, vectors: MappedVectors) -> None:
+        """Give the rows of an index of an earlier version their checksums. Within a transaction that may write."""
+        self.check(state, vectors)
+        self._rows = self._count_rows()[0]
+        for table, columns, types in (("documents", DOCUMENT, DOCUMENT_TYPES), ("chunks", CHUNK, CHUNK_TYPES)):
+            self._base.execute(f"ALTER TABLE {table} ADD COLUMN checksum INTEGER")
+            for row in self._all_rows(table, columns, types):
+                self._base.execute(f"UPDATE {table} SET checksum = ? WHERE number = ?", (row_checksum(*row), row[0]))
+        self.has_checksums = True
+
+
+def label_rows(metadata: Where) -> set[tuple[str, str]]:
+    """Return the labels of a document: keys with the texts by which a filter finds them."""
+    return {(key, text) for key, value in metadata.items() for text in filter_values(value)}
 
 
 def filter_values(value: Any) -> set[str]:

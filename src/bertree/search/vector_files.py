@@ -9,6 +9,7 @@ import hashlib
 import math
 import os
 import struct
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ Numbers = NDArray[np.int64]
 WHICH = "`bertree verify` says which file; restore it, or build the index again"
 MAGIC, HEADER = b"bertree vectors\n", 64
 LAYOUT = struct.Struct("<16sQQQ")  # magic, layout, vectors, dimension
+LEAST_BLOCK, MOST_BLOCKS = 1 << 18, 4096  # bytes of a block with a checksum, and blocks of a file
+ADVICE = "build the index again, or restore this file"
 LEAST = 1 << 20  # bytes below which the size of a file does not matter
 BLOCK = 1 << 14  # vectors copied or compared at once
 
@@ -39,16 +42,67 @@ class IndexFile:
     count: int
     bytes: int
     hash: str  # sha256
+    blocks: str = ""  # crc32 of each block in hex; "": made by an earlier version
 
     @classmethod
     def from_json(cls, value: Any) -> "IndexFile":
         """Parse from JSON; raise KeyError, TypeError or ValueError if it is invalid."""
-        part = cls(value["name"], value["count"], value["bytes"], value["hash"])
-        if [type(field) for field in (part.name, part.count, part.bytes, part.hash)] != [str, int, int, str]:
+        part = cls(value["name"], value["count"], value["bytes"], value["hash"], value.get("blocks", ""))
+        types = [type(field) for field in (part.name, part.count, part.bytes, part.hash, part.blocks)]
+        if types != [str, int, int, str, str]:
             raise TypeError(f"a file {str(value)[:40]!r}")
-        if part.count < 0 or "/" in part.name or part.name.startswith("."):
+        if part.blocks and len(bytes.fromhex(part.blocks)) != 4 * -(-part.bytes // part.block_size):
+            raise ValueError(f"the blocks of {part.name!r}")
+        if not 0 <= part.count <= part.bytes or "/" in part.name or part.name.startswith("."):
             raise ValueError(f"a file of the name {part.name!r}")
         return part
+
+    @classmethod
+    def describe(cls, folder: Path, name: str, count: int) -> "IndexFile":
+        """Describe a file that is complete, with its checksums."""
+        path = folder / name
+        size, digest, blocks = path.stat().st_size, hashlib.sha256(), bytearray()
+        with path.open("rb") as file:
+            while block := file.read(_block_size(size)):
+                digest.update(block)
+                blocks += zlib.crc32(block).to_bytes(4, "big")
+        return cls(name, count, size, digest.hexdigest(), blocks.hex())
+
+    @property
+    def block_size(self) -> int:
+        """Bytes of a block that has a checksum of its own."""
+        return _block_size(self.bytes)
+
+
+def _block_size(size: int) -> int:
+    return max(LEAST_BLOCK, -(-size // MOST_BLOCKS))
+
+
+class CheckedFile:
+    """A mapped file whose blocks are compared with their checksums when they are first read."""
+
+    def __init__(self, path: Path, part: IndexFile, mapped: NDArray[np.uint8], advice: str) -> None:
+        self._damaged = f"{path}: is damaged; {advice}"
+        self._mapped, self._size = mapped, part.block_size
+        self._expected = np.frombuffer(bytes.fromhex(part.blocks), ">u4")
+        self._open = np.ones(len(self._expected), np.bool_)  # not compared yet
+
+    def check(self, start: int, length: int) -> None:
+        """Compare the blocks of a range of bytes."""
+        self._check(np.arange(start // self._size, (start + length - 1) // self._size + 1))
+
+    def check_rows(self, starts: Numbers, length: int) -> None:
+        """Compare the blocks of many short ranges of one length."""
+        if self._open.any():
+            steps = [*range(0, length, self._size), length - 1]
+            self._check(np.unique(np.concatenate([(starts + step) // self._size for step in steps])))
+
+    def _check(self, numbers: Numbers) -> None:
+        for number in numbers[self._open[numbers]].tolist() if len(self._open) else ():
+            block = self._mapped[number * self._size : (number + 1) * self._size]
+            if zlib.crc32(block.data) != self._expected[number]:
+                raise UserError(self._damaged)
+            self._open[number] = False
 
 
 def write_vectors(
@@ -71,7 +125,7 @@ def write_vectors(
         file.flush()
         os.fsync(file.fileno())
     sync(folder)
-    return IndexFile(name, count, path.stat().st_size, sha256_of(path))
+    return IndexFile.describe(folder, name, count)
 
 
 def merge_start(sizes: Sequence[int], new: int, most: int) -> int:
@@ -109,8 +163,9 @@ class MappedVectors:
     def __init__(self, folder: Path, parts: Sequence[IndexFile], dimension: int) -> None:
         self.folder, self.parts, self.dimension = folder, tuple(parts), dimension
         opened = [_map_file(folder / part.name, part, dimension) for part in parts]
-        self._tables = [vectors for _, vectors in opened]
-        self.numbers: Numbers = np.concatenate([np.empty(0, np.int64), *(numbers for numbers, _ in opened)])
+        self._tables = [vectors for _, vectors, _ in opened]
+        self._files = [file for _, _, file in opened]
+        self.numbers: Numbers = np.concatenate([np.empty(0, np.int64), *(numbers for numbers, _, _ in opened)])
         self._ends = np.cumsum([0, *(part.count for part in parts)])
         if len(self.numbers) > 1 and not (np.diff(self.numbers) > 0).all():
             raise UserError(f"{folder}: the numbers of its vectors are out of order; {WHICH}")
@@ -121,19 +176,27 @@ class MappedVectors:
     def __getitem__(self, positions: Numbers) -> Vectors:
         """Return the vectors at these positions."""
         if len(self._tables) == 1:
-            return np.asarray(self._tables[0][positions])
+            return self._rows(0, positions)
         vectors = np.empty((len(positions), self.dimension), np.float32)
         tables = np.searchsorted(self._ends, positions, "right") - 1
         for number in np.unique(tables):
             rows = tables == number
-            vectors[rows] = self._tables[number][positions[rows] - self._ends[number]]
+            vectors[rows] = self._rows(int(number), positions[rows] - self._ends[number])
         return vectors
+
+    def _rows(self, table: int, rows: Numbers) -> Vectors:
+        self._files[table].check_rows(
+            _vectors_start(self.parts[table].count) + 4 * self.dimension * rows, 4 * self.dimension
+        )
+        return np.asarray(self._tables[table][rows])
 
     def blocks(self, first: int = 0) -> Iterator[tuple[int, Vectors]]:
         """Yield all vectors from a position on in blocks, with the position of each block."""
-        for start, table in zip(self._ends.tolist(), self._tables, strict=False):
+        for start, table, file in zip(self._ends.tolist(), self._tables, self._files, strict=False):
             for at in range(max(first - start, 0), len(table), BLOCK):
-                yield start + at, table[at : at + BLOCK]
+                block = table[at : at + BLOCK]
+                file.check(_vectors_start(len(table)) + 4 * self.dimension * at, block.nbytes)
+                yield start + at, block
 
     def positions(self, numbers: Numbers) -> Numbers:
         """Return the sorted positions of the vectors with these numbers, as far as they exist."""
@@ -149,9 +212,9 @@ class MappedVectors:
             yield self.numbers[block], self[block]
 
 
-def _map_file(path: Path, part: IndexFile, dimension: int) -> tuple[Numbers, Vectors]:
+def _map_file(path: Path, part: IndexFile, dimension: int) -> tuple[Numbers, Vectors, CheckedFile]:
     """Return the numbers and the memory-mapped vectors of a file, after checking its size and header."""
-    broken = f"{path}: is damaged or cut off; build the index again, or restore this file"
+    broken = f"{path}: is damaged or cut off; {ADVICE}"
     start = _vectors_start(part.count)
     size = start + 4 * part.count * dimension
     with _open_file(path) as file:
@@ -159,12 +222,11 @@ def _map_file(path: Path, part: IndexFile, dimension: int) -> tuple[Numbers, Vec
             raise UserError(broken)
         if file.read(LAYOUT.size) != LAYOUT.pack(MAGIC, 1, part.count, dimension):
             raise UserError(broken)
-        file.seek(HEADER)
-        numbers = np.frombuffer(file.read(8 * part.count), "<i8").astype(np.int64)
-        if not part.count:
-            return numbers, np.empty((0, dimension), np.float32)
-        vectors = np.memmap(file, "<f4", "r", start, (part.count, dimension))
-    return numbers, np.asarray(vectors)
+        mapped = np.asarray(np.memmap(file, np.uint8, "r"))
+    checked = CheckedFile(path, part, mapped, ADVICE)
+    checked.check(0, start)
+    numbers = mapped[HEADER : HEADER + 8 * part.count].view("<i8").astype(np.int64)
+    return numbers, mapped[start:].view("<f4").reshape(part.count, dimension), checked
 
 
 @contextmanager

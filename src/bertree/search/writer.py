@@ -95,7 +95,11 @@ class IndexWriter:
         self.folder, self.store, self.embedders, self.watch = folder, store, embedders, watch
         with store.transaction(write=True) as state:
             with _write_errors(folder):
-                MappedVectors(folder, state.parts, state.dimension)  # refuse to add to a damaged index
+                vectors = MappedVectors(folder, state.parts, state.dimension)  # refuse to add to a damaged index
+                if store.has_checksums:
+                    store.check_counts(state)
+                else:
+                    store.add_checksums(state, vectors)
             self.state = store.save(state)
 
     def remove_unused_files(self) -> None:

@@ -9,7 +9,7 @@ import struct
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from bertree.errors import UserError
 from bertree.files.atomic import sync
-from bertree.search.vector_files import IndexFile, sha256_of
+from bertree.search.vector_files import CheckedFile, IndexFile
 from bertree.search.words.terms import Analyzer
 
 MAGIC, HEADER, ALIGNED = b"bertree words\n\0\0", 128, 64
@@ -40,6 +40,9 @@ class WordTable:
     term_bytes: NDArray[np.uint8]  # all terms in UTF-8, sorted
     rows: NDArray[np.uint32]
     counts: NDArray[np.uint16]
+    _: KW_ONLY
+    file: CheckedFile | None = None  # that holds these arrays
+    places: tuple[int, int] = (0, 0)  # of `rows` and `counts` in it
 
     @classmethod
     def of_texts(cls, texts: Iterable[str], analyzer: Analyzer) -> "WordTable":
@@ -71,7 +74,8 @@ class WordTable:
     def read(cls, folder: Path, part: IndexFile) -> "WordTable":
         """Map a file, after checking its size and header; raise FileNotFoundError if it is gone."""
         path = folder / part.name
-        broken = f"{path}: is damaged or cut off; make it again with `bertree index upgrade`"
+        advice = "make it again with `bertree index upgrade`"
+        broken = f"{path}: is damaged or cut off; {advice}"
         with path.open("rb") as file:
             head = file.read(LAYOUT.size)
             size = os.fstat(file.fileno()).st_size
@@ -84,7 +88,16 @@ class WordTable:
             if counts[0] != part.count:
                 raise UserError(f"{path}: {DISAGREE}")
             mapped = np.memmap(file, np.uint8, "r")
-        return cls(*(np.asarray(_section(mapped, at, count, kind)) for at, count, kind in sections))
+        checked = CheckedFile(path, part, np.asarray(mapped), advice)
+        checked.check(0, sections[-2][0])
+        arrays = (np.asarray(_section(mapped, at, count, kind)) for at, count, kind in sections)
+        return cls(*arrays, file=checked, places=(sections[-2][0], sections[-1][0]))
+
+    def check(self, start: int, end: int) -> None:
+        """Compare some postings with the checksums of the file."""
+        if self.file is not None and end > start:
+            for size, place in zip((self.rows.itemsize, self.counts.itemsize), self.places, strict=True):
+                self.file.check(place + start * size, (end - start) * size)
 
     @cached_property
     def _term_views(self) -> tuple[memoryview, memoryview]:
@@ -112,6 +125,7 @@ class WordTable:
         if number == len(self) or self[number] != wanted:
             return self.rows[:0], self.counts[:0]
         start, end = int(self.posting_ends[number]), int(self.posting_ends[number + 1])
+        self.check(start, min(end, len(self.rows)))
         rows = self.rows[start:end]
         if end <= start or end > len(self.rows) or int(rows.max()) >= len(self.lengths):
             raise UserError(f"the postings of {term!r} are damaged; {DISAGREE}")
@@ -119,6 +133,7 @@ class WordTable:
 
     def only(self, keep: Keep) -> "WordTable":
         """Return the table without some passages."""
+        self.check(0, len(self.rows))
         kept = keep[self.rows]
         ends = np.concatenate([[0], np.cumsum(kept)])[self.posting_ends.astype(np.int64)]
         used = np.diff(ends) > 0
@@ -159,13 +174,14 @@ def write_words(folder: Path, name: str, tables: Sequence[WordTable]) -> IndexFi
         mapped.flush()
         os.fsync(file.fileno())
     sync(folder)
-    return IndexFile(name, passages, path.stat().st_size, sha256_of(path))
+    return IndexFile.describe(folder, name, passages)
 
 
 def _copy_postings(
     table: WordTable, target: WordTable, to: NDArray[np.int64], free: NDArray[np.int64], first: int
 ) -> None:
     """Copy the postings of a table into a larger one; `to`: its terms there, `first`: its first row there."""
+    table.check(0, len(table.rows))
     ends = table.posting_ends.astype(np.int64)
     begin = 0
     while begin < len(table):
