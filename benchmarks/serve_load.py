@@ -29,6 +29,7 @@ from benchmarks.common import CORPUS, Results, argument_parser, real_weights, se
 from benchmarks.serve_client import Connection, Outcome, Server, closed_loop, open_loop, post
 
 TEXTS, BULK, CLIENTS, BULK_CLIENTS = 512, 32, 32, 4
+TIMES, QUEUE = 5, 10  # the capacity in an overload; seconds that an accepted request may wait
 QUERY = "Who hunts the white whale?"
 
 
@@ -41,7 +42,8 @@ def main() -> None:
     )
     parser.add_argument("--seconds", type=float, default=15, help="of each measurement")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--overload", type=float, default=60, help="seconds at three times its capacity")
+    parser.add_argument("--overload", type=float, default=60, help="seconds at five times its capacity")
+    parser.add_argument("--only-overload", action="store_true", help="measure nothing else, --rounds times")
     parser.add_argument("--anchor", type=float, help=argparse.SUPPRESS)  # measure in this process: seconds
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the servers end too
@@ -135,8 +137,12 @@ def loaded(server: Server, requests: list[bytes], clients: int, seconds: float, 
 def measure(results: Results, options: argparse.Namespace) -> None:
     """Run all phases."""
     folder, texts = real_weights(), sentences(CORPUS, TEXTS)
-    started = [servers.start_bertree(folder)]
+    started = [servers.start_bertree(folder, f"--queue={QUEUE}")]
     try:
+        if options.only_overload:
+            for _ in range(options.rounds):
+                overload(results, started[0], texts, options)
+            return
         if options.infinity:
             started.append(servers.start_infinity(folder, options.infinity))
         if options.sentence_transformers:
@@ -266,7 +272,7 @@ async def batch_times(server: Server) -> dict[str, float]:
 
 
 def overload(results: Results, server: Server, texts: list[str], options: argparse.Namespace) -> None:
-    """Send three times the capacity, and compare every vector with the right one."""
+    """Send five times the capacity, and compare every vector with the right one."""
     import bertree
 
     right = bertree.load(real_weights()).embed(texts)
@@ -282,8 +288,8 @@ def overload(results: Results, server: Server, texts: list[str], options: argpar
         elif status == 429:
             without += b"retry-after:" not in head
 
-    cpu = server.cpu()
-    outcome = asyncio.run(open_loop(server.port, requests, 3 * capacity["rate"], options.overload, on_answer=check))
+    cpu, load = server.cpu(), os.getloadavg()[0]
+    outcome = asyncio.run(open_loop(server.port, requests, TIMES * capacity["rate"], options.overload, on_answer=check))
     cpu = server.cpu() - cpu
     after = loaded(server, requests, CLIENTS, options.seconds, 1)
     # Before and after: the speed of a machine that others share changes within a minute.
@@ -292,17 +298,23 @@ def overload(results: Results, server: Server, texts: list[str], options: argpar
     goodput, per_cpu = outcome.count() / outcome.seconds, outcome.count() / cpu
     results.add(
         "overload",
-        requests_per_second=round(3 * capacity["rate"]),
+        times_capacity=TIMES,
+        requests_per_second=round(TIMES * capacity["rate"]),
+        queue_seconds=QUEUE,
         texts_per_second=round(goodput, 1),
         of_maximum=round(goodput / most, 2),
         of_maximum_cpu=round(per_cpu / most_cpu, 2),
         answered=outcome.count(),
+        wait_p50_s=round(outcome.quantile(0.5) / 1000, 2),
+        wait_most_s=round(outcome.quantile(1.0) / 1000, 2),
         refused=outcome.count(429),
         refusal_p50_ms=round(outcome.quantile(0.5, 429), 1),
+        refusal_p99_ms=round(outcome.quantile(0.99, 429), 1),
         refusals_without_retry_after=without,
         other_statuses=sum(count for status, count in counts.items() if status not in (200, 429)),
         lost=outcome.lost,
         wrong_vectors=wrong,
+        load_average=round(load, 1),
     )
 
 

@@ -120,13 +120,14 @@ def test_pages_of_other_sites_are_refused_unless_allowed(asker: Asker) -> None:
 @in_event_loop
 async def test_a_full_queue_is_answered_with_the_time_to_wait(asker: Asker) -> None:
     with asking.with_registry(asker.service.registry, threads=0) as made:  # nothing is computed
-        made.service.scheduler.most_queued_tokens = 20
         first = asyncio.create_task(made.send("POST", "/embed", b'{"inputs": "one two three"}'))
         await asyncio.sleep(0)
+        second = await made.send("POST", "/embed", b'{"inputs": "one"}', {"x-timeout": "0.0001"})
+        assert (second.status, second.json["error_type"]) == (413, "Validation"), "it cannot be done so fast"
+        made.service.scheduler.queue_seconds = 1e-9
         second = await made.send("POST", "/embed", json.dumps({"inputs": ["word " * 30]}).encode())
         assert (second.status, second.json["error_type"]) == (429, "Overloaded")
         assert int(second.headers["retry-after"]) >= 1
-        made.service.scheduler.most_queued_tokens = 1
         third = await made.send("POST", "/v1/embeddings", b"not even JSON")
         assert third.status == 429, "refused before it is read"
         assert (await made.send("GET", "/ready")).status == 200

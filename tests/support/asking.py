@@ -14,12 +14,14 @@ from typing import Any
 import uvicorn
 
 from bertree.serve.http.app import build_app
+from bertree.serve.http.connections import ClientConnections
 from bertree.serve.http.handlers import Service
 from bertree.serve.http.telemetry import Log, Metrics
 from bertree.serve.loading import ServedSource, load_sources
 from bertree.serve.registry import Registry
 from bertree.serve.scheduler import Scheduler
 from bertree.serve.settings import RequestSettings
+from bertree.serve.worker import server_config
 
 
 @dataclass(frozen=True)
@@ -147,7 +149,7 @@ def start(
 def with_registry(registry: Registry, settings: RequestSettings | None = None, threads: int = 2) -> Asker:
     """Serve what is loaded, with settings."""
     metrics = Metrics()
-    scheduler = Scheduler(threads, 100_000, metrics)
+    scheduler = Scheduler(threads, 60, metrics)
     scheduler.start()
     return Asker(
         Service(
@@ -181,9 +183,9 @@ def refused(asker: Asker, path: str, body: Any, field: str, status: int = 422) -
 
 
 @contextmanager
-def listening(asker: Asker) -> Iterator[str]:
+def listening(asker: Asker, connections: ClientConnections | None = None) -> Iterator[str]:
     """Let an application listen on a socket of this machine; return its address."""
-    config = uvicorn.Config(asker.app, lifespan="off", access_log=False, log_config=None, ws="none")
+    config = server_config(asker.app, connections or ClientConnections())
     server, listener = uvicorn.Server(config), socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=server.run, args=([listener],))
     thread.start()

@@ -60,7 +60,7 @@ def serve(
         float, typer.Option(min=0.1, max=600, help="Seconds for a request that does not say it (X-Timeout).")
     ] = 60,
     queue: Annotated[
-        float, typer.Option(min=0.1, max=600, help="Seconds of work that may wait; more is refused (429).")
+        float, typer.Option(min=0.1, max=600, help="Seconds that a request may wait; more is refused (429).")
     ] = 10,
     drain: Annotated[float, typer.Option(min=1, max=3600, help="Seconds to finish requests after SIGTERM.")] = 30,
     watch: Annotated[

@@ -5,6 +5,7 @@ which is freed after the last of them. A folder that cannot be read leaves the o
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +20,7 @@ from bertree.search.index import AnyIndex, open_index
 from bertree.search.postgres.location import SCHEMA, TABLE, TableLocation, is_address
 from bertree.serve.registry import Registry
 from bertree.serve.served import ServedIndex, ServedModel, unit_tokens
-from bertree.serve.token_queue import Job
+from bertree.serve.token_queue import JobKind
 from bertree.tasks.text import TextTask
 
 WARM_UP = (1, 8, 32)  # words of the texts that a model reads before it is ready; and one text of its full length
@@ -137,22 +138,17 @@ def load_index(source: ServedSource, registry: Registry, before: ServedIndex | N
     return ServedIndex(source.index_name, source.open_index(model.model), model, source.open_index)
 
 
-def sample_jobs(served: ServedModel) -> list[Job]:
-    """Return jobs of a batch of short texts, to measure how fast a model is."""
-    (encoded,) = served.tokenize([" ".join(["word"] * 24)])
-    return [Job(len(encoded.ids), encoded)] * max(1, served.job_kind("embed").budget // len(encoded.ids))
-
-
 def warm_up(served: ServedModel) -> None:
-    """Compute texts of several lengths, so that no request pays for what happens only once."""
+    """Compute texts of several lengths, so that no request pays for what happens only once, and measure the speed."""
     longest = served.model.max_length
-    texts = [" ".join(["word"] * count) for count in (*WARM_UP, longest)]
+    texts = [" ".join(["word"] * count) for count in (longest, *WARM_UP)]
     if "embed" in served.abilities:
-        kind = served.job_kind("embed")
         for encoded in served.tokenize(texts):
-            kind.compute([encoded] * max(1, kind.budget // len(encoded.ids)))
+            _compute(served.job_kind("embed"), encoded, len(encoded.ids))
+        served.expect_costs()
     if "fill" in served.abilities:
-        served.job_kind("fill").compute([served.model.prepare_masks("word [MASK]")])
+        masked = served.model.prepare_masks("word [MASK]")
+        _compute(served.job_kind("fill"), masked, len(masked.encoded.ids))
     if "generate" in served.abilities:
         next(served.model.stream("word", tokens=1))
     if "entities" in served.abilities or "answer" in served.abilities:
@@ -162,7 +158,15 @@ def warm_up(served: ServedModel) -> None:
         examples = [served.task.example(text, pair) for text in texts]
         units, _ = served.task.units(examples, served.model.required_tokenizer, served.task_max_length)
         for unit in units:
-            served.job_kind("task").compute([unit] * max(1, min(32, 512 // unit_tokens(unit))))
+            _compute(served.job_kind("task"), unit, unit_tokens(unit))
+
+
+def _compute(kind: JobKind, payload: Any, tokens: int) -> None:
+    """Compute a batch of one payload, and measure it; the last measurement counts."""
+    count, started = max(1, min(32, kind.budget // tokens)), time.perf_counter()
+    kind.compute([payload] * count)
+    kind.measured = False
+    kind.measure(count * tokens, time.perf_counter() - started)
 
 
 def warm_up_task(served: ServedModel) -> None:
@@ -170,7 +174,7 @@ def warm_up_task(served: ServedModel) -> None:
     assert served.task is not None
     example = served.task.parse({"text": "word", "question": "word", "context": "word"})
     units, _ = served.task.units([example], served.model.required_tokenizer, served.task_max_length)
-    served.job_kind("task").compute(units)
+    _compute(served.job_kind("task"), units[0], unit_tokens(units[0]))
 
 
 class Swapper:

@@ -2,6 +2,10 @@
 
 The event loop puts jobs into the queue; threads take batches from it, compute them and hand the results back to the
 loop. A batch that raises is halved until the job at fault is alone, so it fails no other request; a thread never ends.
+
+A request is accepted if it will not have to wait longer than the queue allows, and can be done before its deadline, by
+what the last batches cost. If the machine slows down afterwards, the newest requests are refused after all, so that the
+older ones are answered in time.
 """
 
 import asyncio
@@ -20,11 +24,11 @@ from bertree.serve.token_queue import (
     Overloaded,
     QueuedRequest,
     TokenQueue,
+    TooLong,
 )
 
-FIRST_RATE = 5000.0  # tokens a second, until batches are measured
-MEMORY = 0.9  # of the measured rate, per batch
-FULL = 0.98  # of the tokens that may wait, from which on requests are refused before they are read
+FULL = 0.9  # of the queue's seconds: from here on requests are refused, before they are read
+LATE = 1.15  # of the queue's seconds: what would have to wait longer is refused after it was accepted
 LONGEST_WAIT = 60.0  # seconds that a client is told to wait
 MOST_TURNS = 16  # of the event loop that may bring requests of one batch
 
@@ -42,16 +46,16 @@ class Scheduler:
     def __init__(
         self,
         threads: int,
-        most_queued_tokens: int,
+        queue_seconds: float,
         observer: JobObserver | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`threads`: 0 to compute by `compute_next` alone. `most_queued_tokens`: beyond them, requests are refused."""
-        self.threads, self.most_queued_tokens = threads, most_queued_tokens
+        """`threads`: 0 to compute by `compute_next` alone. `queue_seconds`: that a request may have to wait."""
+        self.threads, self.queue_seconds = threads, queue_seconds
         self._observer = observer or JobObserver()
         self._clock = clock
-        self._rate = FIRST_RATE  # tokens a second of one thread
         self._queue = TokenQueue()
+        self._running = 0.0  # seconds of work in the batches that are being computed
         self._lock = threading.Lock()
         self._ready = threading.Condition(self._lock)
         self.idle_threads = 0
@@ -71,30 +75,23 @@ class Scheduler:
         return self._queue.requests
 
     @property
-    def is_full(self) -> bool:
-        """Whether further requests are refused unread: there is room for a few texts at most.
+    def wait(self) -> float:
+        """Seconds that a new short request has to wait, by what the last batches cost."""
+        return (self._queue.urgent_seconds + self._running) / max(1, self.threads)
 
-        Without that margin, most requests to a full queue would be tokenized before they are refused."""
-        return self._queue.tokens >= FULL * self.most_queued_tokens
+    def room(self, kind: JobKind, tokens: int) -> int:
+        """Return how many jobs of so many tokens may wait."""
+        return max(1, int(self.queue_seconds * max(1, self.threads) / (kind.cost * tokens)))
 
     @property
-    def tokens_per_second(self) -> float:
-        """Tokens that all threads compute in a second, as measured."""
-        return self._rate * max(1, self.threads)
+    def is_full(self) -> bool:
+        """Whether further requests are refused unread: most of them would be tokenized and then refused."""
+        return self.wait >= FULL * self.queue_seconds
 
     @property
     def retry_after(self) -> float:
-        """Seconds until half of what waits now is done."""
-        return min(LONGEST_WAIT, self._queue.tokens / 2 / self.tokens_per_second)
-
-    def measure(self, kind: JobKind, jobs: Sequence[Job]) -> float:
-        """Compute a batch before anything is served; return how many tokens a second all threads will compute."""
-        payloads = [job.payload for job in jobs]
-        kind.compute(payloads)
-        started = self._clock()
-        kind.compute(payloads)
-        self._rate = sum(job.tokens for job in jobs) / max(1e-6, self._clock() - started)
-        return self.tokens_per_second
+        """Seconds until half of what may wait is done."""
+        return min(LONGEST_WAIT, self.wait - self.queue_seconds / 2)
 
     def now(self) -> float:
         """Return the time on its clock."""
@@ -119,8 +116,9 @@ class Scheduler:
     async def run(self, kind: JobKind, jobs: Sequence[Job], deadline: float) -> list[Any]:
         """Return the results of jobs, in their order. `deadline`: on the scheduler's clock.
 
-        Overloaded if too much waits already: all of the jobs are taken, or none. DeadlineExceeded if they are not done
-        in time. The error of the first job that fails. If the caller is cancelled, what is left is not computed."""
+        Overloaded if too much waits already: all of the jobs are taken, or none. TooLong if they cannot be done before
+        the deadline even if nothing waits; DeadlineExceeded if they were not. The error of the first job that fails. If
+        the caller is cancelled, what is left is not computed."""
         if not jobs:
             return []
         loop = asyncio.get_running_loop()
@@ -128,8 +126,7 @@ class Scheduler:
         now = self._clock()
         request = QueuedRequest(kind, jobs, deadline, now, lambda: self._collect(loop, future))
         with self._lock:
-            if self._queue.tokens and self._queue.tokens + request.tokens > self.most_queued_tokens:
-                raise Overloaded(self.retry_after)
+            self._check(request, deadline - now)
             self._queue.add(request)
         if self._gathering is not loop:
             self._gathering = loop
@@ -146,6 +143,30 @@ class Scheduler:
             raise request.error
         return request.results
 
+    def _check(self, request: QueuedRequest, seconds: float) -> None:
+        """Refuse a request that has to wait too long, or cannot be done in so many seconds."""
+        kind, threads = request.kind, max(1, self.threads)
+        parallel = min(threads, len(request.jobs), kind.at_once or threads)
+        alone = request.tokens * kind.least_cost / parallel
+        if kind.measured and alone > seconds:
+            raise TooLong(alone)
+        wait = self.wait
+        if kind.at_once:
+            wait = max(wait, self._queue.seconds_of(kind) / kind.at_once)
+        ahead = (self._queue.seconds + self._running) / threads if request.tokens > kind.urgent else wait
+        if wait > self.queue_seconds or (ahead and ahead + request.tokens * kind.cost / parallel > seconds):
+            raise Overloaded(max(self.retry_after, ahead - self.queue_seconds / 2))
+
+    def _refuse_late(self) -> None:
+        """Refuse the newest requests while the last one would have to wait too long: the machine has slowed down."""
+        limit = LATE * self.queue_seconds
+        while (newest := self._queue.newest_untouched()) is not None:
+            if self._clock() - newest.arrived + self.wait <= limit:
+                return
+            self._queue.drop(newest)
+            newest.finished = False
+            newest.fail(Overloaded(self.retry_after))
+
     def _gather(self, loop: asyncio.AbstractEventLoop, added: int, turns: int) -> None:
         """Wake the threads once a turn of the loop has brought no further request, so that they share a batch."""
         with self._lock:
@@ -161,7 +182,7 @@ class Scheduler:
 
     def compute_next(self) -> bool:
         """Compute the next batch in this thread; return False if nothing waits."""
-        self._finished.requests = []
+        self._finished.requests, self._finished.since = [], self._clock()
         with self._lock:
             batch = self._take()
         self._wake(self._finished.requests)  # those that were too late
@@ -174,11 +195,13 @@ class Scheduler:
         batch = self._queue.take(self._clock(), max(1, self.idle_threads))
         if batch is not None:
             batch.kind.running += 1
+            self._running += batch.seconds
             if self.idle_threads > 1 and self._queue.tokens:
                 self._ready.notify()
         return batch
 
     def _work(self) -> None:
+        self._finished.since = self._clock()
         while True:
             self._finished.requests = []
             with self._lock:
@@ -197,18 +220,22 @@ class Scheduler:
             if (batch := self._take()) is not None or self._finished.requests:
                 return batch
             self._ready.wait()
+            self._finished.since = self._clock()
         return None
 
     def _compute(self, batch: JobBatch) -> None:
         started = self._clock()
+        since = self._finished.since  # the end of the last batch, if it did not have to wait for this one
         live = [(request, row) for request, row in batch.jobs if not request.finished]
         results = self._results(batch.kind, [request.jobs[row].payload for request, row in live])
-        seconds = self._clock() - started
-        self._finished.requests = []
+        ended = self._clock()
+        self._finished.requests, self._finished.since = [], ended
         with self._lock:
             batch.kind.running -= 1
-            if seconds > 0 and live:
-                self._rate = MEMORY * self._rate + (1 - MEMORY) * batch.tokens / seconds
+            self._running = max(0.0, self._running - batch.seconds)
+            if live and ended > since:
+                batch.kind.measure(sum([request.jobs[row].tokens for request, row in live]), ended - since)
+                self._refuse_late()
             for (request, row), result in zip(live, results, strict=True):
                 if isinstance(result, Failure):
                     request.fail(result.error)
@@ -217,7 +244,7 @@ class Scheduler:
             if batch.kind.at_once:
                 self._ready.notify()
         self._wake(self._finished.requests)
-        self._observer.batch(batch.kind.name, len(live), batch.tokens, seconds)
+        self._observer.batch(batch.kind.name, len(live), batch.tokens, ended - started)
         for request, _ in live:
             if not request.wait_recorded:
                 request.wait_recorded = True

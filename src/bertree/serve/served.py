@@ -7,6 +7,7 @@ from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from bertree.errors import UserError
@@ -36,6 +37,7 @@ ABILITIES = {
 }
 # Tokens of a batch. On a CPU, larger batches are no faster and let others wait longer (docs/serving.md).
 BUDGETS = {"cpu": 512, "cuda": 65536}
+SLOW = 10  # what a token costs when every layer is shown, beside one that is embedded
 Tokenize = Callable[[Sequence[str], str | None, str], list[Encoded]]
 
 
@@ -144,16 +146,26 @@ class ServedModel:
             "unscaled": JobKind(f"{name}: unscaled", partial(self._embed, normalize=False), budget),
             "task": JobKind(f"{name}: task", self._task_logits, budget),
             "fill": JobKind(f"{name}: fill", model.fill_prepared, budget),
-            "call": JobKind(f"{name}: call", _call_all, 1),
+            "hidden": JobKind(f"{name}: hidden", self._hidden, budget),
+            "generate": JobKind(f"{name}: generate", _call_all, 1),
+            "layers": JobKind(f"{name}: layers", _call_all, 1),
+            "map": JobKind(f"{name}: map", _call_all, 1, at_once=1),
         }
 
     def job_kind(self, name: str) -> JobKind:
         """Return a kind of jobs.
 
         embed: tokenized texts (`Encoded`) -> vectors as `model.embed` returns them; unscaled: the same without
-        normalization; task: units -> logits; fill: texts with masks -> filled masks; call: functions without arguments
-        -> their results, for work that cannot share a batch."""
+        normalization; hidden: the same -> the states of their tokens; task: units -> logits; fill: texts with masks ->
+        filled masks; generate, layers and map: functions without arguments -> their results, for work that cannot share
+        a batch."""
         return self._job_kinds[name]
+
+    def expect_costs(self) -> None:
+        """Assume what tokens of other kinds cost, beside those of `embed`, until batches of them are measured."""
+        for name, kind in self._job_kinds.items():
+            if not kind.measured:
+                kind.cost = kind.least_cost = self._job_kinds["embed"].cost * (SLOW if name == "layers" else 1)
 
     def tokenize(
         self, texts: Sequence[str | tuple[str, str]], prompt: str | None = None, cut: str = "right"
@@ -188,6 +200,13 @@ class ServedModel:
         rows = self._embedder(encoded, normalize)
         check_finite(rows, self.name)
         return list(rows)
+
+    def _hidden(self, encoded: Sequence[Encoded]) -> list[NDArray[np.float32]]:
+        with self.model.evaluating(), torch.no_grad():
+            batch = self.model.pack(encoded).to(self.model.device)
+            states = self.model.network.encoder(batch).float().cpu()
+            check_finite(states, self.name)
+            return [rows.numpy() for rows in states.split(batch.lengths.tolist())]
 
     def _task_logits(self, units: Sequence[Unit]) -> Sequence[NDArray[np.float32]]:
         assert self.task is not None

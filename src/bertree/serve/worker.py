@@ -10,20 +10,22 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from bertree.engines.cores import available_cores
 from bertree.errors import UserError
 from bertree.serve.http.app import build_app
+from bertree.serve.http.connections import ClientConnections
 from bertree.serve.http.handlers import Service
 from bertree.serve.http.telemetry import Log, Metrics
-from bertree.serve.loading import ServedSource, Swapper, load_sources, sample_jobs
+from bertree.serve.loading import ServedSource, Swapper, load_sources
 from bertree.serve.registry import Registry
 from bertree.serve.scheduler import Scheduler
 from bertree.serve.settings import LOOPBACK, ApiKeys, Limits, RequestSettings, ServerSettings, url_of
 
-LEAST_QUEUE = 65536  # tokens that may wait on the slowest machine
 LINGER = 0.3  # seconds in which a request that was on its way when the signal came may still arrive
 KEEP_ALIVE = 75  # seconds that an idle connection is kept
+LOOK = 1  # seconds between looks at all connections
 
 
 class DrainingServer(uvicorn.Server):
@@ -31,14 +33,14 @@ class DrainingServer(uvicorn.Server):
 
     def __init__(
         self,
-        config: uvicorn.Config,
         service: Service,
         swapper: Swapper,
         watch_seconds: float,
+        drain: float,
         ready: Callable[[], None],
     ) -> None:
         """`ready` is called when it listens."""
-        super().__init__(config)
+        super().__init__(server_config(build_app(service), ClientConnections(), drain))
         self._service, self._swapper, self._watch_seconds, self._ready = service, swapper, watch_seconds, ready
         self.signal: int | None = None
 
@@ -78,18 +80,32 @@ class DrainingServer(uvicorn.Server):
             self.signal = self._captured_signals[0] if self._captured_signals else None
 
 
+def server_config(app: ASGIApp, connections: ClientConnections, drain: float = 30) -> uvicorn.Config:
+    """Return uvicorn's settings. `drain`: seconds for accepted requests when it stops."""
+    return uvicorn.Config(
+        app,
+        http=connections.protocol(),
+        lifespan="off",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        proxy_headers=False,  # an address that a client names is not believed
+        timeout_keep_alive=KEEP_ALIVE,
+        timeout_graceful_shutdown=max(1, int(drain)),
+        backlog=2048,
+        ws="none",
+        callback_notify=connections.look,
+        timeout_notify=LOOK,
+    )
+
+
 def build_service(settings: ServerSettings, registry: Registry, log: Log) -> Service:
-    """Build a service: measure the models, and set the limits."""
+    """Build a service with the limits of the settings."""
     metrics = Metrics()
     devices = {served.model.device.type for served in registry.models.values()}
     # On a GPU one thread prepares a batch while another waits for its results.
     threads = settings.threads or (2 if "cuda" in devices else max(1, available_cores() // settings.workers))
-    scheduler = Scheduler(threads, LEAST_QUEUE, metrics)
-    slowest = min(
-        (scheduler.measure(served.job_kind("embed"), sample_jobs(served)) for served in registry.models.values()),
-        default=0.0,
-    )
-    scheduler.most_queued_tokens = max(LEAST_QUEUE, int(slowest * settings.queue))
+    scheduler = Scheduler(threads, settings.queue, metrics)
     limits = Limits(body_bytes=settings.max_body * 2**20, seconds=settings.timeout)
     loopback = settings.host in LOOPBACK and not settings.keys
     checks = RequestSettings(limits, ApiKeys(settings.keys), settings.cors, loopback)
@@ -136,18 +152,6 @@ def run_worker(settings: ServerSettings, listener: socket.socket) -> int:
         print(f"bertree: loading {', '.join(source.shown for source in sources)}", flush=True)
     service = build_service(settings, load_sources(sources), log)
     registry = service.registry
-    config = uvicorn.Config(
-        build_app(service),
-        lifespan="off",
-        access_log=False,
-        log_config=None,
-        server_header=False,
-        proxy_headers=False,  # the address of a client is not used
-        timeout_keep_alive=KEEP_ALIVE,
-        timeout_graceful_shutdown=max(1, int(settings.drain)),
-        backlog=2048,
-        ws="none",
-    )
 
     def report(event: str, **values: str) -> None:
         log.write(event, **values)
@@ -167,7 +171,7 @@ def run_worker(settings: ServerSettings, listener: socket.socket) -> int:
             print(f"bertree: serving at {url_of(listener)} (Ctrl-C stops it)", flush=True)
 
     swapper = Swapper(registry, sources, report)
-    server = DrainingServer(config, service, swapper, settings.watch, ready)
+    server = DrainingServer(service, swapper, settings.watch, settings.drain, ready)
     service.scheduler.start()
     try:
         server.run(sockets=[listener])

@@ -22,6 +22,7 @@ ERROR_TYPES = {
     405: ("invalid_request_error", "Validation"),
     408: ("timeout_error", "Validation"),
     413: ("invalid_request_error", "Validation"),
+    415: ("invalid_request_error", "Validation"),
     422: ("invalid_request_error", "Validation"),
     429: ("rate_limit_error", "Overloaded"),
     500: ("server_error", "Backend"),

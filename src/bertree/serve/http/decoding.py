@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -10,39 +10,50 @@ import msgspec
 from starlette.types import Receive
 
 from bertree.serve.http.answers import HttpError
+from bertree.serve.http.handlers import Context
 
 BODY_SECONDS = 30.0  # for a body to arrive
+MOST_RECEIVED = 256 << 20  # bytes of all bodies that are arriving
+MOST_DISCARDED = 64 << 20  # bytes that are read, and not kept, of a body that is too large
+CLOSE = {"connection": "close"}
 PATH = re.compile(r" - at `\$(.*)`$")
 MISSING = re.compile(r"missing required field `(\w+)`")
 
 
-async def read_body(headers: Mapping[bytes, bytes], receive: Receive, most: int) -> bytes:
-    """Return the body of a request with these headers; 413 if it is too large."""
+async def read_body(context: Context, receive: Receive) -> bytes:
+    """Return the body of a request; 413 if it is too large."""
+    headers, most, service = context.request_headers, context.limits.body_bytes, context.service
+    if encoding := headers.get(b"content-encoding", b"identity").lower().removeprefix(b"identity"):
+        raise HttpError(415, f"the body is encoded ({encoding[:20].decode('latin-1')}); send it as plain JSON")
     length = headers.get(b"content-length", b"")
-    if length.isdigit() and int(length) > most:
+    too_large = length.isdigit() and int(length) > most
+    if too_large and b"expect" in headers:  # the client asks before it sends the body
         raise _too_large(most)
-    first = await receive()
-    if first["type"] == "http.disconnect":
-        raise ClientGone
-    pieces, size = [first.get("body", b"")], len(first.get("body", b""))
-    if size > most:
-        raise _too_large(most)
-    if not first.get("more_body"):
-        return pieces[0]
+    pieces, size, kept, more = list[bytes](), 0, 0, True
     try:
         async with asyncio.timeout(BODY_SECONDS):
-            while True:
+            while more:
                 message = await receive()
                 if message["type"] == "http.disconnect":
                     raise ClientGone
-                pieces.append(message.get("body", b""))
-                size += len(pieces[-1])
-                if size > most:
-                    raise _too_large(most)
-                if not message.get("more_body"):
-                    return b"".join(pieces)
+                piece, more = message.get("body", b""), message.get("more_body", False)
+                size += len(piece)
+                too_large = too_large or size > most
+                if size > most + MOST_DISCARDED:
+                    break
+                if not too_large:
+                    pieces.append(piece)
+                    service.body_bytes += len(piece)
+                    kept += len(piece)
+                if service.body_bytes > MOST_RECEIVED + most:
+                    raise HttpError(503, "too many bodies arrive at once", headers=CLOSE | {"retry-after": "1"})
     except TimeoutError:
-        raise HttpError(408, "the body did not arrive in time", headers={"connection": "close"}) from None
+        raise HttpError(408, "the body did not arrive in time", headers=CLOSE) from None
+    finally:
+        service.body_bytes -= kept
+    if too_large:  # answered when the client has sent all of it: many read the answer only then
+        raise _too_large(most)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
 class ClientGone(Exception):
@@ -50,7 +61,7 @@ class ClientGone(Exception):
 
 
 def _too_large(most: int) -> HttpError:
-    return HttpError(413, f"the body is larger than {most:,} bytes; send fewer texts", headers={"connection": "close"})
+    return HttpError(413, f"the body is larger than {most:,} bytes; send fewer texts", headers=CLOSE)
 
 
 def body_decoder(kind: Any) -> Callable[[bytes], Any]:

@@ -17,7 +17,7 @@ from bertree.serve.http.answers import HttpError, send_busy, send_error, send_js
 from bertree.serve.http.decoding import ClientGone, body_decoder, query_decoder, read_body
 from bertree.serve.http.handlers import CONTEXT, Context, RouteSpec, Service
 from bertree.serve.registry import NotServed
-from bertree.serve.token_queue import DeadlineExceeded, Overloaded
+from bertree.serve.token_queue import DeadlineExceeded, Overloaded, TooLong
 
 WATCHED_AFTER = 0.05  # seconds; a request is watched for a closed connection after one to two times as many
 
@@ -141,15 +141,13 @@ class Endpoint:
 
     async def _call(self, spec: RouteSpec, context: Context, receive: Receive, watch: ClientWatch) -> Any:
         context.deadline = self.service.scheduler.now() + self._seconds(context)
-        decode = self._decoders[spec.method]
-        if decode is None:
-            return await spec.handler(context)
-        if spec.body is None:
-            return await spec.handler(context, decode(context.scope["query_string"]))
-        value = decode(await read_body(context.request_headers, receive, context.limits.body_bytes))
+        decode, arguments = self._decoders[spec.method], []
+        if decode is not None:
+            has_body = spec.body is not None
+            arguments = [decode(await read_body(context, receive) if has_body else context.scope["query_string"])]
         watch.start()
         try:
-            return await spec.handler(context, value)
+            return await spec.handler(context, *arguments)
         finally:
             watch.stop()
 
@@ -172,6 +170,9 @@ class Endpoint:
             return error
         if isinstance(error, NotServed):
             return HttpError(404, str(error), param=str(error).partition(":")[0], code="model_not_found")
+        if isinstance(error, TooLong):
+            seconds, limit = f"{error.seconds:.0f} s", "send fewer texts, or give it more time (X-Timeout)"
+            return HttpError(413, f"the request would take about {seconds} even on an idle server; {limit}")
         if isinstance(error, DeadlineExceeded):
             return HttpError(504, "the request was not done in its time (X-Timeout)")
         if isinstance(error, UserError):

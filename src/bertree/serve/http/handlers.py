@@ -99,6 +99,7 @@ class Service:
     metrics: Metrics
     log: Log
     draining: bool = False  # the server is about to stop
+    body_bytes: int = 0  # of the bodies that are arriving
     helpers: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2, "helper"))
 
 

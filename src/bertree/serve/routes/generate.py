@@ -82,7 +82,7 @@ async def generate(context: Context, body: GenerateRequest) -> Any:
 
 async def _pieces(context: Context, served: ServedModel, text: TextStream) -> AsyncIterator[str]:
     """Yield the text slice by slice."""
-    tokens, begun, kind = SLICE_TOKENS + len(text.prompt_ids), False, served.job_kind("call")
+    tokens, begun, kind = SLICE_TOKENS + len(text.prompt_ids), False, served.job_kind("generate")
     while True:
         try:
             piece, more = await context.call(kind, tokens, lambda: _compute_slice(text))

@@ -78,7 +78,7 @@ async def layers(context: Context, body: LayersRequest) -> Any:
 
     size = sum(map(len, text)) if isinstance(text, tuple) else len(text)
     # The hidden states, the attention recomputed from them, and a softmax over the vocabulary at every token and layer.
-    inspection, described = await context.call(served.job_kind("call"), 4 * min(MOST, size), inspect)
+    inspection, described = await context.call(served.job_kind("layers"), min(MOST, size), inspect)
     return (
         {"model": served.name}
         | described

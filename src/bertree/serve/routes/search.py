@@ -25,7 +25,7 @@ from bertree.serve.routes.scores import class_logits, relevance
 from bertree.serve.served import ServedIndex, ServedModel
 from bertree.serve.token_queue import JobKind
 
-SEARCH, MAP = 64, 2048  # tokens whose embedding takes about as long as a search, and as a map
+SEARCH, MAP = 64, 2048  # tokens whose embedding takes about as long as a search, and as a map, until it is measured
 SHOWN = 200  # characters of a passage on a map
 Value = str | int | float | bool | None
 Where = dict[str, Value | list[Value]]
@@ -230,7 +230,7 @@ async def index_map(context: Context, query: MapQuery) -> Any:
             served.map = (generation, query.most), _describe_map(served, query.most)
         return served.map[1]
 
-    return await ask_index(context, served, served.model.job_kind("call"), MAP, find)
+    return await ask_index(context, served, served.model.job_kind("map"), MAP, find)
 
 
 def _describe_map(served: ServedIndex, most: int) -> dict[str, Any]:

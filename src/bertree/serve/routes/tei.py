@@ -226,7 +226,7 @@ async def info(context: Context) -> Any:
         "served_model_name": served.name,
         "model_type": _model_type(served),
         # TEI counts inputs, this server counts tokens: this many inputs of full length are accepted at once.
-        "max_concurrent_requests": max(1, scheduler.most_queued_tokens // served.model.max_length),
+        "max_concurrent_requests": scheduler.room(served.job_kind("embed"), served.model.max_length),
         "max_input_length": served.task_max_length if "predict" in served.abilities else served.model.max_length,
         "max_batch_tokens": served.job_kind("embed").budget,
         "max_batch_requests": None,

@@ -1,0 +1,132 @@
+"""Connections: a bound for each client, and time limits, so that no client can keep others out.
+
+uvicorn closes a connection that is idle after an answer. It waits without limit for the headers of a request and for a
+client that does not read its answer. Here all connections are looked at once a second, which costs a request nothing.
+A client with too many connections loses those on which nothing happens, the oldest first; only if all of them have a
+request is a further one refused.
+"""
+
+import time
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+HEADER_SECONDS = 10.0  # for the headers of a request
+WRITE_SECONDS = 10.0  # for a client to read an answer, and one more for each:
+BYTES_PER_SECOND = 65536
+PER_CLIENT = 4096  # connections of one address
+WRITE_BYTES = 256 << 20  # of answers that wait for their readers, all together
+CLOSED_AT_ONCE = 64  # idle connections that a client with too many loses, so that not each new one looks for another
+REFUSAL = (
+    b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\ncontent-type: application/json\r\n"
+    b"content-length: %d\r\n\r\n%s"
+)
+MESSAGE = b'{"error": {"message": "too many connections from this address", "type": "unavailable_error"}}'
+
+if TYPE_CHECKING:
+    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol as BaseProtocol
+else:
+    BaseProtocol = AutoHTTPProtocol
+
+
+class ClientConnections:
+    """All connections of a server."""
+
+    def __init__(self, per_client: int = PER_CLIENT) -> None:
+        self.per_client = per_client
+        self.by_client: dict[str, set[BoundedProtocol]] = defaultdict(set)
+
+    def protocol(self) -> type["BoundedProtocol"]:
+        """Return uvicorn's class of a connection, with these bounds."""
+        return type("Protocol", (BoundedProtocol,), {"all": self})
+
+    def make_room(self, client: str) -> bool:
+        """Close idle connections of a client that has too many; return whether it may have one more."""
+        own = self.by_client[client]
+        if len(own) < self.per_client:
+            return True
+        idle = sorted((one for one in own if one.phase() in ("headers", "idle")), key=lambda one: one.since)
+        for one in idle[:CLOSED_AT_ONCE]:
+            one.abort()
+        return bool(idle)
+
+    async def look(self) -> None:
+        """Close the connections whose time is over."""
+        now, writing = time.monotonic(), list[BoundedProtocol]()
+        for own in list(self.by_client.values()):
+            for one in list(own):
+                if one.is_late(now):
+                    one.abort()
+                elif one.state == "writing":
+                    writing.append(one)
+        waiting = sum(one.unread() for one in writing)
+        for one in sorted(writing, key=lambda one: one.since):
+            if waiting <= WRITE_BYTES:
+                return
+            waiting -= one.unread()
+            one.abort()
+
+
+class BoundedProtocol(BaseProtocol):
+    """A connection. `state`: when it was last looked at: `headers` (of a request are awaited), `request` (it has one
+    that is not answered), `writing` (its client is slow to read) or `idle`."""
+
+    all: ClientConnections
+    accepted = False  # whether it is counted
+    address, state = "", "headers"
+    since = 0.0  # when it came into this state
+    limit = HEADER_SECONDS
+
+    def connection_made(self, transport: Any) -> None:
+        """Count a connection, or refuse it."""
+        super().connection_made(transport)
+        self.since = time.monotonic()
+        self.address = self.client[0] if self.client else ""
+        if not self.all.make_room(self.address):
+            transport.write(REFUSAL % (len(MESSAGE), MESSAGE))
+            transport.close()
+            return
+        self.accepted = True
+        self.all.by_client[self.address].add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget a connection."""
+        super().connection_lost(exc)
+        own = self.all.by_client.get(self.address)
+        if own is not None:
+            own.discard(self)
+            if not own:
+                del self.all.by_client[self.address]
+
+    def data_received(self, data: bytes) -> None:
+        """Read what a client sends, unless the connection was refused."""
+        if self.accepted:
+            super().data_received(data)
+
+    def unread(self) -> int:
+        """Return the bytes that its client has not read."""
+        return self.transport.get_write_buffer_size()
+
+    def phase(self) -> str:
+        """Return the state that it is in now."""
+        cycle: Any = self.cycle
+        if cycle is None:
+            return "headers"
+        if self.unread():
+            return "writing"
+        if not cycle.response_complete:
+            return "request"
+        return "headers" if self.timeout_keep_alive_task is None else "idle"
+
+    def is_late(self, now: float) -> bool:
+        """Note the state; return whether it has lasted too long."""
+        phase = self.phase()
+        if phase != self.state:
+            self.state, self.since = phase, now
+            self.limit = HEADER_SECONDS if phase == "headers" else WRITE_SECONDS + self.unread() / BYTES_PER_SECOND
+        return phase in ("headers", "writing") and now - self.since > self.limit
+
+    def abort(self) -> None:
+        """Close it without waiting for what its client has not read."""
+        self.transport.abort()

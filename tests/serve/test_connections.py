@@ -1,0 +1,147 @@
+"""Connections on a socket: those that do nothing, send half a request, do not read, or are closed halfway."""
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from http.client import HTTPConnection
+
+import pytest
+
+from bertree.serve.http import connections
+from bertree.serve.http.connections import ClientConnections
+from tests.support import asking
+from tests.support.asking import Asker, listening
+
+ASK = b"POST /embed HTTP/1.1\r\nHost: localhost\r\nContent-Length: 15\r\n\r\n"
+BODY = b'{"inputs": "a"}'
+
+
+@pytest.fixture(scope="module")
+def bounds() -> ClientConnections:
+    return ClientConnections(per_client=4)
+
+
+@pytest.fixture(scope="module")
+def port(asker: Asker, bounds: ClientConnections) -> Iterator[int]:
+    with listening(asker, bounds) as address:
+        yield int(address.rpartition(":")[2])
+
+
+def connect(port: int, sent: bytes = b"") -> socket.socket:
+    """Open a connection and send something."""
+    client = socket.create_connection(("127.0.0.1", port), timeout=30)
+    client.sendall(sent)
+    return client
+
+
+def read(client: socket.socket) -> bytes:
+    """Read until the server closes the connection."""
+    pieces = []
+    try:
+        while piece := client.recv(65536):
+            pieces.append(piece)
+    except ConnectionResetError:
+        pass
+    return b"".join(pieces)
+
+
+def wait_until(bounds: ClientConnections, count: int) -> None:
+    """Wait until the server has so many connections."""
+    end = time.monotonic() + 30
+    while sum(map(len, bounds.by_client.values())) != count:
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def pass_time(bounds: ClientConnections, state: str) -> int:
+    """Let the time of connections in a state be over; return how many there are."""
+    late = [one for own in bounds.by_client.values() for one in own if one.phase() == state]
+    for one in late:
+        one.state, one.since = state, 0.0
+    return len(late)
+
+
+def test_idle_and_half_sent_requests_are_closed_after_their_time(port: int, bounds: ClientConnections) -> None:
+    with ExitStack() as stack:
+        half = [stack.enter_context(connect(port, sent)) for sent in (b"", b"POST /em", b"GET / HTTP/1.1\r\nA:")]
+        answered = stack.enter_context(connect(port, ASK + BODY))
+        assert answered.recv(65536).startswith(b"HTTP/1.1 200")
+        wait_until(bounds, 4)
+        assert pass_time(bounds, "headers") == 3
+        assert [read(client) for client in half] == [b""] * 3
+        wait_until(bounds, 1)
+        assert pass_time(bounds, "idle") == 1, "after an answer it may stay for longer"
+        answered.sendall(ASK + BODY)
+        assert answered.recv(65536).startswith(b"HTTP/1.1 200")
+        answered.sendall(ASK[:20])  # the beginning of another request
+        end = time.monotonic() + 30
+        while not pass_time(bounds, "headers"):
+            assert time.monotonic() < end
+        assert read(answered) == b""
+    wait_until(bounds, 0)
+
+
+def test_a_client_with_too_many_connections_loses_idle_ones(port: int, bounds: ClientConnections) -> None:
+    with ExitStack() as stack:
+        idle = [stack.enter_context(connect(port)) for _ in range(4)]
+        wait_until(bounds, 4)
+        fifth = stack.enter_context(connect(port, ASK + BODY))
+        assert fifth.recv(65536).startswith(b"HTTP/1.1 200")
+        assert [read(client) for client in idle] == [b""] * 4
+    wait_until(bounds, 0)
+
+
+def test_a_client_is_refused_when_all_its_connections_have_requests(asker: Asker) -> None:
+    bounds = ClientConnections(per_client=2)
+    with (
+        asking.with_registry(asker.service.registry, threads=0) as made,
+        listening(made, bounds) as address,
+        ExitStack() as stack,
+    ):
+        port = int(address.rpartition(":")[2])
+        first, second = (stack.enter_context(connect(port, ASK + BODY)) for _ in range(2))
+        while made.service.scheduler.queued_requests < 2:
+            time.sleep(0.005)
+        third = stack.enter_context(connect(port, ASK + BODY))
+        refused = read(third)
+        assert refused.startswith(b"HTTP/1.1 503")
+        assert json.loads(refused.partition(b"\r\n\r\n")[2])["error"]["message"].startswith("too many connections")
+        first.shutdown(socket.SHUT_WR)  # as a client that has gone
+        assert read(first) == b""
+        second.close()
+        wait_until(bounds, 0)
+        end = time.monotonic() + 30
+        while made.service.scheduler.queued_requests:  # nobody waits for them, so they are not computed
+            assert time.monotonic() < end
+            time.sleep(0.005)
+
+
+def test_a_client_that_does_not_read_is_dropped(port: int, bounds: ClientConnections) -> None:
+    texts = {"input": ["a"] * 4000, "model": "minilm"}
+    body = json.dumps(texts).encode()
+    head = f"POST /v1/embeddings HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    with connect(port, head + body) as client:
+        wait_until(bounds, 1)
+        (one,) = next(iter(bounds.by_client.values()))
+        end = time.monotonic() + 60
+        while one.phase() != "writing":
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        now = time.monotonic()
+        assert not one.is_late(now)
+        assert one.limit > connections.WRITE_SECONDS + 10, "a large answer has more time"
+        assert not one.is_late(now + one.limit - 1)
+        assert one.is_late(now + one.limit + 1)
+        one.since -= one.limit + 1
+        wait_until(bounds, 0)
+        assert len(read(client)) < 20_000_000
+
+
+def test_a_body_that_is_too_large_is_answered_not_reset(port: int) -> None:
+    for size in (9_000_000, 30_000_000):
+        client = HTTPConnection("127.0.0.1", port, timeout=60)
+        client.request("POST", "/embed", b" " * size)
+        assert client.getresponse().status == 413
+        client.close()
