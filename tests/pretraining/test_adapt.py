@@ -9,6 +9,7 @@ import pytest
 import bertree
 from bertree.errors import UserError
 from bertree.pretraining.adaptation.adapt import compare_runs
+from bertree.train.metrics_log import TrainingEvent
 from tests.support.command import Command
 from tests.support.learnable import feelings
 
@@ -39,12 +40,14 @@ def start(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_it_learns_the_text_and_scores_a_task(start: Path, texts: Path, tmp_path: Path) -> None:
     rows = "\n".join(f"{row['label']},{row['text']}" for row in feelings(100, 1))
     (tmp_path / "task.csv").write_text("label,text\n" + rows + "\n")
+    steps: list[TrainingEvent] = []
     run = bertree.adapt(
         start, texts, out=tmp_path / "out", epochs=4, task="classification", data=tmp_path / "task.csv", seeds=2,
-        task_settings=["epochs=8", "batch=8", "lr=4e-3", "device=cpu"], lr=5e-3, **QUICK,
+        on_step=steps.append, task_settings=["epochs=8", "batch=8", "lr=4e-3", "device=cpu"], lr=5e-3, **QUICK,
     )  # fmt: skip
     before, after, task = (run.metrics[key] for key in ("before", "after", "task"))
     assert after["loss"] < before["loss"] - 0.1
+    assert [event.step for event in steps] == list(range(1, steps[-1].steps + 1))
     assert task["difference"] == pytest.approx(task["after"]["mean"] - task["before"]["mean"])
     assert len(task["before"]["seeds"]) == 2
     assert "Before and after" in run.report.read_text()

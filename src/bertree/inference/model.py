@@ -110,10 +110,20 @@ class Model(LoadedModel):
 
     # Layers
 
+    @overload
+    def hidden(  # type: ignore[overload-overlap]  # a text is a sequence of texts too
+        self,
+        texts: str | tuple[str, str] | Sequence[int] | Tensor,
+        layers: Layers = -1,
+        *,
+        max_length: int | None = None,
+    ) -> Tensor: ...
+    @overload
+    def hidden(self, texts: Iterable[Input], layers: Layers = -1, *, max_length: int | None = None) -> list[Tensor]: ...
     def hidden(
-        self, texts: Iterable[Input] | str, layers: Layers = -1, *, max_length: int | None = None
-    ) -> list[Tensor]:
-        """Return the hidden states of each input (tokens x width), in the order given.
+        self, texts: Iterable[Input] | Input, layers: Layers = -1, *, max_length: int | None = None
+    ) -> Tensor | list[Tensor]:
+        """Return the hidden states of a text or pair (tokens x width), or of each input.
 
         Inputs are texts, pairs of texts (as tuples), or lists of token ids. The rest of the list does not change an
         input's states. `layers`: 0 for the embeddings, 1, 2 ... for the layers, negative numbers from the last; for

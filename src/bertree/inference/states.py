@@ -27,10 +27,10 @@ Lens = list[list[list[Candidate]]]  # layer -> token -> candidates
 
 
 def hidden_states(
-    model: LoadedModel, texts: Iterable[Input] | str, layers: Layers, max_length: int | None
-) -> list[Tensor]:
-    """Return the hidden states of each input; see `Model.hidden`."""
-    encoded = model.tokenize(list_inputs(texts), max_length)
+    model: LoadedModel, texts: Iterable[Input] | Input, layers: Layers, max_length: int | None
+) -> Tensor | list[Tensor]:
+    """Return the hidden states of one text, or of each of a list; see `Model.hidden`."""
+    encoded = model.tokenize(_inputs(texts), max_length)
     depths = parse_layers(layers, model.architecture.layers)
 
     @torch.no_grad()
@@ -46,7 +46,11 @@ def hidden_states(
         batches = batch_by_length([len(e.ids) for e in encoded], model.device)
         for rows, states in map_jobs(compute, batches, model.device):
             results.update(zip(rows, states, strict=True))
-    return [results[row] for row in range(len(encoded))]
+    return results[0] if is_one_input(texts) else [results[row] for row in range(len(encoded))]
+
+
+def _inputs(texts: Iterable[Input] | Input) -> list[Input]:
+    return cast(list[Input], [texts] if is_one_input(texts) else list_inputs(cast(Iterable[Input], texts)))
 
 
 def parse_layers(layers: Layers, count: int) -> list[int]:
@@ -88,13 +92,11 @@ def text_attentions(
     """Return the attention probabilities of one text, or of each of a list; see `Model.attentions`."""
     if not model.architecture.has_attention:
         raise UserError(f"attentions: a {model.architecture.body} has no attention")
-    single = is_one_input(texts)
-    inputs = [texts] if single else list_inputs(texts)  # type: ignore[arg-type]
-    encoded = model.tokenize(inputs, max_length)  # type: ignore[arg-type]
+    encoded = model.tokenize(_inputs(texts), max_length)
     with model.evaluating(), torch.no_grad():
         batches = [model.pack([one]).to(model.device) for one in encoded]
         probabilities = [attention_probabilities(model.network.encoder, batch) for batch in batches]
-    return probabilities[0] if single else probabilities
+    return probabilities[0] if is_one_input(texts) else probabilities
 
 
 def attention_probabilities(encoder: Encoder, batch: Batch) -> Tensor:

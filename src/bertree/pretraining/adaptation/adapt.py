@@ -42,6 +42,7 @@ from bertree.text.corpus import Corpus, CorpusOptions
 from bertree.text.identity import tokenizer_hash
 from bertree.train.device_setup import DeviceSetup
 from bertree.train.held_out import evaluate_questions
+from bertree.train.metrics_log import Callback, calling
 
 STORE, CORPUS, BEFORE, AFTER = "store", "corpus.json", "task-before", "task-after"
 LARGE = 32_000_000  # bytes of text that are worth starting processes for
@@ -67,6 +68,9 @@ def adapt(
     resume: bool = False,
     overrides: Sequence[str] = (),
     progress: bool | None = None,
+    on_step: Callback | None = None,
+    on_evaluation: Callback | None = None,
+    on_save: Callback | None = None,
     **settings: Any,
 ) -> Run:
     """Adapt a trained model to the text of a domain: continue its pretraining, and measure before and after.
@@ -76,6 +80,7 @@ def adapt(
     30 minutes. With `task` and `data`, as in `finetune`, both models are fine-tuned with the same seeds and
     `task_settings` (`"epochs=2"`), and their scores are compared. `text` is the column of the text, in tables of the
     corpus and in the task's data. Settings are those of `pretrain` (`lr=1e-4`); `overrides` are the same as strings.
+    `on_step`, `on_evaluation` and `on_save` are functions that get a `TrainingEvent` (docs/python.md).
 
     >>> run = bertree.adapt("my-bert", "corpus", out="adapted", minutes=20)
     >>> run.metrics["before"]["loss"], run.metrics["after"]["loss"]
@@ -109,7 +114,8 @@ def adapt(
         )
 
     with showing(progress):
-        run = execute_store_job(build_job, unsized, out=out, resume=resume)
+        with calling(on_step, on_evaluation, on_save):
+            run = execute_store_job(build_job, unsized, out=out, resume=resume)
         if not run.complete:
             return run
         last = [row for row in run.history if row.get("kind") == "eval"][-1]
