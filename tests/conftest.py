@@ -43,7 +43,7 @@ BOOKS = Path(__file__).parents[1] / "corpus" / "books.txt"
 TOKENIZERS = ("wordpiece", "bpe", "unigram")
 # No test may leave anything here; temporary files belong to pytest's own folder. Tools keep their caches.
 WATCHED = (BOOKS.parents[1], Path.home(), Path.home() / ".cache")
-CACHES = ("_cache", "__pycache__", ".hypothesis", ".nv", ".triton", "torch")
+CACHES = ("_cache", "__pycache__", "dconf", ".hypothesis", ".nv", ".triton", "torch")
 BEFORE = pytest.StashKey[set[Path]]()
 RUNNING: list[pytest.Item] = []  # the test that runs now
 IN_WORKER = "PYTEST_XDIST_WORKER" in os.environ

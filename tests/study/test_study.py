@@ -85,6 +85,9 @@ def test_a_study_runs_shares_models_and_goes_on(study_file: Path, token_store: P
     page = (out / "report.html").read_text()
     assert "Nobody (2026), Table 1" in page
     assert "src=" not in page
+    assert "difference from 80" in page
+    assert "none, published: -10.00" in page
+    assert "80 again, here: +0.00" in page, "it has the model of the first cell"
     # A step whose result is lost, as after a kill, is computed again with the same figures.
     rows = (out / "rows.jsonl").read_text()
     lost = out / folders["none", "held-out"] / "result.json"

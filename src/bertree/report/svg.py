@@ -126,6 +126,47 @@ def _draw(bar: ModelBar, y: float, scale: float) -> list[Markup]:
     return drawn
 
 
+class Dot(NamedTuple):
+    """A value with its spread to both sides."""
+
+    value: float
+    spread: float = 0.0
+
+
+def differences_svg(title: str, rows: Sequence[tuple[str, Mapping[str, Dot]]], under: str) -> Markup:
+    """Draw differences from zero as dots, a line for each name, in the colours of their series; names stand above."""
+    ends = [
+        end for _, dots in rows for dot in dots.values() for end in (dot.value - dot.spread, dot.value + dot.spread)
+    ]
+    x, series = scale(Axis(), np.array([0.0, *ends])), list(dict.fromkeys(key for _, dots in rows for key in dots))
+    top, row = 58, 36
+    bottom = top + row * len(rows)
+
+    def across(value: float) -> float:
+        return MARGIN + 14 + float(x(np.array([value]))[0]) * (WIDTH - 2 * MARGIN - 28)
+
+    parts, at = [text(MARGIN, 36, under)], WIDTH - MARGIN - sum(LETTER * len(key) + 28 for key in series)
+    for number, key in enumerate(series):
+        parts += [group(f"s{number}", element("circle", kind="dot", cx=f"{at:.1f}", cy=32, r=4.5))]
+        parts += [text(f"{at + 8:.1f}", 36, key, "key")]
+        at += LETTER * len(key) + 28
+    for tick, label in zip(x.ticks, x.labels, strict=True):
+        parts += [path("grid", f"M{across(tick):.1f},{top - 12} {across(tick):.1f},{bottom}")]
+        parts += [text(f"{across(tick):.1f}", bottom + 17, label, anchor="middle")]
+    parts.append(group("mark", element("line", x1=f"{across(0):.1f}", x2=f"{across(0):.1f}", y1=top - 12, y2=bottom)))
+    for number, (name, dots) in enumerate(rows):
+        y = top + row * number + 20
+        parts.append(text(MARGIN, y - 12, name, "key word"))
+        for key, dot in dots.items():
+            low, high = across(dot.value - dot.spread), across(dot.value + dot.spread)
+            spread = f" ± {dot.spread:.2f}" if dot.spread else ""
+            shapes = [path("line", f"M{low:.1f},{y} {high:.1f},{y}")] if dot.spread else []
+            shapes.append(element("circle", kind="dot", cx=f"{across(dot.value):.1f}", cy=y, r=4.5))
+            hint = element("title", f"{name}, {key}: {dot.value:+.2f}{spread}")
+            parts.append(group(f"s{series.index(key)}", hint, *shapes))
+    return picture(title, bottom + 24, parts, MARGIN)
+
+
 def agreement_svg(title: str, gold: Floats, predicted: Floats) -> Markup:
     """Draw gold against predicted values on one scale, with the line on which they agree."""
     finite = np.isfinite(gold) & np.isfinite(predicted)

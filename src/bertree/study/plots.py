@@ -1,4 +1,5 @@
-"""The plots of a study: curves over the steps of its runs, one column over another, or every column on its own."""
+"""The plots of a study: curves over the steps of its runs, one column over another, and differences in
+every column."""
 
 from collections.abc import Sequence
 
@@ -7,6 +8,7 @@ import numpy as np
 from bertree.report.curves import Series, curve_svg
 from bertree.report.history import Floats
 from bertree.report.scales import Axis
+from bertree.report.svg import Dot, differences_svg
 from bertree.report.tables import Block, Section
 from bertree.study.definition import Plot
 from bertree.study.results import StudyResults
@@ -20,8 +22,9 @@ def plots(results: StudyResults) -> list[Section]:
     charts: list[Block] = []
     for plot in results.study.plots:
         charts += _curves(results, plot) if plot.kind == "line" else _scatter(results, plot)
-    charts += _columns(results)
-    return [Section("Plots", charts)] if charts else []
+    charts += (columns := _columns(results))
+    legend = ["Lines through the dots reach two standard errors over the seeds to each side."] if columns else []
+    return [Section("Plots", charts, legend)] if charts else []
 
 
 def _curves(results: StudyResults, plot: Plot) -> list[Block]:
@@ -67,17 +70,26 @@ def _scatter(results: StudyResults, plot: Plot) -> list[Block]:
 
 
 def _columns(results: StudyResults) -> list[Block]:
-    """Return one chart for each column: the cells in their order, ours and the published figures."""
+    """Return one chart for each column: how far each cell is from the first one, here and as published."""
     charts: list[Block] = []
-    cells = [cell for cell in results.study.cells if cell.run]
     for column in results.study.columns:
-        ours = [(index + 1.0, results.estimate(cell.name, column)) for index, cell in enumerate(cells)]
-        here = [(x, estimate.value) for x, estimate in ours if estimate is not None]
-        published = [(i + 1.0, c.published[column.name]) for i, c in enumerate(cells) if column.name in c.published]
-        if len(here) > 1:
-            label = column.label or column.name
-            series = _dots({"here": here, "published": published})
-            charts.append(curve_svg(label, series, x_label="cell, in the order of the table", y=Axis()))
+        label = column.label or column.name
+        first, *others = [cell for cell in results.study.cells if cell.run]
+        base, published_base = results.estimate(first.name, column), first.published.get(column.name)
+        rows: list[tuple[str, dict[str, Dot]]] = []
+        for cell in others:
+            dots = {}
+            estimate, published = results.estimate(cell.name, column), cell.published.get(column.name)
+            if base is not None and estimate is not None:
+                errors = [base.squared_error, estimate.squared_error]
+                spread = 0.0 if None in errors else sum(error or 0.0 for error in errors) ** 0.5
+                dots["here"] = Dot(estimate.value - base.value, 2 * spread)
+            if published is not None and published_base is not None:
+                dots["published"] = Dot(published - published_base)
+            if dots:
+                rows.append((cell.name, dots))
+        if any("here" in dots for _, dots in rows):
+            charts.append(differences_svg(label, rows, f"difference from {first.name}"))
     return charts
 
 

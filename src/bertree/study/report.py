@@ -90,7 +90,7 @@ def study_page(results: StudyResults) -> str:
         under=study.question,
         state=(verdict, KINDS.get(verdict, "")) if study.patterns else None,
         tiles=_tiles(results),
-        sections=[*_tables(results), *plots(results), *_patterns(results), *_conditions(results)],
+        sections=[*_patterns(results), *_tables(results), *plots(results), *_conditions(results)],
     )
 
 
@@ -125,13 +125,17 @@ def _tables(results: StudyResults) -> list[Section]:
     numbers = range(1, len(study.columns) + 1)
     way = "median" if study.median else "mean"
     tables: list[Block] = [
-        PageTable(head, ours, numbers=numbers, title="Here", under=f"{way} ± standard deviation over the seeds")
+        PageTable(
+            head, ours, numbers=numbers, kind="study", title="Here", under=f"{way} ± standard deviation over the seeds"
+        )
     ]
     if published:
         also = (
             f"; where two rows have one name, the second is from {study.second_source}" if study.second_source else ""
         )
-        tables.append(PageTable(head, published, numbers=numbers, title="Published", under=f"{study.paper}{also}"))
+        tables.append(
+            PageTable(head, published, numbers=numbers, kind="study", title="Published", under=f"{study.paper}{also}")
+        )
     return [Section("Tables", blocks=tables)]
 
 
