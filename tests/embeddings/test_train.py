@@ -1,6 +1,7 @@
 """`bertree embeddings train`: every loss learns, what is written makes vectors for everyone, mistakes are one line."""
 
 import json
+import random
 import tomllib
 from pathlib import Path
 from typing import Annotated
@@ -86,9 +87,43 @@ def test_classes_of_pairs_are_learned(more: tuple[str, ...], place: Path, comman
     assert "Confusion of labels" in (out / "report.html").read_text()
 
 
+def write_rows(path: Path, rows: list[dict[str, str]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_three_commands_train_for_search(place: Path, command: Command, tmp_path: Path) -> None:
+    draw = random.Random(0)
+    documents = [{"id": str(n), "text": " ".join(words)} for n, words in enumerate(topics.TOPICS)]
+    asked = [{"question": topics.about(draw, n % 4), "document": str(n % 4)} for n in range(240)]
+    start = place / "thin"
+    bertree.Index.build(bertree.load(start), documents, tmp_path / "index").close()
+    questions, mined = write_rows(tmp_path / "asked.jsonl", asked[:200]), tmp_path / "mined.jsonl"
+    command.well("index", "mine", tmp_path / "index", "--questions", questions, "--out", mined)
+    train = ("embeddings", "train", start, "--data", mined, *SETTINGS, "batch=32", "patience=0")
+    command.well(
+        *train, "--loss", "cross", "--out", tmp_path / "reranker", "epochs=12", "lr=1e-2", "classifier_dropout=0"
+    )
+    teacher = ("--teacher", tmp_path / "reranker" / "model")
+    shown = command.well(*train, *teacher, "--out", tmp_path / "student")
+    assert f"{teacher[1]}: scores {4 * len({row['question'] for row in asked[:200]})} pairs" in shown.err
+    with bertree.Index.build(bertree.load(tmp_path / "student/model"), documents, tmp_path / "better") as index:
+        result = bertree.evaluate_search(index, asked[200:], rerank=bertree.load(teacher[1]))
+    firsts = {scores.mode: scores.mean("first") for scores in result.modes}
+    assert min(firsts["vectors"], firsts["reranked"]) > 0.9, firsts
+    refused = {
+        "teacher: is for the loss 'margin', not for 'ranking'": (*teacher, "--loss", "ranking"),
+        "has no head for pairs": ("--teacher", start),
+    }
+    for line, options in refused.items():
+        assert line in command(*train, *options, "--out", tmp_path / "none").err
+    alone = command(*train[:3], "--data", place / "pairs.csv", *teacher, "--out", tmp_path / "none")
+    assert "pairs.csv: no row has a negative for the teacher to compare" in alone.err
+
+
 def test_simcse_needs_only_texts_and_dropout(place: Path, command: Command, tmp_path: Path) -> None:
     rows = [{"note": f"{row['question']} {n}"} for n, row in enumerate(topics.pairs(40))]
-    (tmp_path / "texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(tmp_path / "texts.jsonl", rows)
     started = arguments(place, tmp_path / "out", str(tmp_path / "texts.jsonl"), "--loss", "simcse", "--text", "note")
     refused = command(*started)
     assert refused.code == 2

@@ -33,7 +33,8 @@ Under torchrun all processes share the rows of each step: the same batch, the sa
 bertree embeddings train my-bert --data snli --data mnli --loss ranking --dev sts/sts-dev.csv --out my-sbert batch=256
 bertree embeddings train my-sbert/model --data glue/STS-B --out my-sts epochs=4
 bertree embeddings train my-bert --data faq.csv --text question --pair answer --out my-faq
-bertree embeddings train my-bert --data glue/STS-B --loss cross --out my-reranker[/dim]
+bertree embeddings train my-bert --data glue/STS-B --loss cross --out my-reranker
+bertree embeddings train my-bert --data mined.jsonl --teacher my-reranker/model --out my-student[/dim]
 """
 
 
@@ -44,6 +45,7 @@ def register(app: typer.Typer) -> None:
         "data": Option(help="A folder (train, dev) or a file to learn from; may be given several times."),
         "dev": Option(help="File to evaluate on: STS scores, labels, triplets or pairs."),
         "loss": Option(metavar=loss_choices(), help=loss_help()),
+        "teacher": Option(help="A cross-encoder that scores the triplets, for the loss margin."),
     }
     call = ("model", "settings")
     learn = python_verb(

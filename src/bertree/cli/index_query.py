@@ -147,10 +147,6 @@ def mine(
     negatives: Annotated[int, typer.Option(min=1, help="Hard negatives of a question.")] = 5,
     skip: Annotated[int, typer.Option(min=0, help="Leave out the best ones, which may be answers too.")] = 0,
     mode: Annotated[str | None, typer.Option(help="How they are found.", show_default="hybrid")] = None,
-    teacher: Annotated[
-        str | None, typer.Option(help="A cross-encoder: add how much better it finds the answer.")
-    ] = None,
-    label: Annotated[str | None, typer.Option(help="Its class that means a match.")] = None,
     model: ModelOption = None,
     schema: SchemaOption = "public",
     table: TableOption = "bertree",
@@ -161,18 +157,17 @@ def mine(
     """Mine hard negatives: for each question its answer, and the best passages of other documents.
 
     [dim]bertree index mine my-index --questions questions.jsonl --out mined.jsonl
-    bertree embeddings train default --data mined.jsonl --loss cross --out my-reranker[/dim]
+    bertree embeddings train default --data mined.jsonl --loss cross --out my-reranker
+    bertree embeddings train default --data mined.jsonl --teacher my-reranker/model --out my-student[/dim]
     """
-    from bertree.inference.load import choose_device, load
     from bertree.search.index import open_index
     from bertree.search.mining import mine_negatives
 
     with open_index(index, None, schema, table) as closed:
         chosen = model or closed.model_path
-    second = load(teacher, device=choose_device(device)) if teacher else None
-    options = {"question": question, "document": document, "negatives": negatives, "skip": skip, "label": label}
+    columns = {"question": question, "document": document}
     with open_index(index, load_encoder(chosen, device, precision), schema, table) as opened:
-        mined = mine_negatives(opened, questions, out, mode=mode, teacher=second, **options)  # type: ignore[arg-type]
+        mined = mine_negatives(opened, questions, out, negatives=negatives, skip=skip, mode=mode, **columns)
     if mined.missing:
         note(f"{counted(mined.missing, 'question')} without a document in the index")
     print_json(vars(mined)) if as_json else print(f"{out}: {counted(mined.rows, 'row')}")

@@ -21,13 +21,14 @@ from bertree.errors import UserError
 from bertree.finetuning import config as configs
 from bertree.finetuning.execute import execute_job
 from bertree.finetuning.job import EncodedJob, TaskJob, split_examples, with_layout, with_task_tokens
-from bertree.inference.load import load_or_take
+from bertree.inference.load import choose_device, identify, load_or_take
 from bertree.inference.model import Model
 from bertree.inference.trained_run import Run
 from bertree.interop.contents import Contents
 from bertree.model.network import Network
 from bertree.objectives.embedding import embedding_objective
-from bertree.objectives.embedding_losses import CROSS, ROWS, default_loss, loss_named
+from bertree.objectives.embedding_losses import CROSS, ROWS, MarginLoss, default_loss, loss_named
+from bertree.search.rerank import check_cross_encoder, pair_score
 from bertree.tasks import similarity_files as read_sentences
 from bertree.tasks.similarity import SimilarityTask, cross_encoder_examples, examples_for_loss, score_range
 from bertree.tasks.similarity_files import ColumnNames, SentenceExample
@@ -35,6 +36,8 @@ from bertree.tasks.task import Splits, configure_task
 from bertree.tasks.text import TextTask
 from bertree.text.memory import Rows, pair_fields, takes_rows
 from bertree.train.metrics_log import Callback, calling
+
+MARGIN = MarginLoss.name
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,7 @@ def train_embeddings(
     pair: str | None = None,
     negative: Sequence[str] = (),
     label: str | None = None,
+    teacher: str | Path | Model | None = None,
     seeds: int = 1,
     resume: bool = False,
     tokenizer: str | Path | None = None,
@@ -82,9 +86,10 @@ def train_embeddings(
 
     `data` are folders or files of pairs with labels or scores, or of triplets, or rows in memory (tuples, dicts, a
     frame ...); `loss` is chosen by the data unless
-    given; `dev` is a file to evaluate on; `text`, `pair`, `negative` and `label` name your columns. Settings are
-    keywords (`epochs=1, batch=64, pooling="mean"`); `overrides` are the same as strings. Nothing is printed unless
-    `progress=True`. `on_step`, `on_evaluation` and `on_save` are functions that get a `TrainingEvent` (docs/python.md).
+    given; `dev` is a file to evaluate on; `text`, `pair`, `negative` and `label` name your columns. `teacher`: a
+    cross-encoder that scores the triplets, for the loss `margin`. Settings are keywords (`epochs=1, batch=64,
+    pooling="mean"`); `overrides` are the same as strings. Nothing is printed unless `progress=True`. `on_step`,
+    `on_evaluation` and `on_save` are functions that get a `TrainingEvent` (docs/python.md).
 
     >>> run = bertree.train_embeddings("my-bert", data="snli", loss="ranking", dev="sts-dev.csv", out="my-sbert")
     >>> run.model.embed(["A text."])
@@ -92,6 +97,9 @@ def train_embeddings(
     paths = [Path(path) for path in ([data] if isinstance(data, str | Path) else data)]
     source = TrainingSource(paths, None if dev is None else Path(dev), ColumnNames(text, pair, label, tuple(negative)))
     all_overrides: list[str | Override] = [*overrides, *overrides_of(settings)]
+    if teacher is not None and loss not in (None, MARGIN):
+        raise UserError(f"teacher: is for the loss '{MARGIN}', not for '{loss}'")
+    loss = MARGIN if teacher is not None else loss
 
     def build() -> TaskJob:
         named_loss = None if loss == CROSS else loss_named(loss or default_loss("pair"))
@@ -101,12 +109,14 @@ def train_embeddings(
         if not initial.trained:
             note(f"{name}: is a preset with random weights, so everything is learned from these sentences alone")
         rows = read_rows(source, loss)
+        if teacher is not None:
+            rows = scored_rows(rows, teacher, run.device)
         resolved = str(model)
         if isinstance(model, Model):
             resolved = model.digest
         elif Path(model).exists():
             resolved = str(Path(model).resolve())
-        identity = [resolved, rows.loss, source.columns.identity]
+        identity = [resolved, rows.loss, source.columns.identity, *([] if teacher is None else [identify(teacher)])]
         job = cross_encoder_job if rows.loss == CROSS else vectors_job
         return job(initial, name, rows, all_overrides, identity)
 
@@ -142,6 +152,25 @@ def read_rows(source: TrainingSource, loss: str | None) -> TrainingRows:
     wants = "score" if named.wants == "score" else columns.wants if source.dev is None else None
     wants = None if wants == "text" else wants  # the figures of the dev split need pairs
     return TrainingRows(loss, all_files, rows, read_sentences.read(dev, replace(columns, wants=wants)))
+
+
+def scored_rows(rows: TrainingRows, teacher: str | Path | Model, device: str) -> TrainingRows:
+    """Return a training row for each negative, with how much better the teacher finds the positive."""
+    scorer, name = load_or_take(teacher, device=choose_device(device))
+    check_cross_encoder(scorer)
+    triplets = [example for part in rows.train for example in part if len(example.texts) > 2]
+    if not triplets:
+        file = rows.files["train"][0]
+        raise UserError(f"{file}: no row has a negative for the teacher to compare; `index mine` finds them")
+    pairs = list(dict.fromkeys((example.texts[0], text) for example in triplets for text in example.texts[1:]))
+    note(f"{name}: scores {len(pairs):,} pairs")
+    scores = {pair: pair_score(line, None) for pair, line in zip(pairs, scorer.predict(pairs), strict=True)}
+    scored = []
+    for example in triplets:
+        anchor, positive, *negatives = example.texts
+        best = scores[anchor, positive]
+        scored += [example._replace(texts=(anchor, positive, n), gold=best - scores[anchor, n]) for n in negatives]
+    return replace(rows, train=[scored])
 
 
 def _wanted_column(loss: str | None) -> str | None:

@@ -15,7 +15,6 @@ from bertree.files.formats import Json
 from bertree.search.evaluation.evaluate import read_questions
 from bertree.search.evaluation.figures import SearchQuestion
 from bertree.search.index import AnyIndex
-from bertree.search.rerank import Reranker, check_cross_encoder, pair_score
 from bertree.search.searcher import Searcher
 
 BLOCK = 64  # questions at once
@@ -25,8 +24,7 @@ BLOCK = 64  # questions at once
 class MinedNegatives:
     """Counts of what was written."""
 
-    rows: int
-    questions: int
+    rows: int  # one for each question
     missing: int  # questions without a document in the index
 
 
@@ -40,34 +38,23 @@ def mine_negatives(
     negatives: int = 5,
     skip: int = 0,
     mode: str | None = None,
-    teacher: Reranker | None = None,
-    label: str | None = None,
 ) -> MinedNegatives:
     """Write, for each question, its answer and the best other passages to a .jsonl file that `embeddings train` reads.
 
-    `skip`: leave out so many of the best other passages. `teacher`: a cross-encoder; then a row has one negative, and
-    `score`, how much better the teacher finds the positive, for the loss `margin`.
+    `skip`: leave out so many of the best other passages.
     """
     if negatives < 1 or skip < 0:
         raise UserError(f"negatives {negatives}, skip {skip}: must be at least 1 and 0")
     if Path(out).suffix != ".jsonl":
         raise UserError(f"{out}: must be a .jsonl file")
     asked = read_questions(questions, question, document)
-    if teacher is not None:
-        check_cross_encoder(teacher)
-    lines: list[Json] = []
-    mined = missing = 0
-    for at in range(0, len(asked), BLOCK):
-        for row in _mine(index, asked[at : at + BLOCK], negatives, skip, mode):
-            if row is None:
-                missing += 1
-                continue
-            mined += 1
-            lines += [row] if teacher is None else _scored(row, teacher, label)
+    blocks = (asked[at : at + BLOCK] for at in range(0, len(asked), BLOCK))
+    rows = [row for block in blocks for row in _mine(index, block, negatives, skip, mode)]
+    lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows if row is not None]
     if not lines:
         raise UserError(f"{index.name}: has no document of the questions; the ids are those of the index")
-    write_atomically(Path(out), "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
-    return MinedNegatives(len(lines), mined, missing)
+    write_atomically(Path(out), "".join(lines))
+    return MinedNegatives(len(lines), len(rows) - len(lines))
 
 
 def _mine(
@@ -84,14 +71,3 @@ def _mine(
             continue
         others = [hit.text for hit in hits if hit.document not in one.documents and hit.text != right[0].text]
         yield {"query": one.text, "positive": right[0].text, "negatives": others[skip : skip + negatives]}
-
-
-def _scored(row: Json, teacher: Reranker, label: str | None) -> list[Json]:
-    """Return a row for each negative, with the difference of the teacher's scores."""
-    texts = [row["positive"], *row["negatives"]]
-    best, *scores = (pair_score(one, label) for one in teacher.predict([(row["query"], text) for text in texts]))
-    shared = {"query": row["query"], "positive": row["positive"]}
-    return [
-        {**shared, "negative": text, "score": best - score}
-        for text, score in zip(row["negatives"], scores, strict=True)
-    ]
