@@ -30,7 +30,8 @@ def serve(
         list[str],
         typer.Argument(
             metavar="MODEL_OR_INDEX ...",
-            help="Model folders, presets, or: default, the bundled model; indexes: folders, postgresql:// addresses.",
+            help="Model folders, presets, or: default, the bundled model; indexes: folders, postgresql:// addresses; "
+            "folders of runs and studies.",
             show_default=False,
         ),
     ],
@@ -76,6 +77,7 @@ def serve(
 
     [dim]bertree serve default
     bertree serve my-model my-index --port 9000
+    bertree serve runs default
     bertree serve postgresql://user@host/database
     BERTREE_API_KEY=secret bertree serve my-model --host 0.0.0.0
     curl localhost:8080/v1/embeddings -d '{"input": "Hello"}'[/dim]

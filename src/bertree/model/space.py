@@ -8,26 +8,31 @@ from bertree.errors import UserError
 from bertree.model import cost
 from bertree.model.architecture import AXES, MEANING, TYPES, Architecture, Transformer, check_type
 from bertree.model.architecture.base import KINDS, list_of, one_of, positive, probability
-from bertree.model.presets import PRESETS, preset
+from bertree.model.presets import PRESETS, Preset, preset
 
 _YEAR = re.compile(r"\b(?:19|20)\d\d\b")
 _BOUNDS: dict[str, tuple[Any, ...]] = {name: field.metadata.get("bounds", ()) for name, field in AXES.items()}
 
 
-def describe_presets() -> list[dict[str, Any]]:
-    """Return name, parent, year and a short description of every preset, with its axes."""
-    return [
-        {
-            "name": point.name,
-            "parent": point.parent,
-            "year": int(year.group()) if (year := _YEAR.search(point.note)) else None,
-            "about": point.note,
-            "study": point.study,
-            "parameters": cost.parameters(point.architecture).total,
-            "axes": point.architecture.axes(),
-        }
-        for point in PRESETS.values()
-    ]
+def describe_presets(length: int = 512, batch: int = 1) -> list[dict[str, Any]]:
+    """Return name, parent, year and a short description of every preset, with its axes and what it costs on `batch`
+    sequences of `length` tokens, or of its longest."""
+    return [_describe_preset(point, min(length, point.architecture.longest_input), batch) for point in PRESETS.values()]
+
+
+def _describe_preset(point: Preset, length: int, batch: int) -> dict[str, Any]:
+    year = _YEAR.search(point.note)
+    return {
+        "name": point.name,
+        "parent": point.parent,
+        "year": int(year.group()) if year else None,
+        "about": point.note,
+        "study": point.study,
+        "parameters": cost.parameters(point.architecture).total,
+        "operations_per_token": cost.forward_flops(point.architecture, length),
+        "peak": cost.training_bytes(point.architecture, batch, length),
+        "axes": point.architecture.axes(),
+    }
 
 
 def describe_axes() -> list[dict[str, Any]]:

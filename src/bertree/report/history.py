@@ -59,7 +59,7 @@ def read_history(path: Path) -> History:
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
             for line in file:
-                row = _row(line)
+                row = parse_row(line)
                 if row is None:
                     continue
                 kind, step = row.get("kind"), row["step"]
@@ -96,7 +96,7 @@ def column(rows: Sequence[Mapping[str, Any]], name: str) -> Floats:
     return values
 
 
-def _row(line: str) -> Json | None:
+def parse_row(line: str) -> Json | None:
     """Return the object of one line, if it has a step."""
     try:
         row = json.loads(line)

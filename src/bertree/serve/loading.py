@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bertree.config.model_names import resolve_model_path
+from bertree.config.model_names import holds_model, resolve_model_path
 from bertree.errors import UserError
 from bertree.inference.load import choose_device, load
 from bertree.inference.model import Model
@@ -19,6 +19,7 @@ from bertree.search.database import DATABASE
 from bertree.search.index import AnyIndex, open_index
 from bertree.search.postgres.location import SCHEMA, TABLE, TableLocation, is_address
 from bertree.serve.registry import Registry
+from bertree.serve.run_folders import find_runs
 from bertree.serve.served import ServedIndex, ServedModel, unit_tokens
 from bertree.serve.token_queue import JobKind
 from bertree.tasks.text import TextTask
@@ -44,6 +45,16 @@ class ServedSource:
         return is_address(self.path) or (Path(self.path) / DATABASE).is_file()
 
     @property
+    def holds_runs(self) -> bool:
+        """Whether it is a folder with runs or studies, or that of one."""
+        return not self.is_index and bool(find_runs("", Path(self.path)))
+
+    @property
+    def is_model(self) -> bool:
+        """Whether it is a model: no index, and not a folder with runs alone."""
+        return not self.is_index and (holds_model(resolve_model_path(self.path)) or not self.holds_runs)
+
+    @property
     def shown(self) -> str:
         """Its name in messages, without a password."""
         return str(TableLocation(self.path, self.schema, self.table)) if is_address(self.path) else self.path
@@ -67,6 +78,8 @@ class ServedSource:
         try:
             if self.is_index:
                 return ((DATABASE, 0, 0, (Path(self.path) / DATABASE).stat().st_ino),)
+            if not self.is_model:  # runs are read anew by every request
+                return ()
             folder = resolve_model_path(self.path)
             for path in sorted(p for pattern in ("*", "*/*") for p in folder.glob(pattern)):
                 if path.is_file():
@@ -90,7 +103,12 @@ def load_sources(sources: Sequence[ServedSource]) -> Registry:
     """Load everything; an index brings its model if that is not served already."""
     registry = Registry()
     for source in sources:
-        if not source.is_index:
+        if source.holds_runs:
+            name = source.name or Path(source.path).resolve().name
+            if name in registry.runs:
+                raise UserError(f"{source.path}: another folder is named '{name}'; give `name` for each")
+            registry.runs[name] = Path(source.path).resolve()
+        if source.is_model:
             served = load_model(source)
             if served.name in registry.models:
                 raise UserError(f"{source.path}: another model is named '{served.name}'; give `name` for each")

@@ -1,4 +1,6 @@
-"""Models and indexes by name. A swap replaces an entry; requests that hold the old one finish with it."""
+"""Models, indexes and folders of runs by name. A swap replaces an entry; requests with the old one finish with it."""
+
+from pathlib import Path
 
 from bertree.errors import UserError, listed, suggest
 from bertree.serve.served import ABILITIES, ServedIndex, ServedModel
@@ -14,6 +16,7 @@ class Registry:
     def __init__(self) -> None:
         self.models: dict[str, ServedModel] = {}
         self.indexes: dict[str, ServedIndex] = {}
+        self.runs: dict[str, Path] = {}  # folders that hold runs and studies
 
     def put_model(self, served: ServedModel) -> None:
         """Add a model, or replace the one of its name."""

@@ -31,9 +31,40 @@ def _make_served(folder: Path) -> None:
     language_model("gpt2").save(folder / "gpt")
 
 
+def write_runs(folder: Path) -> None:
+    """Write a run of 40 steps that goes on, one that has ended, and a study of which one of two steps is done."""
+    for name, steps in (("going", 40), ("ended", 20)):
+        (folder / name).mkdir(parents=True)
+        lines: list[dict[str, Any]] = [{"kind": "event", "step": 0, "text": "started"}]
+        lines += [{"kind": "train", "step": step, "loss": 9 - step / 10, "lr": 1e-4} for step in range(1, steps + 1)]
+        lines.append({"kind": "eval", "step": 20, "loss": 7.25, "accuracy": 0.5})
+        lines += [{"kind": "end", "step": steps}] if name == "ended" else []
+        (folder / name / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        (folder / name / "recipe.toml").write_text("[[phases]]\nsteps = 100\n")
+        (folder / name / "environment.json").write_text(json.dumps({"command": f"bertree pretrain {name}"}))
+    study = folder / "study"
+    steps = [
+        {"cell": cell, "seed": 0, "step": "pretrain", "do": "pretrain", "folder": f"steps/{cell}"} for cell in "ab"
+    ]
+    (study / "steps" / "a").mkdir(parents=True)
+    (study / "steps" / "a" / "result.json").write_text("{}")
+    (study / "plan.json").write_text(json.dumps({"study": "own", "size": "tiny", "steps": steps}))
+    (study / "table.md").write_text(
+        "# Own study\n\n| cell | score |\n| --- | --: |\n| a | 53.0 ± 1.8 |\n\n- A `remark`.\n"
+    )
+
+
 @pytest.fixture(scope="session")
-def server(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asker]:
-    """A server of the bundled model, an index, a tagger, a reader and a writer."""
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of runs that a test may write to."""
+    folder = tmp_path_factory.mktemp("served") / "runs"
+    write_runs(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def server(trained: Trained, runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asker]:
+    """A server of the bundled model, an index, a tagger, a reader, a writer, two classifiers and a folder of runs."""
     made = make_once(common_folder(tmp_path_factory) / "playground", _make_served)
     sources = [
         ("default", Path("default")),
@@ -41,6 +72,9 @@ def server(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         ("tagger", trained("ner") / "model"),
         ("reader", trained("squad") / "model"),
         ("writer", made / "gpt"),
+        ("sentiment", trained("classification") / "model"),
+        ("pairs", trained("pair") / "model"),
+        ("runs", runs),
     ]
     with one_thread(), asking.start(sources, threads=1) as started:
         yield started

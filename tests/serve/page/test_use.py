@@ -9,7 +9,42 @@ from tests.serve.page.test_views import VIEWS, wait_quiet
 from tests.support.asking import Asker
 from tests.support.browser import Tab, listening
 
-IDS = ("fill", "similarity", "search", "entities", "answer", "layers", "map", "generate", "family")
+NEED_A_MODEL = ("fill", "similarity", "classify", "search", "map", "entities", "answer", "generate", "layers")
+# Texts whose contrast with what is behind them is below WCAG's AA: 4.5, or 3 for large ones.
+LOW_CONTRAST = """() => {
+  const pen = document.createElement("canvas").getContext("2d", {willReadFrequently: true});
+  const parse = (colour) => {
+    pen.clearRect(0, 0, 1, 1);
+    pen.fillStyle = colour;
+    pen.fillRect(0, 0, 1, 1);
+    const [red, green, blue, alpha] = pen.getImageData(0, 0, 1, 1).data;
+    return [red, green, blue, alpha / 255];
+  };
+  const over = (top, under) => under.map((value, i) => top[i] * top[3] + value * (1 - top[3]));
+  const linear = (value) => (value <= 10.3 ? value / 3294 : ((value / 255 + 0.055) / 1.055) ** 2.4);
+  const light = ([r, g, b]) => 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b);
+  const behind = (node) => {
+    const layers = [];
+    for (let at = node; at; at = at.parentElement) layers.unshift(parse(getComputedStyle(at).backgroundColor));
+    return layers.reduce((under, layer) => over(layer, under), [255, 255, 255]);
+  };
+  const found = [];
+  const walker = document.createTreeWalker(document.querySelector("body"), NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const text = walker.currentNode.textContent.trim();
+    const node = walker.currentNode.parentElement;
+    if (!text || !node.checkVisibility() || node.closest("option, title, noscript, .skip, .spoken")) continue;
+    const style = getComputedStyle(node);
+    const size = parseFloat(style.fontSize);
+    if (!size) continue;
+    const back = behind(node);
+    const ink = over(parse(node instanceof SVGElement ? style.fill : style.color), back);
+    const [low, high] = [light(ink), light(back)].sort((a, b) => a - b);
+    const least = size >= 24 || (size >= 18.6 && style.fontWeight >= 700) ? 3 : 4.5;
+    if ((high + 0.05) / (low + 0.05) < least) found.push(`${node.tagName} ${text.slice(0, 30)}`);
+  }
+  return found;
+}"""
 FOCUSED = "() => document.activeElement.textContent.trim() || document.activeElement.id"
 
 
@@ -29,8 +64,8 @@ def test_views_fit_a_phone_and_follow_the_colour_scheme(browser: Any, address: s
         assert page.evaluate("document.documentElement.scrollWidth") <= 360, name
     red, green, blue = page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)")
     assert (red + green + blue < 120) == (scheme == "dark")
-    page.get_by_role("button", name="Auto").click()
-    page.get_by_role("button", name="Light", exact=True).click()
+    page.get_by_role("button", name="Theme: auto").click()
+    page.get_by_role("button", name="Theme: light", exact=True).click()
     assert sum(page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)")) < 120
     assert phone.close() == []
 
@@ -57,15 +92,17 @@ def test_the_keyboard_is_enough(tab: Tab) -> None:
     assert page.evaluate("document.activeElement.getAttribute('aria-label')").startswith("3 and 2:")
     page.get_by_role("tab", name="Similarity").focus()
     page.keyboard.press("End")
+    page.locator(".run-list button").first.wait_for()
+    page.keyboard.press("ArrowUp")
     page.get_by_role("heading", level=1, name="The family and its design space").wait_for()
     page.locator(".tree [tabindex='0']").focus()
     page.keyboard.press("ArrowDown")
     page.locator(".point strong", has_text="bert-tiny").wait_for()
     page.get_by_role("tab", name="Family tree").focus()
-    for _ in range(3):
+    for _ in range(2):
         page.keyboard.press("ArrowUp")
     page.locator(".heads button").first.wait_for()
-    page.locator(".heads [tabindex='0']").focus()
+    page.locator(".heads button").first.click()
     page.keyboard.press("ArrowDown")
     page.get_by_role("heading", name="Layer 2, head 1").wait_for()
 
@@ -173,7 +210,7 @@ def test_the_key_is_asked_for_and_kept_in_the_tab(browser: Any, address: str) ->
 def test_views_that_nothing_can_do_say_what_would(tab: Tab) -> None:
     answer_with(tab.page, "v1/models", 200, {"object": "list", "data": []})
     page = tab.open("fill")
-    for view in IDS[:-1]:
+    for view in NEED_A_MODEL:
         page.evaluate(f"location.hash = '{view}'")
         page.locator(f"#tab-{view}[aria-selected=true]").wait_for()
         assert page.locator(".notice code").text_content().startswith("bertree "), view
@@ -188,6 +225,37 @@ def test_a_server_that_is_gone_is_said(browser: Any, address: str) -> None:
     page.unroute("**/v1/models")
     page.get_by_role("button", name="Try again").click()
     page.locator(".bars li").first.wait_for()
+    tab.close()
+
+
+def test_no_view_shows_old_results_of_a_server_that_is_gone(browser: Any, address: str) -> None:
+    tab = Tab(browser, address)
+    page = tab.open("fill", text="The capital of [MASK] is Paris.")
+    page.locator(".bars li").first.wait_for()
+    page.route("**/*", lambda route: route.abort())
+    page.get_by_label("Text", exact=True).fill("A [MASK] day.")
+    page.locator(".problem", has_text="The server does not answer.").wait_for()
+    assert page.locator(".bars").count() == 0
+    for name in list(VIEWS)[1:]:
+        page.get_by_role("tab", name=name, exact=True).click()
+        if name not in ("Search", "Generate"):  # which ask when they are told to
+            page.locator(".problem", has_text="The server does not answer.").wait_for()
+    page.unroute("**/*")
+    page.get_by_role("tab", name="Fill masks", exact=True).click()
+    page.locator(".bars li").first.wait_for()
+    assert all("Failed to load resource" in line for line in tab.close())
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_text_has_enough_contrast(browser: Any, address: str, scheme: str) -> None:
+    tab = Tab(browser, address, color_scheme=scheme)
+    page = tab.open("search", query="lighthouse water")
+    for name in ("Search", *VIEWS):
+        page.get_by_role("tab", name=name, exact=True).click()
+        wait_quiet(page)
+        assert page.evaluate(LOW_CONTRAST) == [], name
+    page.evaluate("document.querySelector('.head p').style.color = '#777777'")
+    assert page.evaluate(LOW_CONTRAST) != [], "the measure finds what is too faint"
     tab.close()
 
 

@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,15 +13,19 @@ import pytest
 from tests.support.browser import Tab
 
 VIEWS = {
+    "Start": "What this server holds",
     "Fill masks": "Fill in the mask",
     "Similarity": "Similarity of texts",
+    "Classify": "Classes of texts",
     "Search": "Search an index",
+    "Map": "Map of an index",
     "Entities": "Entities in a text",
     "Answers": "An answer in its passage",
-    "Layers": "Attention and layers",
-    "Map": "Map of an index",
     "Generate": "Continue a text",
+    "Layers": "Attention and layers",
+    "Compare": "Two models side by side",
     "Family tree": "The family and its design space",
+    "Runs": "Runs and studies",
 }
 
 
@@ -40,9 +45,9 @@ def test_every_view_opens_from_its_tab_without_a_problem(tab: Tab) -> None:
         assert page.locator(".problem").all_text_contents() in ([], [""]), name
         assert page.locator(".notice").count() == 0, name
         assert page.locator(".call pre").text_content() or name == "Search", name
-    assert page.url.endswith("#family")
+    assert page.url.endswith("#runs")
     page.go_back()
-    page.get_by_role("heading", level=1, name="Continue a text").wait_for()
+    page.get_by_role("heading", level=1, name="The family and its design space").wait_for()
 
 
 def test_a_word_that_is_clicked_is_masked_and_filled(tab: Tab) -> None:
@@ -96,7 +101,7 @@ def test_search_marks_words_and_filters_by_metadata(tab: Tab) -> None:
     page.get_by_text("2 passages in").wait_for()
     assert page.locator(".hit .chip", has_text="place").all_text_contents() == ["place coast"] * 2
     page.get_by_label("Only where").fill("year=1921, place=inland, place=coast")
-    page.get_by_text("1 passages in").wait_for()
+    page.get_by_text("1 passage in").wait_for()
     page.get_by_label("Only where").fill('place="no, where"')
     page.get_by_text("Nothing fits the filter.").wait_for()
 
@@ -132,7 +137,7 @@ def test_heads_tokens_and_layers_can_be_looked_at(tab: Tab) -> None:
     assert page.locator(".head-picture path").count() >= 1
     page.get_by_text("norms").click()
     assert re.fullmatch(r"\d+\.\d", page.locator(".lens td").last.text_content())
-    assert "layer=2" in page.url
+    assert "layer=3&head=4" in page.url
 
 
 def test_the_map_shows_passages_zooms_and_colours(tab: Tab) -> None:
@@ -155,6 +160,9 @@ def test_the_map_shows_passages_zooms_and_colours(tab: Tab) -> None:
     page.get_by_role("button", name="Show all").click()
     page.get_by_label("Colour by").select_option("metadata place")
     assert sorted(page.locator(".legend button").all_text_contents()) == ["coast 2", "inland 2"]
+    page.get_by_label("Colour by").select_option("cluster")
+    words = " ".join(page.locator(".legend button").all_text_contents())
+    assert re.search(r"[a-z]{4,}, [a-z]{3,}", words), "clusters are named by words"
     page.get_by_role("link", name="Find passages like this").click()
     page.locator(".hit").first.wait_for()
 
@@ -187,6 +195,93 @@ def test_turning_an_axis_changes_what_a_model_costs(tab: Tab) -> None:
     page.get_by_role("button", name="Back to the preset").click()
     page.locator(".tile .small", has_text="11,683,584").wait_for()
     assert page.locator(".problem").text_content() == ""
+
+
+def test_the_first_page_names_what_is_served_and_leads_there(tab: Tab) -> None:
+    page = tab.open()
+    page.get_by_role("heading", level=1, name="What this server holds").wait_for()
+    wait_quiet(page)
+    held = " ".join(page.locator(".holdings li").all_text_contents())
+    for name in ("default", "notes", "tagger", "sentiment", "4 passages", "2 runs and 1 study"):
+        assert name in held
+    assert page.locator(".card").count() == 8
+    page.locator(".holdings li", has_text="sentiment").get_by_role("link", name="classifies").click()
+    page.get_by_role("heading", level=1, name="Classes of texts").wait_for()
+    page.go_back()
+    page.locator(".card", has_text="Hide a word").click()
+    page.locator(".bars li").first.wait_for()
+
+
+def test_texts_and_pairs_are_classified(tab: Tab) -> None:
+    page = tab.open("classify", model="sentiment", texts="the boat is happy and sweet\nthe stale road is awful")
+    page.locator(".classes .bars").nth(1).wait_for()
+    best = [part.locator(".bar-word").first.text_content() for part in page.locator(".classes section.panel").all()]
+    assert len(set(best)) == 2, best
+    page = tab.open("classify", model="pairs")
+    page.get_by_label("Second text").fill("Somebody sings.")
+    page.locator(".call pre", has_text='[["A man is playing a guitar.","Somebody sings."]]').wait_for()
+    page.locator(".classes .bar-value").first.wait_for()
+
+
+def test_two_models_stand_side_by_side(tab: Tab) -> None:
+    page = tab.open("compare", kind="similarity", left="default", right="tagger")
+    page.get_by_label("Second model").get_by_role("gridcell").first.wait_for()
+    sides = [page.get_by_label(f"{name} model").get_by_role("gridcell") for name in ("First", "Second")]
+    assert [side.count() for side in sides] == [16, 16]
+    assert sides[0].nth(1).text_content() != sides[1].nth(1).text_content()
+    page.get_by_text("layers", exact=True).click()
+    page.get_by_label("Second model").locator(".heads button").first.wait_for()
+    assert page.get_by_label("First model").locator(".heads button").count() == 72
+    page.locator("select").nth(1).select_option("reader")
+    assert "right=reader" in page.url
+
+
+def test_curves_grow_with_their_run_and_a_study_is_a_table(tab: Tab, runs: Path) -> None:
+    page = tab.open("runs")
+    chart = page.locator(".chart-card", has_text="loss")
+    chart.get_by_text("training 5").wait_for()
+    assert page.get_by_text("step 40 of 100").count() == 2
+    with (runs / "going" / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "train", "step": 41, "loss": 1.125, "lr": 1e-4}\n{"kind": "train", "st')
+    chart.get_by_text("training 1.125").wait_for()  # without a click
+    chart.locator("svg").focus()
+    page.keyboard.press("Home")
+    chart.get_by_text("step 1", exact=True).wait_for()
+    page.get_by_role("button", name="runs/ended").click()
+    page.locator(".chart-card .legend", has_text="runs/ended, training").first.wait_for()
+    page.get_by_role("button", name="runs/study").click()
+    page.locator(".study h3", has_text="Own study").wait_for()
+    assert page.locator(".study td.number").first.text_content() == "53.0 ± 1.8"
+    assert page.locator("details", has_text="1 of 2 steps done").get_attribute("open") is not None
+
+
+def test_a_call_can_be_tried_on_the_page_of_routes(tab: Tab) -> None:
+    tab.page.goto(f"{tab.address}/docs")
+    route = tab.page.locator("details", has_text="POST /fill")
+    route.locator("summary").click()
+    route.get_by_role("button", name="Send").click()
+    route.get_by_text("200 in").wait_for()
+    assert '"masks"' in route.locator(".answer").text_content()
+    route.get_by_label("Body").fill("{")
+    route.get_by_role("button", name="Send").click()
+    assert "not JSON" in route.get_by_role("alert").text_content()
+
+
+def test_members_stand_in_a_plot_and_two_can_be_pinned(tab: Tab) -> None:
+    page = tab.open("family", preset="albert-base")
+    page.locator("circle.chosen").wait_for()
+    page.get_by_role("button", name="Pin to compare").click()
+    page.get_by_role("button", name=re.compile("^bert-tiny:")).press("Enter")
+    page.get_by_role("button", name="Pin to compare").click()
+    page.get_by_role("button", name=re.compile("^bert-base:")).press("Enter")
+    page.get_by_role("columnheader", name="bert-base").wait_for()
+    heads = page.locator(".figures thead th").all_text_contents()
+    assert heads == ["", "albert-base", "bert-tiny", "bert-base"]
+    assert "hashes" not in page.locator(".axes").all_text_contents()[0], "only axes that matter"
+    assert page.locator(".axis .small").first.text_content() == "depth: number of layers"
+    page.get_by_label("attention", exact=True).select_option("lsh")
+    page.locator("summary", has_text="more axes").click()
+    page.get_by_label("hashes", exact=True).wait_for()
 
 
 @pytest.mark.parametrize(

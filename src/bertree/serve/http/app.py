@@ -13,11 +13,24 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from bertree.serve.http.answers import HttpError, send_bytes, send_error
 from bertree.serve.http.endpoint import Endpoint
 from bertree.serve.http.handlers import CONTEXT, ROUTES, Context, RouteSpec, Service
-from bertree.serve.routes import answer, cohere, generate, layers, openai, operations, page, search, space, tei, text
+from bertree.serve.routes import (
+    answer,
+    cohere,
+    generate,
+    layers,
+    openai,
+    operations,
+    page,
+    runs,
+    search,
+    space,
+    tei,
+    text,
+)
 from bertree.serve.settings import RequestSettings
 
 # Importing the modules fills the table of routes.
-ROUTE_MODULES = (answer, cohere, generate, layers, openai, operations, page, search, space, tei, text)
+ROUTE_MODULES = (answer, cohere, generate, layers, openai, operations, page, runs, search, space, tei, text)
 LOCAL_NAMES = (b"localhost", b"127.0.0.1", b"[::1]")
 ALLOW_ORIGIN = "access-control-allow-origin"
 PREFLIGHT = {

@@ -13,7 +13,9 @@ from bertree.errors import UserError
 from bertree.serve.http.answers import HttpError
 from bertree.serve.http.handlers import Context, route
 from bertree.serve.routes.inputs import TextOptions, check_prompt, embed_texts
+from bertree.serve.routes.scores import class_names
 from bertree.serve.served import ServedIndex, ServedModel
+from bertree.tasks.text import TextTask
 
 Rows = list[NDArray[np.float32]]
 MOST_ON_LOOP = 256  # vectors that are written on the event loop; more would delay other requests
@@ -110,7 +112,9 @@ async def models(context: Context) -> Any:
 
 
 def _describe_model(served: ServedModel) -> dict[str, Any]:
-    return {
+    task = served.task if "predict" in served.abilities else None
+    classes = {"labels": class_names(served), "pairs": bool(task.columns.pair)} if isinstance(task, TextTask) else {}
+    return classes | {
         "id": served.name,
         "object": "model",
         "created": served.created,
@@ -121,6 +125,7 @@ def _describe_model(served: ServedModel) -> dict[str, Any]:
         "max_length": served.model.max_length,
         "parameters": served.parameters,
         "architecture": served.architecture,
+        "controls": served.model.controls,
     }
 
 

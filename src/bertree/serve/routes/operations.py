@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import Response
 
 from bertree.serve.http.answers import HttpError
 from bertree.serve.http.handlers import ROUTES, Context, route
-from bertree.serve.http.openapi import docs_page, openapi_document
+from bertree.serve.http.openapi import openapi_document
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -38,10 +38,3 @@ async def prometheus_metrics(context: Context) -> Response:
 async def openapi(context: Context) -> Any:
     """Return the OpenAPI document."""
     return openapi_document(ROUTES)
-
-
-@route("GET", "/docs", open=True, hidden=True)
-async def docs(context: Context) -> Response:
-    """Return the page with all routes."""
-    policy = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'; base-uri 'none'"
-    return HTMLResponse(docs_page(ROUTES), headers={"content-security-policy": policy})

@@ -17,12 +17,15 @@ from bertree.serve.http.answers import HttpError
 from bertree.serve.http.handlers import Context, route
 
 PARTS = (
-    *("axes", "calls", "choices", "colours", "controls", "dom", "key", "marks", "palette", "plane", "server", "state"),
-    *("tabs", "tree"),
+    *("axes", "bars", "calls", "chart", "choices", "colours", "controls", "dom", "heads", "heat", "key", "keywords"),
+    *("markdown", "marks", "palette", "plane", "scatter", "server", "state", "tabs", "tree"),
 )
-VIEWS = ("answer", "entities", "family", "fill", "generate", "layers", "map", "search", "similarity")
+VIEWS = (
+    *("answer", "classify", "compare", "entities", "family", "fill", "generate", "home", "layers", "map", "runs"),
+    *("search", "similarity"),
+)
 FILES = (
-    *("index.html", "icon.svg", "base.css", "views.css", "app.js"),
+    *("index.html", "docs.html", "icon.svg", "base.css", "views.css", "app.js", "docs.js"),
     *(f"parts/{name}.js" for name in PARTS),
     *(f"views/{name}.js" for name in VIEWS),
 )
@@ -82,6 +85,12 @@ def static_file(name: str) -> StaticFile:
 async def index(context: Context) -> Any:
     """Return the playground."""
     return static_file("index.html")
+
+
+@route("GET", "/docs", open=True, hidden=True)
+async def docs(context: Context) -> Any:
+    """Return the page of all routes, where a call can be tried."""
+    return static_file("docs.html")
 
 
 @route("GET", "/favicon.ico", open=True, hidden=True)

@@ -1,6 +1,6 @@
 """The design space: presets, axes, and what a point costs."""
 
-from functools import cache
+from functools import lru_cache
 from typing import Annotated, Any
 
 import msgspec
@@ -22,15 +22,22 @@ class PointRequest(msgspec.Struct):
     batch: Annotated[int, Meta(ge=1)] = 1
 
 
-@route("GET", "/space", summary="The presets and the axes of the design space")
-async def design_space(context: Context) -> Any:
+class SpaceQuery(msgspec.Struct):
+    """The batch that the presets' memory and operations are computed for; texts are no longer than a preset reads."""
+
+    length: Annotated[int, Meta(ge=1, le=2**20)] = 512
+    batch: Annotated[int, Meta(ge=1, le=2**20)] = 1
+
+
+@route("GET", "/space", summary="The presets, what they cost, and the axes of the design space")
+async def design_space(context: Context, query: SpaceQuery) -> Any:
     """Return the presets and the axes."""
-    return _space(tuple(PRESETS))
+    return _space(tuple(PRESETS), query.length, query.batch)
 
 
-@cache
-def _space(names: tuple[str, ...]) -> dict[str, Any]:
-    return {"presets": space.describe_presets(), "axes": space.describe_axes()}
+@lru_cache(maxsize=32)
+def _space(names: tuple[str, ...], length: int, batch: int) -> dict[str, Any]:
+    return {"presets": space.describe_presets(length, batch), "axes": space.describe_axes()}
 
 
 @route("POST", "/space", summary="Parameters, memory and operations of a point")

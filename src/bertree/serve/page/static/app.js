@@ -1,6 +1,6 @@
 /** The frame: views, their state in the URL, the models that are served. */
 
-import { callBox } from "./parts/calls.js";
+import { callBox, copy } from "./parts/calls.js";
 import { missing, Served } from "./parts/choices.js";
 import { choice } from "./parts/controls.js";
 import { el, replace } from "./parts/dom.js";
@@ -9,16 +9,23 @@ import { json, key, send, ServerError } from "./parts/server.js";
 import * as state from "./parts/state.js";
 import { tabs } from "./parts/tabs.js";
 import answer from "./views/answer.js";
+import classify from "./views/classify.js";
+import compare from "./views/compare.js";
 import entities from "./views/entities.js";
 import family from "./views/family.js";
 import fill from "./views/fill.js";
 import generate from "./views/generate.js";
+import home from "./views/home.js";
 import layers from "./views/layers.js";
 import map from "./views/map.js";
+import runs from "./views/runs.js";
 import search from "./views/search.js";
 import similarity from "./views/similarity.js";
 
-const VIEWS = [fill, similarity, search, entities, answer, layers, map, generate, family];
+const VIEWS = [
+  ...[home, fill, similarity, classify, search, map, entities, answer, generate],
+  ...[layers, compare, family, runs],
+];
 const panel = document.getElementById("view");
 let served = new Served([]);
 let leave = new AbortController(); // aborted when the view is left
@@ -47,6 +54,12 @@ class Page {
     state.write(this.view.id, this.state, this.view.defaults);
   }
 
+  /** Build the view anew from its state. */
+  again() {
+    show();
+    panel.querySelector(".view input:checked, .view select")?.focus();
+  }
+
   fail(message) {
     this.problem.textContent = message;
   }
@@ -61,7 +74,7 @@ class Page {
     let latest = new AbortController();
     const drop = () => latest.abort();
     this.signal.addEventListener("abort", drop);
-    /** `use(response)` reads the answer; resolves to undefined if it is out of date or failed. */
+    /** `use(response)` reads the answer; resolves to undefined if it is out of date, and to null if it failed. */
     const ask = async (path, body, { use = json, shown = true } = {}) => {
       latest.abort();
       const mine = (latest = new AbortController());
@@ -78,7 +91,7 @@ class Page {
         if (!(error instanceof ServerError)) throw error;
         if (error.status === 401) wantKey();
         this.fail(error.message);
-        return undefined;
+        return null;
       } finally {
         this.busy(-1);
       }
@@ -113,8 +126,7 @@ function modelChoice(page) {
 
 function show() {
   const { view: id, values } = state.read();
-  const view =
-    VIEWS.find((entry) => entry.id === id) ?? VIEWS.find((entry) => !entry.does || served.able(entry.does).length);
+  const view = VIEWS.find((entry) => entry.id === id) ?? home;
   leave.abort();
   leave = new AbortController();
   select(view.id);
@@ -124,12 +136,25 @@ function show() {
     "div",
     { class: "head" },
     el("div", {}, el("h1", {}, view.title), el("p", {}, view.about)),
-    modelChoice(page),
+    el("div", { class: "row head-tools" }, modelChoice(page), shareButton()),
   );
   const body = view.does && !page.able.length ? noModel(missing(view.does)) : view.build(page);
   replace(page.node, head, el("div", { class: "progress" }), body, page.calls.node);
   replace(panel, page.node);
 }
+
+/** The address holds the view and all that was entered, so it is what one shares. */
+const shareButton = () =>
+  el(
+    "button",
+    {
+      type: "button",
+      class: "quiet",
+      title: "Copy the address of this view with what you entered",
+      onclick: (event) => copy(location.href, event.currentTarget),
+    },
+    "Copy link",
+  );
 
 /** Nothing can be shown: say why, and what to do. */
 function halt(message, name, action) {
@@ -148,7 +173,7 @@ async function wantKey() {
 }
 
 const SCHEMES = ["light dark", "light", "dark"];
-const SCHEME_NAMES = { "light dark": "Auto", light: "Light", dark: "Dark" };
+const SCHEME_NAMES = { "light dark": "Theme: auto", light: "Theme: light", dark: "Theme: dark" };
 
 function setScheme(scheme) {
   document.documentElement.style.colorScheme = scheme;
@@ -184,13 +209,15 @@ function serverBox() {
     },
     "Key",
   );
+  const models = served.entries.filter((entry) => entry.kind !== "index");
+  const row = (entry) => el("li", { title: describe(entry) }, entry.id);
+  const list = (name, entries) =>
+    entries.length ? el("div", {}, el("h2", {}, name), el("ul", { "aria-label": name }, entries.map(row))) : null;
   replace(
     document.getElementById("server"),
-    el(
-      "ul",
-      { "aria-label": "Served" },
-      served.entries.map((entry) => el("li", { class: entry.kind, title: describe(entry) }, entry.id)),
-    ),
+    list("Models", models),
+    list("Indexes", served.indexes),
+    el("a", { href: "docs" }, "API: try a call"),
     el("div", { class: "row" }, button, key.get() ? forget : null),
   );
 }

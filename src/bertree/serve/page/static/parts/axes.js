@@ -2,6 +2,7 @@
 
 import { grouped } from "./colours.js";
 import { choice, line, slider, toggle } from "./controls.js";
+import { el } from "./dom.js";
 
 /** "layers=6;attention=full,local" <-> {layers: 6, attention: "full,local"} */
 export const parseChanges = (text, axes) =>
@@ -32,15 +33,70 @@ function steps(low, high, current) {
   return [...found].sort((a, b) => a - b);
 }
 
+const sees = (kind) => (values) => String(values.attention).split(",").includes(kind);
+const either =
+  (...rules) =>
+  (values) =>
+    rules.some((rule) => rule(values));
+const placed = (kind) => (values) => values.positions === kind;
+const lsh = sees("lsh");
+/** Axis -> when it matters. An axis that is not here always does. */
+const MATTERS = {
+  ...Object.fromEntries(
+    ["lsh_chunk_length", "lsh_chunks_before", "lsh_chunks_after", "buckets", "hashes", "eval_hashes"].map((name) => [
+      name,
+      lsh,
+    ]),
+  ),
+  ...{ hash_seed: lsh, duplicates: lsh, shared_qk: lsh, look_ahead: either(lsh, sees("local"), sees("chunked")) },
+  ...{
+    window: sees("local"),
+    chunk_length: sees("chunked"),
+    chunks_before: sees("chunked"),
+    chunks_after: sees("chunked"),
+  },
+  ...{ clamp: placed("relative"), shared_position_bias: placed("relative"), memory: placed("relative") },
+  ...{
+    query_stream: placed("relative"),
+    segment_encoding: (values) => placed("relative")(values) && values.segments > 0,
+  },
+  ...{ memory_start: (values) => values.memory > 0, same_length: (values) => values.memory > 0 },
+  ...{
+    rotary_base: placed("rotary"),
+    local_rotary_base: (values) => placed("rotary")(values) && sees("local")(values),
+  },
+  ...{ axial_shape: placed("axial"), axial_widths: placed("axial"), position_offset: placed("learned") },
+  groups: (values) => values.sharing !== "none",
+  embedding_projection: (values) => values.embedding_width !== values.width,
+  embedding_divisor: (values) => Boolean(values.cutoffs),
+  output_projections: (values) => Boolean(values.cutoffs),
+  mask_activation: (values) => values.mask_transform === true,
+  first_norm: (values) => values.residual !== "post-norm",
+  final_norm: (values) => values.residual !== "post-norm",
+  norm_bias: (values) => values.norm === "layer",
+  direction: either(sees("causal"), (values) => values.body !== undefined && values.body !== "transformer"),
+};
+
+/** Whether an axis changes anything at a point; one that was turned stays, so that it can be turned back. */
+export const matters = (axis, values, turned) =>
+  axis.name in turned || values[axis.name] !== axis.default || (MATTERS[axis.name]?.(values) ?? true);
+
+/** The control of an axis, and below it what the axis is, in a sentence. */
+export const axisControl = (axis, value, change) =>
+  el(
+    "div",
+    { class: "axis" },
+    control(axis, value, change),
+    axis.about ? el("p", { class: "small" }, axis.about) : null,
+  );
+
 /** A slider, a choice, a switch or a line of text, as the axis is. */
-export function axisControl(axis, value, change) {
+function control(axis, value, change) {
   const label = axis.name.replaceAll("_", " ");
-  if (axis.kind === "switch") return toggle(label, value === true, change, axis.about).node;
+  if (axis.kind === "switch") return toggle(label, value === true, change).node;
   if (axis.kind === "choice") {
     const options = [...new Set([...(axis.choices ?? []), value])].map((entry) => String(entry));
-    const { node } = choice(label, options, String(value), change);
-    node.title = axis.about ?? "";
-    return node;
+    return choice(label, options, String(value), change).node;
   }
   const whole = Number.isInteger(value) && Number.isInteger(axis.default);
   if (axis.kind === "number" && whole) {
@@ -52,7 +108,6 @@ export function axisControl(axis, value, change) {
         low: 0,
         high: numbers.length - 1,
         format: (index) => grouped(numbers[index]),
-        about: axis.about,
       },
       (index) => change(numbers[index]),
     ).node;
@@ -62,6 +117,5 @@ export function axisControl(axis, value, change) {
     type: number ? "number" : "text",
   });
   if (number) input.step = "any";
-  node.title = axis.about ?? "";
   return node;
 }

@@ -51,17 +51,19 @@ function pythonCall(path, body, stream) {
   ].join("\n");
 }
 
-async function copy(text, button) {
+/** Copy a text, and say so on the button for a moment. */
+export async function copy(text, button) {
+  const name = button.textContent;
   try {
     await navigator.clipboard.writeText(text);
     button.textContent = "Copied";
   } catch {
     button.textContent = "Select and copy";
   }
-  setTimeout(() => (button.textContent = "Copy"), 1500);
+  setTimeout(() => (button.textContent = name), 1500);
 }
 
-/** {node, set(path, body, stream)} */
+/** {node, set(path, body, stream), clear()} */
 export function callBox() {
   const panel = el("pre", { id: uniqueId("call"), role: "tabpanel", tabindex: 0 });
   const list = el("div", { class: "tabs", role: "tablist", "aria-label": "The call as" });
@@ -102,5 +104,8 @@ export function callBox() {
     node.hidden = false;
     show();
   };
-  return { node, set };
+  const clear = () => {
+    node.hidden = true;
+  };
+  return { node, set, clear };
 }

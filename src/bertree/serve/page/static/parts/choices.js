@@ -13,6 +13,11 @@ const MISSING = {
     "bertree finetune default --task squad2 --data squad --out my-qa && bertree serve my-qa",
     "A model fine-tuned on questions and passages does.",
   ],
+  predict: [
+    "classify texts",
+    "bertree finetune default --task sst-2 --data SST-2 --out my-classifier && bertree serve my-classifier",
+    "A model fine-tuned on a task with classes or scores does.",
+  ],
   generate: [
     "continue a text",
     "bertree serve MODEL",

@@ -31,6 +31,9 @@ export function replace(node, ...children) {
   return fill(node, children);
 }
 
+/** Words for a mouse and a keyboard, or for fingers. */
+export const byHand = (mouse, fingers) => (matchMedia("(hover: none)").matches ? fingers : mouse);
+
 let count = 0;
 export const uniqueId = (name) => `${name}-${++count}`;
 

@@ -46,8 +46,11 @@ export function palette(points, colouring) {
     variable: variable(value),
     hollow: index >= HUES,
   }));
+  const rest = order.slice(MOST_VALUES);
   return {
     rows,
+    others: rest.length,
+    rest: rest.reduce((sum, [, count]) => sum + count, 0),
     variable: (point) => variable(colouring.of(point)),
     hollow: (point) => (hues.get(colouring.of(point)) ?? 0) >= HUES,
   };

@@ -1,6 +1,7 @@
 /** An answer marked in its passage: in a passage of one's own, or in one that an index finds. */
 
 import { area, choice, line, segments } from "../parts/controls.js";
+import { percent } from "../parts/colours.js";
 import { debounce, el, replace } from "../parts/dom.js";
 import { marked } from "../parts/marks.js";
 
@@ -8,6 +9,10 @@ const PASSAGE =
   "The Amazon rainforest covers most of the Amazon basin of South America. The basin covers 7,000,000 square " +
   "kilometres, of which 5,500,000 are covered by the rainforest. Most of the forest, 60 percent, lies in Brazil, " +
   "followed by Peru with 13 percent.";
+
+/** What a score means, in a word. */
+const certainty = (score) =>
+  score >= 0.5 ? "likely" : score >= 0.15 ? "unsure" : "very unsure: it may not be in the text";
 
 export default {
   id: "answer",
@@ -37,7 +42,14 @@ export default {
     };
 
     const show = (answer) => {
-      replace(best, answer.answer ? answer.answer : el("span", { class: "soft" }, "There is no answer in it."));
+      const [first] = answer.candidates;
+      const sure = first?.score >= 0 && first.score <= 1 ? `${percent(first.score)}, ${certainty(first.score)}` : null;
+      replace(
+        best,
+        answer.answer
+          ? [answer.answer, sure ? el("span", { class: "small" }, `  ${sure}`) : null]
+          : el("span", { class: "soft" }, "There is no answer in it."),
+      );
       showIn(answer);
       replace(
         others,
@@ -71,7 +83,11 @@ export default {
       }
       const place = from === "index" ? { index: index || indexes[0], k: 5 } : { passage };
       const answer = await ask("answer", { question, ...place, model: page.model });
-      return answer && show(answer);
+      if (answer === undefined) return undefined;
+      if (answer) return show(answer);
+      replace(others);
+      replace(reading);
+      return replace(best);
     };
     const soon = debounce(query, 250);
     const change = (name) => (value) => {

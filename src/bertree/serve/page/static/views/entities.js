@@ -37,7 +37,7 @@ export default {
               title: entity.score === null ? entity.label : `${entity.label}, ${percent(entity.score)}`,
             },
             piece,
-            el("span", { class: "label" }, entity.label),
+            el("span", { class: "label" }, entity.label, entity.score === null ? "" : ` ${percent(entity.score)}`),
           ),
         ),
       );
@@ -58,7 +58,10 @@ export default {
         return replace(legend, el("li", { class: "none" }, "Write or paste a text."));
       }
       const answer = await ask("entities", { text: source, model: page.model });
-      return answer && show(source, answer);
+      if (answer === undefined) return undefined;
+      if (answer) return show(source, answer);
+      replace(legend);
+      return replace(text);
     };
     const soon = debounce(query);
     const changed = (value) => {

@@ -1,9 +1,10 @@
 /** The family tree, and the design space around each of its models. */
 
 import { grouped, HUES, short } from "../parts/colours.js";
-import { axisControl, parseChanges, writeChanges } from "../parts/axes.js";
-import { slider } from "../parts/controls.js";
+import { axisControl, matters, parseChanges, writeChanges } from "../parts/axes.js";
+import { segments, slider } from "../parts/controls.js";
 import { debounce, el, replace } from "../parts/dom.js";
+import { scatter } from "../parts/scatter.js";
 import { tree } from "../parts/tree.js";
 
 const MAIN = [
@@ -23,6 +24,19 @@ const MAIN = [
 ];
 const LENGTHS = [32, 64, 128, 256, 512, 1024, 2048, 4096, 8192];
 const BATCHES = [1, 2, 4, 8, 16, 32, 64, 128, 256];
+const PINS = 2;
+const HEIGHTS = {
+  operations: ["Operations for each token, forward", (point) => point.operations_per_token, ""],
+  memory: ["Memory to train it, one batch", (point) => point.peak, "B"],
+};
+/** The figures of points side by side: [name, value, unit]. */
+const FIGURES = [
+  ["parameters", (point) => point.parameters, ""],
+  ["memory to use it", (point) => point.weights, "B"],
+  ["memory to train it", (point) => point.peak, "B"],
+  ["operations for each token", (point) => point.operations_per_token, ""],
+];
+const flat = (answer) => ({ ...answer, weights: answer.memory.weights, peak: answer.memory.peak });
 
 function stackedBar(name, parts, format) {
   const total = parts.reduce((sum, part) => sum + part.value, 0) || 1;
@@ -76,6 +90,10 @@ class DesignSpace {
     this.bars = el("div", { class: "stack" });
     this.controls = el("div", { class: "stack" });
     this.name = el("div", { class: "point" });
+    this.plot = el("div", { class: "panel stack" });
+    this.beside = el("div", { class: "panel stack" });
+    this.askPins = page.channel();
+    this.answer = null; // of the present point
     const index = (list, value) => Math.max(0, list.indexOf(Number(value)));
     const pick = (name, list, label) =>
       slider(
@@ -83,6 +101,7 @@ class DesignSpace {
         { value: index(list, page.state[name]), low: 0, high: list.length - 1, format: (at) => grouped(list[at]) },
         (at) => {
           page.save({ [name]: String(list[at]) });
+          this.placePresets();
           this.soon();
         },
       ).node;
@@ -94,7 +113,9 @@ class DesignSpace {
       el(
         "div",
         { class: "stack" },
+        this.plot,
         el("div", { class: "panel stack" }, this.name, page.problem, this.tiles, this.bars),
+        this.beside,
         el(
           "div",
           { class: "panel stack" },
@@ -109,7 +130,144 @@ class DesignSpace {
         this.controls,
       ),
     );
+    this.placePresets = debounce(async () => {
+      const { length, batch } = page.state;
+      const answer = await page.channel()(`space?length=${length}&batch=${batch}`, undefined, { shown: false });
+      if (answer) this.space = answer;
+      this.drawPlot();
+    }, 200);
     this.choose(page.state.preset, false);
+  }
+
+  /** The pinned points: [{preset, changes}] */
+  get pins() {
+    const entries = this.page.state.pins.split("|").filter(Boolean);
+    return entries.map((entry) => {
+      const [preset, ...rest] = entry.split(";");
+      return { preset, changes: parseChanges(rest.join(";"), this.space.axes), entry };
+    });
+  }
+
+  pin(entries) {
+    this.page.save({ pins: entries.slice(-PINS).join("|") });
+    this.drawName();
+    this.drawBeside();
+    this.drawPlot();
+  }
+
+  get entry() {
+    const changes = writeChanges(this.changes);
+    return `${this.preset.name}${changes ? `;${changes}` : ""}`;
+  }
+
+  /** All members as dots; where one stands depends on the length and the batch that were chosen. */
+  drawPlot() {
+    const [yName, height, yUnit] = HEIGHTS[this.page.state.height] ?? HEIGHTS.operations;
+    const pinned = new Set(this.pins.map((pin) => pin.preset));
+    const shown = this.space.presets.filter((preset) => !preset.study || preset.name === this.preset.name);
+    const points = shown.map((preset) => ({
+      name: preset.name,
+      x: preset.parameters,
+      y: height(preset),
+      mark: preset.name === this.preset.name ? "chosen" : pinned.has(preset.name) ? "pinned" : null,
+      title: `${preset.name}: ${short(preset.parameters)} parameters, ${short(height(preset), yUnit)}`,
+    }));
+    if (this.answer && Object.keys(this.changes).length)
+      points.push({
+        name: "your point",
+        x: this.answer.parameters,
+        y: height(this.answer),
+        mark: "own",
+        title: `Your point: ${short(this.answer.parameters)} parameters`,
+      });
+    const focused = this.plot.contains(document.activeElement);
+    const pick = segments(
+      "Against",
+      [
+        { value: "operations", name: "operations" },
+        { value: "memory", name: "memory" },
+      ],
+      this.page.state.height,
+      (value) => {
+        this.page.save({ height: value });
+        this.drawPlot();
+        this.plot.querySelector("input:checked").focus();
+      },
+    );
+    const choose = (name) => name !== "your point" && this.choose(name);
+    replace(
+      this.plot,
+      el("div", { class: "row" }, el("h2", {}, "Every member by its parameters"), pick.node),
+      scatter(points, { xName: "Parameters", yName, yUnit }, choose),
+    );
+    if (focused) this.plot.querySelector("circle[tabindex='0']")?.focus();
+  }
+
+  /** The pinned points and the present one side by side. */
+  async drawBeside() {
+    const { pins } = this;
+    const answers = [];
+    for (const pin of pins) {
+      const longest = this.space.presets.find((preset) => preset.name === pin.preset)?.axes.max_positions;
+      const length = longest ? Math.min(longest, Number(this.page.state.length)) : Number(this.page.state.length);
+      const body = { preset: pin.preset, changes: pin.changes, length, batch: Number(this.page.state.batch) };
+      const answer = await this.askPins("space", body, { shown: false });
+      if (answer === undefined) return;
+      if (answer?.valid) answers.push({ ...flat(answer), name: pin.entry.replaceAll(";", ", ") });
+    }
+    if (!pins.length || !this.answer) {
+      replace(this.beside);
+      return;
+    }
+    const points = [...answers, { ...this.answer, name: this.entry.replaceAll(";", ", ") }];
+    const names = new Set(points.flatMap((point) => Object.keys(point.axes)));
+    const differ = [...names].filter((name) => new Set(points.map((point) => String(point.axes[name]))).size > 1);
+    const row = (name, cells) =>
+      el(
+        "tr",
+        {},
+        el("th", { scope: "row" }, name),
+        cells.map((cell) => el("td", { class: "number" }, cell)),
+      );
+    const ratio = (value, first) => (value === first ? "" : ` (${(value / first).toFixed(2)} ×)`);
+    replace(
+      this.beside,
+      el("h2", {}, "Beside the pinned points"),
+      el(
+        "div",
+        { class: "table-scroll", tabindex: 0, role: "region", "aria-label": "Pinned points and the present one" },
+        el(
+          "table",
+          { class: "figures" },
+          el(
+            "thead",
+            {},
+            el(
+              "tr",
+              {},
+              el("th", {}, ""),
+              points.map((point) => el("th", { class: "number" }, point.name)),
+            ),
+          ),
+          el(
+            "tbody",
+            {},
+            FIGURES.map(([name, value, unit]) =>
+              row(
+                name,
+                points.map((point) => short(value(point), unit) + ratio(value(point), value(points[0]))),
+              ),
+            ),
+            differ.map((name) =>
+              row(
+                name.replaceAll("_", " "),
+                points.map((point) => String(point.axes[name] ?? "–")),
+              ),
+            ),
+          ),
+        ),
+      ),
+    );
   }
 
   get preset() {
@@ -138,7 +296,7 @@ class DesignSpace {
     if (value === this.preset.axes[axis.name]) delete this.changes[axis.name];
     else this.changes[axis.name] = value;
     this.page.save({ changes: writeChanges(this.changes) });
-    this.drawName();
+    this.drawControls(axis.name);
     this.soon();
   }
 
@@ -154,16 +312,35 @@ class DesignSpace {
       el("strong", {}, this.preset.name),
       turned.map(([name, value]) => el("span", { class: "chip" }, `${name} = ${value}`)),
       turned.length ? clear : null,
+      this.pinButton(),
       el("p", { class: "soft" }, this.preset.about),
     );
   }
 
-  drawControls() {
+  pinButton() {
+    const entries = this.pins.map((pin) => pin.entry);
+    const has = entries.includes(this.entry);
+    const next = has ? entries.filter((entry) => entry !== this.entry) : [...entries, this.entry];
+    const name = has ? "Unpin" : "Pin to compare";
+    return el("button", { type: "button", class: "quiet", onclick: () => this.pin(next) }, name);
+  }
+
+  /** The controls, anew where another axis matters now; the one that is being turned stays as it is. */
+  drawControls(turned = null) {
     this.drawName();
-    const axes = this.space.axes.filter((axis) => axis.name in this.preset.axes && axis.name !== "body");
+    const values = { ...this.preset.axes, ...this.changes };
+    const there = this.space.axes.filter((axis) => axis.name in this.preset.axes && axis.name !== "body");
+    const axes = there.filter((axis) => matters(axis, values, this.changes));
+    const shown = axes.map((axis) => axis.name).join();
+    if (turned !== null && shown === this.shownAxes) return;
+    this.shownAxes = shown;
     const control = (axis) => axisControl(axis, this.value(axis), (value) => this.turn(axis, value));
     const first = MAIN.map((name) => axes.find((axis) => axis.name === name)).filter(Boolean);
     const rest = axes.filter((axis) => !MAIN.includes(axis.name));
+    const left = there.length - axes.length;
+    const open = this.controls.querySelector("details")?.open ?? false;
+    const at = document.activeElement?.id;
+    const label = at ? this.controls.querySelector(`label[for="${at}"]`)?.textContent : null;
     replace(
       this.controls,
       el(
@@ -175,12 +352,18 @@ class DesignSpace {
       rest.length
         ? el(
             "details",
-            { class: "panel" },
-            el("summary", {}, `${rest.length} more axes`),
+            { class: "panel", open },
+            el(
+              "summary",
+              {},
+              `${rest.length} more axes${left ? `; ${left} that change nothing here are left out` : ""}`,
+            ),
             el("div", { class: "options axes" }, rest.map(control)),
           )
         : null,
     );
+    const again = [...this.controls.querySelectorAll("label")].find((one) => one.textContent === label);
+    if (again) document.getElementById(again.htmlFor)?.focus();
   }
 
   body(changes) {
@@ -207,6 +390,9 @@ class DesignSpace {
   }
 
   show(answer, base) {
+    this.answer = flat(answer);
+    this.drawPlot();
+    this.drawBeside();
     const { peak, ...memory } = answer.memory;
     replace(
       this.tiles,
@@ -237,12 +423,13 @@ export default {
   title: "The family and its design space",
   about: "Every model is a point in one space of choices. Choose one, turn its axes, and see what it costs.",
   does: null,
-  defaults: { preset: "bert-base", changes: "", length: "512", batch: "1" },
+  defaults: { preset: "bert-base", changes: "", length: "512", batch: "1", height: "operations", pins: "" },
 
   build(page) {
     const place = el("div", { class: "stack" }, page.problem);
     const load = async () => {
-      const space = await page.channel()("space", undefined, { shown: false });
+      const { length, batch } = page.state;
+      const space = await page.channel()(`space?length=${length}&batch=${batch}`, undefined, { shown: false });
       if (space) replace(place, new DesignSpace(page, space).node);
     };
     load();

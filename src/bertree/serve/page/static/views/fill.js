@@ -1,8 +1,9 @@
 /** Fill masks: click words to mask them, see the candidates as bars. */
 
+import { bars, candidateRows } from "../parts/bars.js";
 import { percent } from "../parts/colours.js";
 import { area, examples, slider } from "../parts/controls.js";
-import { debounce, el, replace } from "../parts/dom.js";
+import { byHand, debounce, el, replace } from "../parts/dom.js";
 
 const MASK = "[MASK]";
 const WORDS = /\[MASK\]|<mask>|[\p{L}\p{M}\p{N}]+(?:['’][\p{L}\p{M}]+)*|[^\s]/gu;
@@ -21,42 +22,11 @@ const words = (text) =>
     end: match.index + match[0].length,
   }));
 
-function bars(mask, number, count, use) {
-  const highest = Math.max(...mask.candidates.map((candidate) => candidate.probability), 1e-9);
-  return el(
-    "section",
-    { class: "bars", "aria-label": `Candidates for mask ${number}` },
-    count > 1 ? el("h2", {}, `Mask ${number}`) : null,
-    el(
-      "ol",
-      {},
-      mask.candidates.map((candidate) =>
-        el(
-          "li",
-          {},
-          el(
-            "button",
-            {
-              type: "button",
-              title: "Put it into the text",
-              "--share": candidate.probability / highest,
-              onclick: () => use(candidate),
-            },
-            el("span", { class: "bar-word" }, candidate.text.trim() || candidate.token),
-            el("span", { class: "bar-track" }, el("span", { class: "bar-fill" })),
-            el("span", { class: "bar-value" }, percent(candidate.probability)),
-          ),
-        ),
-      ),
-    ),
-  );
-}
-
 export default {
   id: "fill",
   name: "Fill masks",
   title: "Fill in the mask",
-  about: "Click a word to hide it. The model says what it expects in its place.",
+  about: `${byHand("Click", "Tap")} a word to hide it. The model says what it expects in its place.`,
   does: "fill",
   defaults: { text: EXAMPLES[0], k: "6" },
 
@@ -64,7 +34,7 @@ export default {
     const ask = page.channel();
     let hidden = []; // the words under the masks, to bring them back
     let masks = [];
-    const line = el("div", { class: "words", role: "group", "aria-label": "Words of the text: click one to mask it" });
+    const line = el("div", { class: "words", role: "group", "aria-label": "Words of the text: choose one to mask it" });
     const found = el("div", { class: "candidates" });
     const told = el("p", { class: "small", role: "status" });
     const spoken = el("p", { class: "spoken", role: "status" });
@@ -119,16 +89,23 @@ export default {
       draw();
       const text = input.input.value;
       if (!masks.length) {
-        const hint = text.trim() ? "Click a word above, or write [MASK] where one is missing." : "Write a sentence.";
+        const hint = text.trim()
+          ? byHand("Click a word above, or write [MASK] where one is missing.", "Tap a word above to hide it.")
+          : "Write a sentence.";
         return replace(found, el("p", { class: "hint" }, hint));
       }
       return replace(
         found,
         masks.map((mask, index) =>
-          bars(mask, index + 1, masks.length, (candidate) => {
-            const place = words(text).filter((entry) => isMask(entry.word))[index];
-            hidden.splice(index, 1);
-            put(text.slice(0, place.start) + candidate.text.trim() + text.slice(place.end));
+          bars(candidateRows(mask), {
+            label: `Candidates for mask ${index + 1}`,
+            title: masks.length > 1 ? `Mask ${index + 1}` : null,
+            hint: "Put it into the text",
+            use: (chosen) => {
+              const place = words(text).filter((entry) => isMask(entry.word))[index];
+              hidden.splice(index, 1);
+              put(text.slice(0, place.start) + mask.candidates[chosen].text.trim() + text.slice(place.end));
+            },
           }),
         ),
       );
@@ -138,12 +115,20 @@ export default {
       const text = input.input.value;
       if (!words(text).some((entry) => isMask(entry.word))) {
         ask.drop();
+        page.calls.clear();
         page.fail("");
         masks = [];
+        told.textContent = "";
         return show();
       }
       const answer = await ask("fill", { text, k: Number(page.state.k), model: page.model });
-      if (!answer) return undefined;
+      if (answer === undefined) return undefined; // a newer question is under way
+      if (answer === null) {
+        masks = [];
+        told.textContent = spoken.textContent = "";
+        draw();
+        return replace(found);
+      }
       masks = answer.masks;
       told.textContent = answer.cut ? "The text is longer than the model reads; its end was left out." : "";
       spoken.textContent = masks

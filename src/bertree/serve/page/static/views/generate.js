@@ -1,6 +1,6 @@
 /** A text continued by a left-to-right model, piece by piece as it is made. */
 
-import { area, line, slider } from "../parts/controls.js";
+import { area, choice, slider } from "../parts/controls.js";
 import { el, replace } from "../parts/dom.js";
 import { events } from "../parts/server.js";
 
@@ -97,7 +97,7 @@ export default {
       });
       if (!running) return;
       const seconds = (performance.now() - began) / 1000;
-      stop(count === undefined ? "" : `${count} tokens in ${seconds.toFixed(1)} s`);
+      stop(count === undefined || count === null ? "" : `${count} tokens in ${seconds.toFixed(1)} s`);
       if (problem) page.fail(problem);
     };
 
@@ -123,9 +123,13 @@ export default {
       if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && !running) run();
       if (event.key === "Escape" && running) button.click();
     });
-    const control = line("Control code", page.state.control, change("control"), {
-      placeholder: "for models trained with codes",
-    });
+    const codes = page.entry.controls ?? [];
+    const control = choice(
+      "Control code",
+      [{ value: "", name: "none" }, ...codes],
+      page.state.control,
+      change("control"),
+    );
     preview();
     return [
       el(
@@ -139,13 +143,13 @@ export default {
             ([name, label, range, about]) =>
               slider(label, { ...range, value: page.state[name], about }, change(name)).node,
           ),
-          control.node,
+          codes.length ? control.node : null,
         ),
         el(
           "div",
           { class: "row" },
           button,
-          el("span", { class: "small" }, el("kbd", {}, "Ctrl"), " + ", el("kbd", {}, "Enter")),
+          el("span", { class: "small mouse" }, el("kbd", {}, "Ctrl"), " + ", el("kbd", {}, "Enter")),
         ),
         page.problem,
       ),

@@ -2,11 +2,13 @@
 
 import { HUES, onScheme, rgb } from "../parts/colours.js";
 import { choice } from "../parts/controls.js";
-import { el, replace } from "../parts/dom.js";
+import { byHand, el, replace } from "../parts/dom.js";
+import { keywords } from "../parts/keywords.js";
 import { colourings, palette } from "../parts/palette.js";
 import { Plane } from "../parts/plane.js";
 import { link } from "../parts/state.js";
 
+const EDGE = 0.12; // share of the middle that is kept free around it, for outliers
 const KEYS = "Arrow keys go to the next passage, with Shift they move the map; plus and minus zoom, 0 shows all.";
 
 /** The nearest point in the direction of an arrow key. */
@@ -23,15 +25,23 @@ function neighbour(points, from, key) {
   return best;
 }
 
-/** Points scaled into the unit square. */
+/** Points scaled into the unit square. The middle 96 % fill most of it; what lies far outside is drawn in towards the
+ * edge, so that one outlier does not push all others together. */
 function unitSquare(points) {
-  const range = (name) => [Math.min(...points.map((p) => p[name])), Math.max(...points.map((p) => p[name]))];
-  const [[left, right], [top, bottom]] = [range("x"), range("y")];
-  return points.map((point) => ({
-    ...point,
-    x: (point.x - left) / (right - left || 1),
-    y: 1 - (point.y - top) / (bottom - top || 1),
-  }));
+  const scale = (name) => {
+    const sorted = points.map((point) => point[name]).sort((a, b) => a - b);
+    const at = (share) => sorted[Math.round(share * (sorted.length - 1))];
+    const [low, high] = [at(0.02), at(0.98)];
+    const size = high - low || sorted.at(-1) - sorted[0] || 1;
+    const squeeze = (over) => EDGE * (over / (over + EDGE)); // 0 at the border of the middle, at most EDGE
+    return (value) => {
+      const place = (value - low) / size;
+      const drawn = place < 0 ? -squeeze(-place) : place > 1 ? 1 + squeeze(place - 1) : place;
+      return (drawn + EDGE) / (1 + 2 * EDGE);
+    };
+  };
+  const [x, y] = [scale("x"), scale("y")];
+  return points.map((point) => ({ ...point, x: x(point.x), y: 1 - y(point.y) }));
 }
 
 class IndexMap {
@@ -39,6 +49,11 @@ class IndexMap {
     this.page = page;
     this.points = unitSquare(answer.points);
     this.colourings = colourings(this.points);
+    const { points } = this;
+    this.words = keywords(
+      points.map((point) => point.text),
+      points.map((point) => point.cluster),
+    );
     this.shown = null; // the point whose passage is shown
     this.only = undefined; // a value of the legend: the others are dimmed
     this.card = el("div", { class: "map-card panel", "aria-live": "polite" });
@@ -82,7 +97,7 @@ class IndexMap {
       ...Array.from({ length: HUES }, (_, i) => `--hue-${i}`),
     ];
     this.css = Object.fromEntries(names.map((variable) => [variable, css(variable)]));
-    const { rows, low, high } = this.palette;
+    const { rows, others, rest, low, high } = this.palette;
     replace(
       this.legend,
       rows.map((row) =>
@@ -96,16 +111,23 @@ class IndexMap {
               "aria-pressed": String(this.only === row.value),
               onclick: (event) => this.dim(row.value, event.currentTarget),
             },
-            `${this.page.state.colour === "cluster" ? "cluster " : ""}${row.value} `,
+            `${this.title(row.value)} `,
             el("b", {}, String(row.count)),
           ),
         ),
       ),
+      others ? el("li", { "--hue": "var(--edge-strong)" }, `${others} other values `, el("b", {}, String(rest))) : null,
       low === undefined
         ? null
         : el("li", { class: "ramp" }, el("span", {}, String(low)), el("i"), el("span", {}, String(high))),
     );
     this.plane.paint();
+  }
+
+  /** A value of the legend; a cluster is named by the words that tell it from the others. */
+  title(value) {
+    if (this.page.state.colour !== "cluster") return String(value);
+    return this.words.get(value)?.join(", ") || `cluster ${value + 1}`;
   }
 
   dim(value, button) {
@@ -186,13 +208,18 @@ class IndexMap {
 
   tell() {
     const point = this.shown;
-    if (!point) return replace(this.card, el("p", { class: "hint" }, "Point at a dot to read its passage."));
+    const hint = `${byHand("Point at", "Tap")} a dot to read its passage.`;
+    if (!point) return replace(this.card, el("p", { class: "hint" }, hint));
     const facts = Object.entries(point.metadata ?? {}).filter(
       ([, value]) => value !== null && typeof value !== "object",
     );
     return replace(
       this.card,
-      el("p", { class: "small" }, `${point.document} · cluster ${point.cluster}`),
+      el(
+        "p",
+        { class: "small" },
+        `${point.document} · in ${this.words.get(point.cluster)?.join(", ") || "its cluster"}`,
+      ),
       el("p", { class: "reading" }, point.text, point.text.length >= 200 ? "…" : null),
       facts.length
         ? el(
@@ -213,7 +240,8 @@ export default {
   name: "Map",
   title: "Map of an index",
   about:
-    "Every dot is a passage; those that mean the same lie together. Shown are the two main directions of the vectors.",
+    "Every dot is a passage; those that mean the same lie together. Shown are the two main directions of the vectors." +
+    " Clusters are named by the words that tell them from the others.",
   does: "index",
   defaults: { colour: "cluster" },
 

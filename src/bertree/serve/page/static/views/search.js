@@ -44,7 +44,13 @@ function ranks(hit, mode) {
   return el("span", { class: "soft small", title }, text);
 }
 
-function passage(hit, rank, mode, add) {
+/** The bar of a score between 0 and 1; none for what has another range, as BM25 has. */
+function meter(hit, mode, reranked) {
+  if ((mode === "words" && !reranked) || hit.score < 0 || hit.score > 1) return null;
+  return el("span", { class: "meter", "aria-hidden": "true", "--share": hit.score });
+}
+
+function passage(hit, rank, mode, { add, reranked }) {
   const spans = (hit.highlights ?? []).map(([start, end]) => ({ start, end }));
   const where = hit.document.startsWith(hit.source) ? [hit.document] : [hit.document, hit.source];
   return el(
@@ -56,13 +62,7 @@ function passage(hit, rank, mode, add) {
       el("span", { class: "rank" }, String(rank)),
       el("span", { class: "hit-where" }, where.filter(Boolean).join(" · ")),
       ranks(hit, mode),
-      mode === "words"
-        ? null
-        : el("span", {
-            class: "meter",
-            title: `cosine ${Number(hit.cosine ?? hit.score).toFixed(4)}`,
-            "--share": Math.max(0, Math.min(1, hit.cosine ?? hit.score)),
-          }),
+      meter(hit, mode, reranked),
       el("span", { class: "score" }, Number(hit.score).toFixed(3)),
     ),
     el("p", { class: "reading" }, marked(hit.text, spans)),
@@ -95,6 +95,7 @@ export default {
       const { query: text, k, rerank, mode } = page.state;
       if (!text.trim()) {
         ask.drop();
+        page.calls.clear();
         page.fail("");
         replace(hits);
         count.textContent = `${page.entry.passages ?? "Its"} passages wait for a question.`;
@@ -106,13 +107,20 @@ export default {
       if (rerank) body.rerank = rerank;
       if (mode) body.mode = mode;
       const answer = await ask("search", body);
-      if (!answer) return;
+      if (answer === undefined) return;
+      if (answer === null) {
+        replace(hits);
+        count.textContent = "";
+        return;
+      }
       replace(
         hits,
-        answer.hits.map((hit, index) => passage(hit, index + 1, answer.mode, add)),
+        answer.hits.map((hit, index) => passage(hit, index + 1, answer.mode, { add, reranked: Boolean(rerank) })),
       );
       const time = answer.milliseconds === undefined ? "" : ` in ${Number(answer.milliseconds).toFixed(0)} ms`;
-      count.textContent = answer.hits.length ? `${answer.hits.length} passages${time}` : "Nothing fits the filter.";
+      count.textContent = answer.hits.length
+        ? `${answer.hits.length} ${answer.hits.length === 1 ? "passage" : "passages"}${time}`
+        : "Nothing fits the filter.";
     };
     const soon = debounce(query, 120);
     const change = (name) => (value) => {

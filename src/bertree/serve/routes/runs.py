@@ -1,0 +1,64 @@
+"""Runs and studies of the served folders: the list, the curves of a run, the table of a study."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from bertree.errors import UserError, suggest
+from bertree.files.formats import Json
+from bertree.serve.http.answers import HttpError
+from bertree.serve.http.handlers import Context, route
+from bertree.serve.registry import NotServed
+from bertree.serve.run_folders import RunFolder, describe, find_runs, read_run, read_study
+
+
+class RunQuery(msgspec.Struct):
+    """The name of a run or of a study, as `GET /runs` has it."""
+
+    name: str
+
+
+@route("GET", "/runs", summary="Runs and studies in the served folders")
+async def runs(context: Context) -> Any:
+    """Return the runs and studies; one whose files cannot be read now is left out."""
+
+    def find() -> list[Json]:
+        lines = []
+        for run in _all(context):
+            try:
+                lines.append(describe(run))
+            except (UserError, OSError):
+                continue
+        return lines
+
+    return {"runs": await context.call_in_helper(find)}
+
+
+@route("GET", "/run", summary="Curves of a run, also while it trains")
+async def run(context: Context, query: RunQuery) -> Any:
+    """Return the curves of a run."""
+    return await context.call_in_helper(_read, context, query.name, "run", read_run)
+
+
+@route("GET", "/study", summary="The table of a study, and how far it is")
+async def study(context: Context, query: RunQuery) -> Any:
+    """Return the table of a study."""
+    return await context.call_in_helper(_read, context, query.name, "study", read_study)
+
+
+def _all(context: Context) -> list[RunFolder]:
+    return [run for name, root in context.registry.runs.items() for run in find_runs(name, root)]
+
+
+def _read(context: Context, name: str, kind: str, read: Callable[[Path], Json]) -> Json:
+    """Read what a client has named. Errors name the folder, which it must not see; they are logged."""
+    listed = {run.name: run for run in _all(context) if run.kind == kind}
+    if name not in listed:
+        raise NotServed(f"name: '{name[:60]}' is no {kind} that is served here; {suggest(name[:60], listed)}")
+    try:
+        return {"run": describe(listed[name])} | read(listed[name].path)
+    except (UserError, OSError) as error:
+        context.service.log.write("run failed", id=context.request_id, run=name, reason=str(error))
+        raise HttpError(503, f"the files of '{name}' cannot be read; the server's log says why") from None
