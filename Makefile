@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test quick fuzz kill check format clean
+.PHONY: help install demo test quick fuzz kill crash check format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -34,6 +34,10 @@ fuzz: $(VENV)/.installed-dev ## run bertree on damaged files and odd commands fo
 COUNT ?= 20
 kill: $(VENV)/.installed-dev ## kill every verb that writes, COUNT times and at its file operations, and resume
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.kill --count $(COUNT) $(ARGS)
+
+WHAT ?= cuts
+crash: $(VENV)/.installed-dev ## cut the power at the file operations of every verb that writes; WHAT=errors, WHAT=beside
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.crash $(WHAT) $(ARGS)
 
 check: $(VENV)/.installed-lint ## lint, format and types
 	$(BIN)/ruff check .

@@ -35,6 +35,8 @@ class Case:
     resumed: str = ""  # what is added when it is run again
     index: str = ""  # the folder of the index that it writes
     stdin: str = ""
+    readers: tuple[str, ...] = ()  # commands that read what it writes: they see the old or the new
+    unfinished: bool = False  # what it writes is there before it is complete, and readers are told so
     trains: bool = False
     slow: bool = False  # it is killed at a few random moments only
     plant: Callable[[], None] | None = None  # a fault to plant in the process, for tests
@@ -46,9 +48,13 @@ class Case:
 
 
 def _training(name: str, verb: str, arguments: str) -> Case:
-    return Case(name, verb, f"{arguments} --out out", atomic=("out/model",), resumed="--resume", trains=True)
+    return Case(
+        name, verb, f"{arguments} --out out", atomic=("out/model",), resumed="--resume", readers=("verify out",),
+        unfinished=True, trains=True,
+    )  # fmt: skip
 
 
+READ_INDEX = ("verify index", "index query index good --mode words")
 SCORED = ("out/metrics.json", "out/predictions.jsonl", "out/report.html")
 CASES = (
     Case("tokenizer train", "tokenizer train", "text.txt --vocab-size 300 --out out"),
@@ -59,7 +65,7 @@ CASES = (
     Case("tokenizer train, standard input", "tokenizer train", "- --vocab-size 300 --out out", stdin="text.txt"),
     Case(
         "prepare", "prepare", "text.txt --tokenizer tokenizer --out out --workers 1 --deduplicate",
-        atomic=("out/store.json",),
+        atomic=("out/store.json",), readers=("verify out", "store info out"), unfinished=True,
     ),
     Case(
         "prepare, two workers", "prepare", "text.txt --tokenizer tokenizer --out out --workers 2",
@@ -78,10 +84,10 @@ CASES = (
     ),
     _training("embeddings train", "embeddings train", f"start --data sts --loss cosine {SHORT}"),
     Case("embed", "embed", "start lines.txt --device cpu --out out/v.npy", atomic=("out/v.npy",)),
-    Case("index build", "index build", f"start old.jsonl {INDEX} --out out", index="out"),
+    Case("index build", "index build", f"start old.jsonl {INDEX} --out out", index="out", readers=("verify out",)),
     Case("index build, hnsw", "index build", f"start old.jsonl {INDEX} --kind hnsw --out out", index="out"),
-    Case("index add", "index add", "index new.jsonl --device cpu", index="index"),
-    Case("index remove", "index remove", "index --where group=g1", index="index"),
+    Case("index add", "index add", "index new.jsonl --device cpu", index="index", readers=READ_INDEX),
+    Case("index remove", "index remove", "index --where group=g1", index="index", readers=READ_INDEX),
     Case(
         "index evaluate", "index evaluate", "index --questions questions.jsonl --device cpu --tune --out out",
         atomic=("out/metrics.json", "out/report.html"), index="index",
@@ -90,9 +96,12 @@ CASES = (
         "index mine", "index mine", "index --questions questions.jsonl --device cpu --out out/m.jsonl",
         atomic=("out/m.jsonl",),
     ),
-    Case("index upgrade", "index upgrade", "index", index="index"),
-    Case("convert", "convert", "start out --to bertree"),
-    Case("convert, replacing", "convert", "start out --to huggingface --force", "convert base out --to bertree"),
+    Case("index upgrade", "index upgrade", "index", index="index", readers=READ_INDEX),
+    Case("convert", "convert", "start out --to bertree", readers=("verify out",)),
+    Case(
+        "convert, replacing", "convert", "start out --to huggingface --force", "convert base out --to bertree",
+        readers=("verify out", "info out"),
+    ),
     Case("features", "features", "start few.txt --layers sum-all --device cpu --out out"),
     Case(
         "evaluate", "evaluate", "task/model --task sst-2 --data glue --split test --device cpu --out out "

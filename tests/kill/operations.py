@@ -1,11 +1,13 @@
-"""The file operations of this process, numbered, and a SIGKILL at one of them.
+"""The file operations of this process, numbered, and a fault at one of them.
 
 `watch` replaces the functions that change files by ones that count: creating, writing, syncing, renaming, truncating
-and removing, commits of SQLite, and the writers of libraries. The process dies before the operation, or in its middle:
-half of a write is in the file then, and a created file is empty.
+and removing, commits of SQLite, and the writers of libraries. The fault comes before the operation, or in its middle:
+half of a write is in the file then, and a created file is empty. It is a SIGKILL, a pause (SIGSTOP), or an error of the
+system, by its name: a full disk and a read-only one stay so, other errors happen once.
 """
 
 import builtins
+import errno
 import io
 import itertools
 import os
@@ -17,19 +19,26 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
+from bertree.files import atomic
+
 NAMED = ("replace", "rename", "unlink", "remove", "rmdir", "mkdir", "truncate", "link", "symlink")
 BY_HANDLE = ("fsync", "fdatasync", "ftruncate")
 LIBRARIES = (("safetensors.torch", "serialize_file", 1), ("safetensors.numpy", "serialize_file", 1))
 LIBRARIES += (("faiss", "write_index", 1),)
-_open, _os_open, _unlink = io.open, os.open, os.unlink
+KILL, PAUSE = "SIGKILL", "SIGSTOP"
+LASTING = {"ENOSPC": {"unlink", "remove", "rmdir", "truncate"}, "EROFS": set[str]()}  # what is still possible
+FREE = {"created", "opened", "committed"}  # moments after an operation: they cannot fail
+_open, _os_open, _truncate = io.open, os.open, os.truncate
 
 
 class Operations:
-    """Counts operations on files below `roots`; dies at number `fatal`; writes each down in `log`."""
+    """Counts operations on files below `roots`; number `fatal` meets the fault; writes each down in `log`."""
 
-    def __init__(self, roots: tuple[Path, ...], fatal: int, log: Path | None) -> None:
+    def __init__(self, roots: tuple[Path, ...], fatal: int, log: Path | None, fault: str = KILL) -> None:
         self.roots = tuple(os.path.realpath(root) for root in roots)
-        self.fatal, self.process = fatal, os.getpid()
+        self.fatal, self.process, self.fault = fatal, os.getpid(), fault
         self.numbers = itertools.count(1)
         self.log = None if log is None else _os_open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self.lock = threading.Lock()
@@ -43,31 +52,39 @@ class Operations:
         path = os.path.join(os.path.realpath(os.path.dirname(os.fsdecode(path))), os.path.basename(os.fsdecode(path)))
         return path if path.startswith(self.roots) and os.getpid() == self.process else None
 
-    def is_last(self, name: str, path: str) -> bool:
-        """Count an operation; return whether it is the one to die at."""
+    def meets_fault(self, name: str, path: str) -> bool:
+        """Count an operation; return whether it is to fail. A pause is over when this returns."""
         with self.lock:
             number = next(self.numbers)
         if self.log is not None:
             base = next(root for root in self.roots if path.startswith(root))
             os.write(self.log, f"{name}\t{os.path.relpath(path, os.path.dirname(base))}\n".encode())
-        return number == self.fatal
+        if number == self.fatal and self.fault == PAUSE:
+            os.kill(os.getpid(), signal.SIGSTOP)
+            return False
+        if self.fault != KILL and name in FREE:
+            return False
+        lasts = self.fatal and number > self.fatal and self.fault in LASTING and name not in LASTING[self.fault]
+        return number == self.fatal or bool(lasts)
+
+    def fail(self, path: str) -> None:
+        """Kill this process, or raise the error."""
+        if self.fault == KILL:
+            os.kill(os.getpid(), signal.SIGKILL)
+            threading.Event().wait()  # the signal may take a moment
+        code = getattr(errno, self.fault)
+        raise OSError(code, os.strerror(code), path)
 
     def before(self, name: str, file: Any) -> None:
-        """Die before an operation, if it is the last."""
+        """Fail before an operation, if it is to fail."""
         path = self.watches(file)
-        if path is not None and self.is_last(name, path):
-            die()
+        if path is not None and self.meets_fault(name, path):
+            self.fail(path)
 
 
-def die() -> None:
-    """Kill this process."""
-    os.kill(os.getpid(), signal.SIGKILL)
-    threading.Event().wait()  # the signal may take a moment
-
-
-def watch(roots: tuple[Path, ...], fatal: int = 0, log: Path | None = None) -> None:
+def watch(roots: tuple[Path, ...], fatal: int = 0, log: Path | None = None, fault: str = KILL) -> None:
     """Count the operations of this process from now on."""
-    operations = Operations(roots, fatal, log)
+    operations = Operations(roots, fatal, log, fault)
     for name in (*NAMED, *BY_HANDLE):
         setattr(os, name, _counted(operations, name, getattr(os, name)))
     os.open = _counted_os_open(operations)
@@ -79,6 +96,18 @@ def watch(roots: tuple[Path, ...], fatal: int = 0, log: Path | None = None) -> N
         if where in sys.modules:
             inner = getattr(sys.modules[where], name)
             setattr(sys.modules[where], name, _counted_writer(operations, name, inner, argument))
+    atomic._exchange = _counted_exchange(operations)
+
+
+def _counted_exchange(operations: Operations) -> Callable[[Path, Path], bool]:
+    """The system call without a name in Python."""
+    inner = atomic._exchange
+
+    def call(first: Path, second: Path) -> bool:
+        operations.before("exchange", first)
+        return inner(first, second)
+
+    return call
 
 
 def _counted(operations: Operations, name: str, inner: Callable[..., Any]) -> Callable[..., Any]:
@@ -105,33 +134,41 @@ def _counted_os_open(operations: Operations) -> Callable[..., int]:
 
 
 def _counted_writer(operations: Operations, name: str, inner: Callable[..., Any], argument: int) -> Callable[..., Any]:
-    """Die before, or with half of the file written."""
+    """Fail before, or with half of the file written."""
 
     def call(*given: Any, **named: Any) -> Any:
         path = operations.watches(given[argument])
-        if path is not None and operations.is_last(name, path):
-            die()
+        if path is not None and operations.meets_fault(name, path):
+            _fail_in_library(operations, name, path)
         result = inner(*given, **named)
-        if path is not None and operations.is_last(f"half {name}", path):
-            os.truncate(path, os.stat(path).st_size // 2)
-            die()
+        if path is not None and operations.meets_fault(f"half {name}", path):
+            _truncate(path, os.stat(path).st_size // 2)
+            _fail_in_library(operations, name, path)
         return result
 
     return call
 
 
+def _fail_in_library(operations: Operations, name: str, path: str) -> None:
+    """Fail with the library's own error."""
+    try:
+        operations.fail(path)
+    except OSError as error:
+        raise (RuntimeError if name == "write_index" else SafetensorError)(f"{path}: {error}") from None
+
+
 class _Torn:
-    """A buffered file that may die with half of a piece written."""
+    """A buffered file that may fail with half of a piece written."""
 
     operations: Operations
 
     def write(self, data: Any) -> int:
         path = self.operations.watches(self.fileno())  # type: ignore[attr-defined]
-        if path is not None and self.operations.is_last("write", path):
+        if path is not None and self.operations.meets_fault("write", path):
             some = bytes(data)
             super().write(some[: len(some) // 2])
             self.flush()  # type: ignore[attr-defined]
-            die()
+            self.operations.fail(path)
         return super().write(data)
 
 
@@ -153,15 +190,24 @@ def _counted_open(operations: Operations) -> Callable[..., Any]:
         path = operations.watches(file) if set(mode) & set("wax+") and buffering != 0 else None
         if path is None:
             return _open(file, mode, buffering, encoding, errors, newline, closefd, opener)
-        if operations.is_last("open", path):
-            die()
+        if operations.meets_fault("open", path):
+            operations.fail(path)
         raw = io.FileIO(file, mode.replace("b", "").replace("t", ""), closefd, opener)
-        if operations.is_last("opened", path):
-            die()
+        if operations.meets_fault("opened", path):
+            operations.fail(path)
         buffer: Any = _Random(raw) if "+" in mode else _Writer(raw)
         return buffer if "b" in mode else io.TextIOWrapper(buffer, encoding, errors, newline, buffering == 1)
 
     return call
+
+
+def _fail_in_database(operations: Operations, path: str) -> None:
+    """Fail as SQLite does."""
+    try:
+        operations.fail(path)
+    except OSError as error:
+        message = "database or disk is full" if error.errno == errno.ENOSPC else "disk I/O error"
+        raise sqlite3.OperationalError(message) from None
 
 
 def _counted_connect(operations: Operations) -> Callable[..., Any]:
@@ -171,11 +217,11 @@ def _counted_connect(operations: Operations) -> Callable[..., Any]:
         def execute(self, statement: str, *given: Any) -> Any:
             if statement.upper().startswith("COMMIT"):
                 path = self._path
-                if path is not None and operations.is_last("commit", path):
-                    die()
+                if path is not None and operations.meets_fault("commit", path):
+                    _fail_in_database(operations, path)
                 result = super().execute(statement, *given)
-                if path is not None and operations.is_last("committed", path):
-                    die()
+                if path is not None and operations.meets_fault("committed", path):
+                    _fail_in_database(operations, path)
                 return result
             return super().execute(statement, *given)
 

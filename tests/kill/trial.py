@@ -21,6 +21,7 @@ from tests.kill.state import IndexState, State, differences, newest_steps, read_
 from tests.support import runs
 from tests.support.processes import PATIENCE, PROCESSES
 
+ERRORS = ("ENOSPC", "EROFS", "EACCES", "EIO")
 LEAVES = 60.0  # seconds in which the processes of a killed one must end, on a busy machine too
 REFUSED = ("exists already", "is already", "holds a model already", "no document to remove")
 # What commands make that the cases read.
@@ -32,13 +33,21 @@ MADE = {
 
 
 class Fault(NamedTuple):
-    """What happens to a process: `operation` 17, a `kill` or a doubled signal (`INT`, `TERM`) after some seconds."""
+    """What happens to a process: it is killed at `operation` 17, gets a `kill` or a doubled signal (`INT`, `TERM`)
+    after some seconds, or its operation 17 fails (`ENOSPC`, `EIO`, ...), or others work while it pauses there
+    (`pause`)."""
 
     kind: str = ""
     at: float = 0.0
 
     def __str__(self) -> str:
-        return f"{self.kind}:{self.at:g}" if self.kind == "operation" else f"{self.kind}:{self.at:.3f}"
+        return f"{self.kind}:{self.at:g}" if self.at_operation else f"{self.kind}:{self.at:.3f}"
+
+    @property
+    def at_operation(self) -> str:
+        """What happens at a file operation, as `operations.watch` takes it."""
+        names = {"operation": operations.KILL, "pause": operations.PAUSE}
+        return names.get(self.kind, self.kind if self.kind in ERRORS else "")
 
 
 class Undisturbed(NamedTuple):
@@ -60,6 +69,7 @@ class Verdict:
     lost: list[str] = field(default_factory=list)
     different: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
+    refused: str = ""  # the line of a command that cannot use what is there
 
     @property
     def broken(self) -> list[str]:
@@ -91,9 +101,11 @@ class TrialFolders:
         self.temporary.mkdir()
         self.output.unlink(missing_ok=True)
 
-    def start(self, words: Sequence[str], case: Case | None = None, fatal: int = -1) -> BaseProcess:
-        """Start a command; it dies at an operation (0: operations are counted, -1: not even that)."""
-        process = PROCESSES.Process(target=_run, args=(self, tuple(words), case, fatal))
+    def start(
+        self, words: Sequence[str], case: Case | None = None, fatal: int = -1, fault: str = operations.KILL
+    ) -> BaseProcess:
+        """Start a command; a fault happens at an operation (0: operations are counted, -1: not even that)."""
+        process = PROCESSES.Process(target=_run, args=(self, tuple(words), case, fatal, fault))
         process.start()
         return process
 
@@ -101,11 +113,15 @@ class TrialFolders:
         """Run a command to its end; it must succeed."""
         process = self.start(words, case, fatal)
         process.join(PATIENCE)
-        if process.exitcode != 0:
-            raise RuntimeError(f"{' '.join(words)}: exit code {process.exitcode}: {self.output.read_text()[-500:]}")
+        if not succeeded(process.exitcode, self.read_output()):
+            raise RuntimeError(f"{' '.join(words)}: exit code {process.exitcode}: {self.read_output()[-500:]}")
+
+    def read_output(self) -> str:
+        """Return what the last commands have printed."""
+        return self.output.read_text() if self.output.exists() else ""
 
 
-def _run(folders: TrialFolders, words: tuple[str, ...], case: Case | None, fatal: int) -> None:
+def _run(folders: TrialFolders, words: tuple[str, ...], case: Case | None, fatal: int, fault: str) -> None:
     """Be the command, in this process."""
     os.setsid()
     os.chdir(folders.work)
@@ -116,7 +132,7 @@ def _run(folders: TrialFolders, words: tuple[str, ...], case: Case | None, fatal
     if case is not None and case.plant is not None:
         case.plant()
     if fatal >= 0:
-        operations.watch((folders.work, folders.temporary), fatal, folders.log if fatal == 0 else None)
+        operations.watch((folders.work, folders.temporary), fatal, folders.log if fatal == 0 else None, fault)
     runs.run_command(words, folders.output)
 
 
@@ -180,24 +196,32 @@ class Trials:
         folders.reset(self.source)
         words = case.words
         for fault in faults:
-            process = folders.start(words, case, int(fault.at) if fault.kind == "operation" else -1)
-            verdict.hit |= self._disturb(process, fault)
+            at = fault.at_operation
+            process = folders.start(words, case, *((int(fault.at), at) if at else ()))
+            verdict.hit |= self.disturb(process, fault, verdict)
             self._check_now(process, fault, verdict)
             words = [*case.words, *case.resumed.split()]
+        self.run_again(words, verdict)
+        return verdict
+
+    def run_again(self, words: Sequence[str], verdict: Verdict, may_refuse: bool = False) -> None:
+        """Run the command to its end and compare what it comes to. `may_refuse`: it may name a file it cannot use."""
+        folders, case = self.folders, self.case
         folders.output.unlink(missing_ok=True)
         process = folders.start(words, case)
         process.join(PATIENCE)
-        output = folders.output.read_text() if folders.output.exists() else ""
-        refused = process.exitcode == 2 and any(word in output for word in REFUSED)
+        output = self.folders.read_output()
         if process.exitcode is None:
             process.kill()
             verdict.lost.append("run again, it hangs")
-        elif process.exitcode != 0 and not refused:
+        elif process.exitcode == 2 and may_refuse and not _is_finished(process.exitcode, output):
+            verdict.refused = output.strip().splitlines()[-1]
+            return
+        elif not succeeded(process.exitcode, output) and not _is_finished(process.exitcode, output):
             verdict.lost.append(f"run again, its exit code is {process.exitcode}: {output.strip()[-300:]}")
         self._check_end(verdict)
-        return verdict
 
-    def _disturb(self, process: BaseProcess, fault: Fault) -> bool:
+    def disturb(self, process: BaseProcess, fault: Fault, verdict: Verdict) -> bool:
         """Let it happen; return whether the process was still running."""
         assert process.pid is not None
         if fault.kind == "operation":
@@ -216,26 +240,28 @@ class Trials:
         if process.exitcode is None:
             process.kill()
             process.join()
-        return process.exitcode != 0
+        return not succeeded(process.exitcode, self.folders.read_output())
 
     def _check_now(self, process: BaseProcess, fault: Fault, verdict: Verdict) -> None:
         """Check what is there after it was stopped."""
         assert process.pid is not None
-        folders, case, expected = self.folders, self.case, self.expected
         if not _group_ends(process.pid):
             verdict.left.append("processes of the killed command")
-        now = read_state(folders.work, case)
+        self.check_files(verdict, str(fault))
+        if fault.kind in ("INT", "TERM"):
+            self._check_saved(process, fault, verdict)
+
+    def check_files(self, verdict: Verdict, when: str) -> None:
+        """What is replaced at once must be the old or the new; an index has a state between two documents."""
+        now, case, expected = read_state(self.folders.work, self.case), self.case, self.expected
         for name in case.atomic:
-            found = _below(now, name)
-            if found not in (_below(expected.before, name), _below(expected.after, name)):
-                verdict.lost.append(f"{name}: is neither the old nor the new one after {fault}")
+            if _below(now, name) not in (_below(expected.before, name), _below(expected.after, name)):
+                verdict.lost.append(f"{name}: is neither the old nor the new one after {when}")
         if case.index:
             try:
                 self._check_index(verdict)
             except Exception as error:
-                verdict.lost.append(f"{case.index}: cannot be read after {fault} ({error})")
-        if fault.kind in ("INT", "TERM"):
-            self._check_saved(process, fault, verdict)
+                verdict.lost.append(f"{case.index}: cannot be read after {when} ({error})")
 
     def _check_index(self, verdict: Verdict) -> None:
         before, after = self.expected.index_before.documents, self.expected.index_after.documents
@@ -250,7 +276,9 @@ class Trials:
     def _check_saved(self, process: BaseProcess, fault: Fault, verdict: Verdict) -> None:
         """A signal ends in a saved state: the newest checkpoint is that of the last step."""
         number = signal.Signals[f"SIG{fault.kind}"]
-        if process.exitcode not in (0, 128 + number, -number):
+        if process.exitcode not in (0, 128 + number, -number) and not succeeded(
+            process.exitcode, self.folders.read_output()
+        ):
             verdict.lost.append(f"after {fault}, its exit code is {process.exitcode}")
         for folder, logged, saved in newest_steps(self.folders.work / "out"):
             if saved < logged:
@@ -269,6 +297,16 @@ class Trials:
             verdict.left += [f"{case.index}/{name}" for name in index.unused]
             if index.documents != expected.index_after.documents:
                 verdict.different.append(f"{case.index}: other documents or passages")
+
+
+def succeeded(code: int | None, output: str) -> bool:
+    """Return whether a command has done its work. Runs as short as these may learn nothing, and say so."""
+    return code == 0 or (code == 1 and "no seed has learned the task" in output)
+
+
+def _is_finished(code: int | None, output: str) -> bool:
+    """Return whether a command refuses because its work was done before."""
+    return code == 2 and any(word in output for word in REFUSED)
 
 
 def _below(state: State, name: str) -> State:

@@ -36,7 +36,7 @@ from bertree.data.store_writer import (
 )
 from bertree.engines.engine import HERE, Engine, map_in_order
 from bertree.errors import UserError
-from bertree.files.atomic import exclusive_lock, sync
+from bertree.files.atomic import exclusive_lock, make_folder, sync
 from bertree.files.formats import Json
 from bertree.keyed_random import Ints
 from bertree.text.corpus import Corpus, Position, describe_counts
@@ -128,7 +128,7 @@ def build_store(
         _check_folder(out)
     created = not out.exists()
     with disk_errors(out, SHARDS_KEPT):
-        out.mkdir(parents=True, exist_ok=True)
+        make_folder(out)
         with exclusive_lock(out):
             _check_folder(out)  # again: another run may have finished in between
             progress = load_journal(out, job)

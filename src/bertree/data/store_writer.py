@@ -300,6 +300,7 @@ def read_digests(folder: Path, count: int) -> Iterator[bytes]:
 
 def remove_journal(folder: Path) -> None:
     """Remove the files that only an unfinished store needs; the journal last."""
-    for name in (DIGESTS, JOURNAL):
-        (folder / name).unlink(missing_ok=True)
-    sync(folder)
+    for name in (DIGESTS, JOURNAL):  # synced each: a power cut must not leave the first without the second
+        if (folder / name).exists():
+            (folder / name).unlink()
+            sync(folder)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from bertree.batch import Batch, PretrainingLabels, TeacherTokens
 from bertree.errors import UserError
-from bertree.files.atomic import write_atomically
+from bertree.files.atomic import make_folder, write_atomically
 from bertree.files.formats import Json, check_regular, read_json
 from bertree.model.network import Network
 from bertree.objectives.distill_task import top_k_log_probabilities
@@ -79,7 +79,7 @@ class TeacherCache(StreamFeed):
     ) -> None:
         """Compute every missing step. `advance` is called with the number of new steps."""
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self._folder)
         except OSError as error:
             raise UserError(f"{self._folder}: cannot be written ({error.strerror})") from None
         write_atomically(self._folder / HEADER, json.dumps(self._identity, indent=2) + "\n")

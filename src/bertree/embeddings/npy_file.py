@@ -21,7 +21,7 @@ from typing import IO, Any
 import numpy as np
 
 from bertree.errors import UserError
-from bertree.files.atomic import remove_leftovers, sync, write_atomically
+from bertree.files.atomic import make_folder, remove_leftovers, sync, write_atomically
 from bertree.files.formats import Json, check_regular, npy_header, read_json
 from bertree.inference.embedding import Vectors
 
@@ -87,7 +87,7 @@ class VectorFile:
     def writing(self) -> Iterator["VectorFile"]:
         """Open the unfinished file, or start one."""
         try:
-            self.out.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(self.out.parent)
             with open(os.open(self.part, os.O_RDWR | os.O_CREAT, 0o644), "r+b") as file:
                 self._lock(file)
                 remove_leftovers([self.journal])

@@ -111,10 +111,37 @@ def write_atomically(path: Path, text: str | bytes) -> None:
         raise UserError(f"{path}: cannot be written ({error.strerror})") from None
 
 
-def write_into_folder(path: Path, text: str) -> None:
+def make_folder(folder: Path) -> None:
+    """Create a folder and its parents, unless they exist, and flush their names to the disk."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in missing:
+        sync(path.parent)
+
+
+@contextmanager
+def make_folders(*folders: Path) -> Iterator[None]:
+    """Create folders and their parents; after a mistake of the user, those that are still empty are removed."""
+    created: list[Path] = []
+    try:
+        for folder in folders:
+            created += [path for path in (folder, *folder.parents) if not path.exists()]
+            try:
+                make_folder(folder)
+            except OSError as error:
+                raise UserError(f"{folder}: cannot be written ({error.strerror})") from None
+        yield
+    except UserError:
+        for path in sorted(created, key=lambda path: len(path.parts), reverse=True):
+            with contextlib.suppress(OSError):
+                path.rmdir()
+        raise
+
+
+def write_into_folder(path: Path, text: str | bytes) -> None:
     """Write a file atomically, and create its folder."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         write_atomically(path, text)
     except OSError as error:
         raise UserError(f"{path}: cannot be written ({error.strerror})") from None
@@ -164,7 +191,7 @@ def new_folder(target: Path, ours: Collection[str]) -> Iterator[Path]:
     if others:
         raise UserError(f"{target}: holds other files ({others[0]}); give an empty or a new folder")
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(target.parent)
         remove_leftovers([target])
         work, handle = _temporary_folder(target)
     except OSError as error:

@@ -20,7 +20,14 @@ import torch
 from bertree.config.sections import RunSettings
 from bertree.console import note, notes_shown, showing
 from bertree.errors import UserError
-from bertree.files.atomic import exclusive_lock, remove_leftovers, write_into_folder, write_json_lines
+from bertree.files.atomic import (
+    exclusive_lock,
+    make_folder,
+    make_folders,
+    remove_leftovers,
+    write_into_folder,
+    write_json_lines,
+)
 from bertree.files.formats import Json, json_text, read_json
 from bertree.finetuning import evaluate as scores_of
 from bertree.finetuning.evaluate import encode_split, evaluate_dev, evaluate_split
@@ -42,7 +49,6 @@ from bertree.run_folder import (
     RECIPE,
     REPORT,
     SCORES,
-    make_folders,
     predictions_file,
 )
 from bertree.scale.launch import launched
@@ -144,7 +150,7 @@ def _run_seed(job: EncodedJob, seed: int, resume: bool, earlier: Sequence[Json])
     world.check_same(str(seed_folder / SCORES), str(finished is not None))
     if finished is not None:
         return finished
-    world.check_together(lambda: seed_folder.mkdir(parents=True, exist_ok=True))
+    world.check_together(lambda: make_folder(seed_folder))
     intro = [*(job.intro if not earlier else ()), f"seed {seed}"]
     try:
         trained = job.tuner.run(seed_folder, seed, resume, intro)

@@ -22,7 +22,7 @@ from bertree.console import note, notes_shown, showing
 from bertree.data.masking import UNMASKED
 from bertree.data.store import Store
 from bertree.errors import UserError
-from bertree.files.atomic import exclusive_lock, remove_leftovers
+from bertree.files.atomic import exclusive_lock, make_folders, remove_leftovers
 from bertree.files.formats import Json
 from bertree.inference.trained_run import Run
 from bertree.interop.contents import Contents
@@ -44,7 +44,6 @@ from bertree.run_folder import (
     MODEL,
     RECIPE,
     REPORT,
-    make_folders,
 )
 from bertree.scale.distribute import Distribution, distribute
 from bertree.scale.launch import launched

@@ -20,10 +20,10 @@ from statistics import mean
 
 from bertree.console import note, showing
 from bertree.errors import UserError
-from bertree.files.atomic import exclusive_lock, write_into_folder
+from bertree.files.atomic import exclusive_lock, make_folder, make_folders, write_into_folder
 from bertree.files.formats import Json, json_text, read_json
 from bertree.report.formats import duration
-from bertree.run_folder import CHECKPOINTS, MODEL, make_folders
+from bertree.run_folder import CHECKPOINTS, MODEL
 from bertree.study.load import load_study
 from bertree.study.plan import StudyPlan, plan_study
 from bertree.study.planned import PlannedStep
@@ -152,7 +152,7 @@ def compute_step(planned: PlannedStep, folder: Path, keep: bool) -> str:
     place = folder / planned.folder
     if (place / RESULT).is_file():  # it failed, or its model is gone: from the start
         shutil.rmtree(place)
-    place.mkdir(parents=True, exist_ok=True)
+    make_folder(place)
     began = time.perf_counter()
     result: Json = {"state": "done", "figures": {}}
     try:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from bertree.errors import UserError
-from bertree.files.atomic import write_atomically
+from bertree.files.atomic import write_into_folder
 from bertree.study.definition import BUNDLED, Study
 from bertree.study.load import load_study
 
@@ -19,6 +19,5 @@ def write_template(path: Path, study: str = "") -> Study:
     if study:
         load_study(study)
     source = Path(study) if study.endswith(".toml") else BUNDLED / f"{study}.toml" if study else TEMPLATE
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, source.read_bytes())
+    write_into_folder(path, source.read_bytes())
     return load_study(path)

@@ -12,6 +12,7 @@ import importlib.metadata
 import inspect
 import json
 import math
+import os
 import platform
 import shlex
 import sys
@@ -43,6 +44,9 @@ class SilentLog:
     def write(self, kind: str, step: int, fields: Mapping[str, Any]) -> None:
         """Write nothing."""
 
+    def sync(self) -> None:
+        """Do nothing."""
+
     def close(self) -> None:
         """Do nothing."""
 
@@ -60,16 +64,30 @@ class MetricsLog(SilentLog):
     def write(self, kind: str, step: int, fields: Mapping[str, Any]) -> None:
         """Write one line."""
         clean = _plain(dict(fields))
-        self._file.write(_json({"kind": kind, "step": step} | clean))
-        self._file.flush()
+        with self._report_errors():
+            self._file.write(_json({"kind": kind, "step": step} | clean))
+            self._file.flush()
         if self._board is not None and kind in ("train", "eval"):
             for key, value in clean.items():
                 if isinstance(value, int | float):
                     self._board.add_scalar(f"{kind}/{key}", value, step)
 
+    def sync(self) -> None:
+        """Flush the lines to the disk: a checkpoint must not be there without the lines of the steps before it."""
+        with self._report_errors():
+            os.fsync(self._file.fileno())
+
+    @contextmanager
+    def _report_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise UserError(f"{self._path}: cannot be written ({error.strerror})") from None
+
     def close(self) -> None:
-        """Close the files."""
-        self._file.close()
+        """Flush the lines to the disk, and close the files."""
+        with self._file:
+            self.sync()
         if self._board is not None:
             self._board.close()
 
@@ -206,6 +224,10 @@ class EvaluationTap(SilentLog):
         self._log.write(kind, step, fields)
         if kind == "eval":
             self._hook.evaluated(fields)
+
+    def sync(self) -> None:
+        """Flush the lines to the disk."""
+        self._log.sync()
 
 
 class CallbackHook:

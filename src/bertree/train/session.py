@@ -139,6 +139,7 @@ class Session:
     def _save(self, result: StepResult, log: RunLog, called: Sequence[CallbackHook]) -> None:
         extra = log.totals.as_dict() | {"identity": self.identity} | self.feed.extra() | self.keep.extra()
         tensors = {**self.keep.tensors(), **self.loop.memories.tensors()}
+        log.metrics.sync()
         path = self._checkpoints.save(result.step, self.loop.network, self.loop.optimizer, extra, tensors)
         world = self.loop.world
         world.check_together(lambda: self.keep.after_save(result, self._checkpoints) if world.is_first else None)

@@ -24,7 +24,7 @@ from bertree.data.prepare import prepare
 from bertree.data.store import Store
 from bertree.data.store_files import HEADER
 from bertree.errors import UserError
-from bertree.files.atomic import write_into_folder
+from bertree.files.atomic import make_folders, write_into_folder
 from bertree.files.formats import Json, json_text, read_json
 from bertree.finetuning.finetune import finetune
 from bertree.inference.load import load
@@ -37,7 +37,7 @@ from bertree.pretraining.held_out import held_out_questions
 from bertree.pretraining.job import StoreJob, StoreTraining, Trainee, execute_store_job
 from bertree.pretraining.recipe import Recipe
 from bertree.report.run_page import write_run_report
-from bertree.run_folder import MODEL, SCORES, make_folders
+from bertree.run_folder import MODEL, SCORES
 from bertree.text.corpus import Corpus, CorpusOptions
 from bertree.text.identity import tokenizer_hash
 from bertree.train.device_setup import DeviceSetup

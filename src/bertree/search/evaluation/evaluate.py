@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertree.errors import UserError, suggest
-from bertree.files.atomic import write_atomically
+from bertree.files.atomic import make_folders, write_atomically
 from bertree.report.html import write_report
-from bertree.run_folder import SCORES, make_folders
+from bertree.run_folder import SCORES
 from bertree.search.evaluation.figures import DEPTH, FIGURES, ModeScores, SearchEvaluation, SearchQuestion, Tuned
 from bertree.search.evaluation.page import evaluation_page
 from bertree.search.index import AnyIndex, Index
