@@ -37,6 +37,7 @@ class Case:
     stdin: str = ""
     readers: tuple[str, ...] = ()  # commands that read what it writes: they see the old or the new
     unfinished: bool = False  # what it writes is there before it is complete, and readers are told so
+    once: bool = False  # when it has ended, running it again comes to something else
     trains: bool = False
     slow: bool = False  # it is killed at a few random moments only
     plant: Callable[[], None] | None = None  # a fault to plant in the process, for tests
@@ -90,7 +91,7 @@ CASES = (
     Case("index remove", "index remove", "index --where group=g1", index="index", readers=READ_INDEX),
     Case(
         "index evaluate", "index evaluate", "index --questions questions.jsonl --device cpu --tune --out out",
-        atomic=("out/metrics.json", "out/report.html"), index="index",
+        atomic=("out/metrics.json", "out/report.html"), index="index", once=True,
     ),
     Case(
         "index mine", "index mine", "index --questions questions.jsonl --device cpu --out out/m.jsonl",

@@ -207,6 +207,8 @@ class Trials:
     def run_again(self, words: Sequence[str], verdict: Verdict, may_refuse: bool = False) -> None:
         """Run the command to its end and compare what it comes to. `may_refuse`: it may name a file it cannot use."""
         folders, case = self.folders, self.case
+        if case.once and read_state(folders.work, case) == self.expected.after:
+            return
         folders.output.unlink(missing_ok=True)
         process = folders.start(words, case)
         process.join(PATIENCE)

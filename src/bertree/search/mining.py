@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bertree.errors import UserError
-from bertree.files.atomic import write_atomically
+from bertree.files.atomic import write_into_folder
 from bertree.files.formats import Json
 from bertree.search.evaluation.evaluate import read_questions
 from bertree.search.evaluation.figures import SearchQuestion
@@ -53,7 +53,7 @@ def mine_negatives(
     lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows if row is not None]
     if not lines:
         raise UserError(f"{index.name}: has no document of the questions; the ids are those of the index")
-    write_atomically(Path(out), "".join(lines))
+    write_into_folder(Path(out), "".join(lines))
     return MinedNegatives(len(lines), len(rows) - len(lines))
 
 

@@ -90,6 +90,10 @@ def evaluate_search(
         with make_folders(Path(out)):
             write_atomically(Path(out) / SCORES, json.dumps(evaluation.json(), indent=2) + "\n")
         write_report(Path(out), lambda: evaluation_page(evaluation))
+    if tuned is not None:  # last: a run that was stopped before finds the index as it was
+        assert isinstance(index, Index)
+        with open_writer(index.path) as writer:
+            writer.set_word_weight(tuned.weight)
     return evaluation
 
 
@@ -113,6 +117,7 @@ class _Searches:
         self, index: AnyIndex, questions: Sequence[SearchQuestion], vectors: NDArray[np.float32] | None
     ) -> None:
         self.index, self.questions, self.vectors = index, questions, vectors
+        self.weight: float | None = None  # of words; None: that of the index
 
     def hits(self, mode: str, rows: Sequence[int] | None = None, weight: float | None = None) -> list[list[Hit]]:
         """Return the best passages of the questions at `rows`; of all if None."""
@@ -125,7 +130,7 @@ class _Searches:
             block = asked[at : at + BLOCK]
             vectors = None if self.vectors is None or mode == "words" else self.vectors[block]
             texts = [self.questions[n].text for n in block]
-            hits = self.index.find(texts, vectors, DEPTH, mode=mode, weight=weight)
+            hits = self.index.find(texts, vectors, DEPTH, mode=mode, weight=self.weight if weight is None else weight)
             results |= zip(block, hits, strict=True)
         return [results.get(n, []) for n in chosen]
 
@@ -143,7 +148,7 @@ class _Searches:
         return ModeScores(mode, ranked, values, [hits[0] if hits else None for hits in results])
 
     def tune(self) -> Tuned:
-        """Choose the weight of words by mrr on every second question, and keep it in the index."""
+        """Choose the weight of words by mrr on every second question, and use it from now on."""
         index = self.index
         if not isinstance(index, Index):
             raise UserError(f"{index.name}: the weight is tuned in an index on disk")
@@ -159,9 +164,7 @@ class _Searches:
         before = index.state.word_weight
         scores = np.array([mrr(weight, part) for weight in WEIGHTS])
         smooth = np.convolve(np.pad(scores, 1, mode="edge"), np.ones(3) / 3, "valid")  # a weight in a flat region
-        weight = WEIGHTS[int(smooth.argmax())]
-        with open_writer(index.path) as writer:
-            writer.set_word_weight(weight)
+        self.weight = weight = WEIGHTS[int(smooth.argmax())]
         return Tuned(weight, before, len(part), len(held_out), mrr(weight, held_out), mrr(before, held_out))
 
 

@@ -30,7 +30,7 @@ from torch.optim import Optimizer
 
 from bertree.console import note
 from bertree.errors import UserError
-from bertree.files.atomic import write_atomically
+from bertree.files.atomic import sync, write_atomically
 from bertree.files.formats import Json, read_json
 from bertree.scale.local_shards import Box, LocalShard, is_first_holder, local_shard
 from bertree.scale.split import ParameterLayout, parameter_layouts
@@ -250,10 +250,12 @@ class CheckpointFolder:
                 self._remove(step)
 
     def _remove(self, step: int) -> None:
-        # Renamed first: a half-deleted folder must not look like a checkpoint.
+        # Renamed first: a half-deleted folder must not look like a checkpoint, nor after a power cut.
         doomed = self.path(step).with_name(f".{self.path(step).name}.old")
         os.replace(self.path(step), doomed)
+        sync(self.folder)
         shutil.rmtree(doomed, ignore_errors=True)
+        sync(self.folder)
 
     def read_newest(self, check: Callable[[Checkpoint], None] = lambda checkpoint: None) -> Checkpoint | None:
         """Read the newest good checkpoint; None if there is none at all.
