@@ -24,7 +24,16 @@ FOLDER = "a folder"
 TEXTS = (".json", ".jsonl", ".toml", ".csv", ".tsv", ".txt", ".html", ".md")
 # Times and speeds are not compared: fields of JSON, and numbers in pages, by the words next to them.
 TIME_FIELDS = (
-    *("seconds", "waited", "(?:training_)?tokens_per_s", "mfu", "texts_per_s", "timed_texts", "passes"),
+    *(
+        "seconds",
+        "seconds_of_steps",
+        "waited",
+        "(?:training_)?tokens_per_s",
+        "mfu",
+        "texts_per_s",
+        "timed_texts",
+        "passes",
+    ),
     *(r"(?:text_)?latency(?:_p90)?_ms", r"times_(?:faster|more_texts)_\w+"),
 )
 TIME_FIELD = re.compile(rf'("(?:{"|".join(TIME_FIELDS)})": )[^,}}\]\s]+')

@@ -20,7 +20,7 @@ from bertree.console import note
 from bertree.errors import UserError
 from bertree.files.formats import Json
 from bertree.report.run_page import write_run_report
-from bertree.run_folder import BEST_MODEL, MODEL
+from bertree.run_folder import BEST_MODEL, CHECKPOINTS, MODEL
 from bertree.scale.split import parameter_layouts
 from bertree.train.checkpoints.checkpoint import BEST_PREFIX, Checkpoint, CheckpointFolder, fit, restore, saved_weights
 from bertree.train.hooks import EvaluateStep, Evaluator, RunLog, StepLogger
@@ -54,8 +54,8 @@ class KeepPolicy(ABC):
         """Return whether the run that wrote a checkpoint came to its end."""
         return False
 
-    def extra(self) -> Json:
-        """Return what a checkpoint keeps in its header."""
+    def extra(self, result: StepResult) -> Json:
+        """Return what the checkpoint of a step keeps in its header."""
         return {}
 
     def tensors(self) -> Mapping[str, Tensor]:
@@ -69,6 +69,7 @@ class KeepPolicy(ABC):
         """Refuse a checkpoint that cannot be of this run."""
 
 
+HELD_OUT = "held_out"  # loss and phase of a checkpoint's evaluation
 REPORT_PAUSE = 5.0  # seconds between the reports of a run that goes on; its end writes one in any case
 
 
@@ -96,23 +97,36 @@ class KeepNewestAndBest(KeepPolicy):
         )
         return self._evaluator
 
+    def extra(self, result: StepResult) -> Json:
+        """Return the held-out loss of the step, if it was evaluated."""
+        newest = self._evaluator.newest if self._evaluator else None
+        return {HELD_OUT: {"loss": newest[1], "phase": result.phase}} if newest and newest[0] == result.step else {}
+
     def after_save(self, result: StepResult, folder: CheckpointFolder) -> None:
         """Mark the checkpoint if it is the best; write the report, unless it is new."""
-        newest = self._evaluator.newest if self._evaluator else None
-        if newest and newest[0] == result.step:
-            folder.mark_best(*newest, result.phase)
+        if held_out := self.extra(result).get(HELD_OUT):
+            folder.mark_best(result.step, **held_out)
         if time.monotonic() >= self._next_report:
             write_run_report(self.out)
             self._next_report = time.monotonic() + REPORT_PAUSE
 
     def resume(self, checkpoint: Checkpoint | None) -> None:
-        """Note if there is no checkpoint to resume from."""
+        """Mark the checkpoint if it is the best: the run may have stopped just before. Note if there is none."""
         if checkpoint is None:
             note(f"{self.out}: no checkpoint yet, starting from the beginning")
+            return
+        held_out = checkpoint.extra.get(HELD_OUT)
+        if isinstance(held_out, dict) and self.loop.world.is_first:
+            loss, phase = held_out.get("loss"), held_out.get("phase")
+            if isinstance(loss, float) and type(phase) is int:
+                CheckpointFolder(self.out / CHECKPOINTS, self.checkpoints).mark_best(checkpoint.step, loss, phase)
 
     def is_complete(self, checkpoint: Checkpoint | None, last: int) -> bool:
-        """Return whether the last step was saved and the model written."""
-        return checkpoint is not None and checkpoint.step == last and (self.out / MODEL).is_dir()
+        """Return whether the last step was saved and the models written."""
+        if checkpoint is None or checkpoint.step != last or not (self.out / MODEL).is_dir():
+            return False
+        best = CheckpointFolder(self.out / CHECKPOINTS).best()
+        return best is None or best["step"] == last or (self.out / BEST_MODEL).is_dir()
 
     def finish(self, last: int, folder: CheckpointFolder) -> None:
         """Write the last model and, if an earlier one of the same phase was better, that one too."""
@@ -194,7 +208,7 @@ class KeepBestWeights(KeepPolicy):
             return None
         return f"stopped early: no better {self.metric} in {self.best.waited} evaluations"
 
-    def extra(self) -> Json:
+    def extra(self, result: StepResult) -> Json:
         """Return the best evaluation."""
         return {"best": {"step": self.best.step, "score": self.best.score, "waited": self.best.waited}}
 

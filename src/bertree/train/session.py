@@ -67,9 +67,11 @@ class Session:
                         progress.say(line)
                     if not self._train(first, RunLog(metrics, totals, progress), signals):
                         return signals.caught or SIGTERM
-                self.keep.finish(last, self._checkpoints)
+                # The log is complete before there is a model: with one, nothing is left to do for a resumed run.
                 parameters = sum(parameter.numel() for parameter in self.loop.network.parameters())
                 metrics.write("end", last, totals.as_dict() | {"parameters": self.parameters or parameters})
+                metrics.sync()
+                self.keep.finish(last, self._checkpoints)
             except UserError as error:
                 metrics.write("event", first, {"text": f"stopped: {error}"})
                 raise
@@ -137,7 +139,7 @@ class Session:
         return CheckpointFolder(self.out / CHECKPOINTS, self.keep.checkpoints, self.loop.world)
 
     def _save(self, result: StepResult, log: RunLog, called: Sequence[CallbackHook]) -> None:
-        extra = log.totals.as_dict() | {"identity": self.identity} | self.feed.extra() | self.keep.extra()
+        extra = log.totals.as_dict() | {"identity": self.identity} | self.feed.extra() | self.keep.extra(result)
         tensors = {**self.keep.tensors(), **self.loop.memories.tensors()}
         log.metrics.sync()
         path = self._checkpoints.save(result.step, self.loop.network, self.loop.optimizer, extra, tensors)
