@@ -159,10 +159,14 @@ def _prepare(model: Model, corpus: Path, store: Path, options: CorpusOptions, re
             return
         shutil.rmtree(store)
     with make_folders(store.parent, tokenizer):
+        write_into_folder(about, json_text(identity) + "\n")  # before the store: with that, a resumed run is content
         model.required_tokenizer.save(tokenizer)
-        workers = None if read.size > LARGE else 1
-        prepared = prepare(str(corpus), tokenizer, store, workers=workers, text=options.field, wrapped=options.wrapped)
-        write_into_folder(about, json_text(identity) + "\n")
+        workers, field = None if read.size > LARGE else 1, options.field
+        try:
+            prepared = prepare(str(corpus), tokenizer, store, workers=workers, text=field, wrapped=options.wrapped)
+        except UserError:
+            about.unlink()
+            raise
     shutil.rmtree(tokenizer)
     for line in prepared.dropped:
         note(line)

@@ -241,7 +241,7 @@ class CheckpointFolder:
         best = self.best()
         if loss < (best["loss"] if best and best.get("phase") == phase else math.inf):
             write_atomically(self.folder / BEST, json.dumps({"step": step, "loss": loss, "phase": phase}) + "\n")
-            self._tidy()
+        self._tidy()
 
     def _tidy(self) -> None:
         best = self.best()
