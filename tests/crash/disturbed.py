@@ -9,10 +9,11 @@ import os
 import random
 import shlex
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+from bertree.run_folder import REPORT
 from tests.kill.campaign import Count, choose
 from tests.kill.cases import Case
 from tests.kill.operations import FREE
@@ -28,9 +29,17 @@ class DisturbedTrials(Trials):
 
     def __init__(self, folders: TrialFolders, case: Case) -> None:
         super().__init__(folders, case)
+        self.noted = False
         self.after = {reader: self._read(reader) for reader in case.readers}
         folders.reset(self.source)
         self.before = {reader: self._read(reader) for reader in case.readers}
+
+    def trial(self, faults: Sequence[Fault]) -> Verdict:
+        """Disturb the command. A page that could not be written is not tried again: a note says so."""
+        verdict = super().trial(faults)
+        if self.noted:
+            verdict.lost = [line for line in verdict.lost if not line.endswith(f"{REPORT}: is missing")]
+        return verdict
 
     def disturb(self, process: BaseProcess, fault: Fault, verdict: Verdict) -> bool:
         """Let it happen; return whether the command met it."""
@@ -38,6 +47,7 @@ class DisturbedTrials(Trials):
             return self._work_beside(process, verdict)
         process.join(PATIENCE)
         output = self.folders.read_output()
+        self.noted = f"{REPORT}: cannot be written" in output
         if not succeeded(process.exitcode, output) and not is_refusal(process.exitcode, output):
             verdict.lost.append(f"after {fault}, its exit code is {process.exitcode}: {output.strip()[-600:]}")
         return True
