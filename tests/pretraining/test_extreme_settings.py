@@ -86,3 +86,11 @@ def test_a_folder_with_a_broken_name(token_store: Path, tmp_path: Path) -> None:
     assert runs.finish(*given, said=said) == 0, said.read_text()
     assert (out / "model" / "model.safetensors").is_file()
     (out / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_run_that_diverges_ends_with_1_and_writes_no_model(token_store: Path, tmp_path: Path) -> None:
+    out, said = tmp_path / "out", tmp_path / "said"
+    given = ("pretrain", str(runs.recipe("bert", tmp_path)), "--store", str(token_store), "--out", str(out))
+    assert runs.finish(*given, "optim.lr=1e30", "optim.clip=0", "schedule.warmup=0", said=said) == 1
+    assert "not finite" in said.read_text().splitlines()[-1]
+    assert not (out / "model").exists()

@@ -104,6 +104,16 @@ FORGED: dict[str, tuple[Callable[[Path], None], str]] = {
     "a moment of another type": (
         tensors(lambda t: t.update({moment(t): t[moment(t)].half()})), "another shape or type",
     ),
+    "a weight that is no number": (
+        tensors(lambda t: next(v for n, v in t.items() if n.startswith("weights/")).view(-1)[:1].fill_(torch.nan)),
+        "holds numbers that are not finite",
+    ),
+    "a square below 0": (
+        tensors(lambda t: t[moment(t).replace("exp_avg/", "exp_avg_sq/")].view(-1)[:1].fill_(-1)), "squares below 0",
+    ),
+    "a step count that is no number": (
+        tensors(lambda t: t[moment(t).replace("exp_avg/", "step/")].fill_(torch.nan)), "is nan, not a number of steps",
+    ),
     "no moments": (
         tensors(lambda t: [t.pop(n) for n in list(t) if n.startswith("moments/")]), "has taken 0 steps, not 14",
     ),

@@ -14,7 +14,7 @@ from bertree.objectives.objective import Loss, WeightedTerms
 from bertree.objectives.pretraining import pretraining_objective
 from bertree.train.feed import StepBatches
 from bertree.train.hooks import SavedTotals, Totals
-from bertree.train.loop import Loop, StepResult
+from bertree.train.loop import Diverged, Loop, StepResult
 from bertree.train.metrics_log import MetricsLog
 from bertree.train.optimizer import build_optimizer
 from tests.support.batches import fresh, joined, make_step, run_backward, sequences
@@ -128,6 +128,24 @@ def test_too_many_bad_steps_in_a_row_end_the_run() -> None:
             (make_step(joined(sequences(3)), number=n) for n in range(9)), [lambda result: done.append(result.step)]
         )
     assert done == [1, 2, 3, 4, 5], "the host learns of a step while the next is under way"
+
+
+def test_a_run_must_end_with_finite_weights_steps_and_loss() -> None:
+    network = fresh()
+    term = Poisoned({1, 2}, float("nan"))
+    loop = Loop(network, WeightedTerms({"x": term}, {"x": 1.0}), build_optimizer(network, OptimSettings()))
+    loop.check_end(None)
+    loop.run(make_step(joined(sequences(3)), number=n) for n in range(2))
+    with pytest.raises(Diverged, match="the gradient of every step not finite at the end of the run, so no model"):
+        loop.check_end(1.0)
+    loop.run([make_step(joined(sequences(3)), number=2)])
+    loop.check_end(1.0)
+    with pytest.raises(Diverged, match="the held-out loss not finite"):
+        loop.check_end(float("nan"))
+    next(network.parameters()).data.view(-1)[0] = float("inf")
+    with pytest.raises(Diverged, match="weights not finite") as error:
+        loop.check_end(1.0)
+    assert error.value.exit_code == 1
 
 
 def run(seed: int, first: int = 0) -> list[torch.Tensor]:

@@ -72,7 +72,7 @@ def main() -> None:
             code = app(standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
     except UserError as error:
-        _fail(str(error), of_one_rank=getattr(error, "of_one_rank", False))
+        _fail(str(error), of_one_rank=getattr(error, "of_one_rank", False), code=error.exit_code)
     except OSError as error:
         if isinstance(error, BrokenPipeError):
             sys.stderr.close()
@@ -90,14 +90,14 @@ def main() -> None:
         sys.exit(130)
 
 
-def _fail(line: str, of_one_rank: bool = False) -> NoReturn:
+def _fail(line: str, of_one_rank: bool = False, code: int = 2) -> NoReturn:
     launch = launched()
     if of_one_rank or not launch.rank:
         print(f"bertree: {_one_line(line)}", file=sys.stderr, flush=True)
     elif launch.job:  # torchrun or srun ends all processes when one has failed: rank 0 prints the reason first
-        signal.signal(signal.SIGTERM, lambda number, frame: os._exit(2))
+        signal.signal(signal.SIGTERM, lambda number, frame: os._exit(code))
         time.sleep(ERROR_WAIT)
-    sys.exit(2)
+    sys.exit(code)
 
 
 def _one_line(text: str) -> str:

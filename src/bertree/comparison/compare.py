@@ -18,7 +18,7 @@ from bertree.comparison.timing import TimedModel
 from bertree.config.model_names import resolve_model_path
 from bertree.console import note, renamed, showing, status
 from bertree.errors import UserError
-from bertree.files.atomic import write_into_folder
+from bertree.files.atomic import refuse_other, write_into_folder
 from bertree.files.formats import json_text
 from bertree.finetuning.evaluate import score_examples
 from bertree.finetuning.scored import ScoredExamples, read_scored
@@ -132,6 +132,7 @@ def _check_folder(out: Path | None) -> None:
     existing = next((path for path in (out, *out.parents) if path.exists()), None)
     if existing is not None and not existing.is_dir():
         raise UserError(f"{existing}: is a file; give the path of a folder to write")
+    refuse_other(out)
     if any((out / name).exists() for name in (METRICS, SCORES)):
         raise UserError(f"{out}: is the folder of a run, whose report would be lost; give another `out`")
 

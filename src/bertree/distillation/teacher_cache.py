@@ -22,7 +22,7 @@ from torch import Tensor
 
 from bertree.batch import Batch, PretrainingLabels, TeacherTokens
 from bertree.errors import UserError
-from bertree.files.atomic import make_folder, write_atomically
+from bertree.files.atomic import make_folder, refuse_other, write_atomically
 from bertree.files.formats import Json, check_regular, read_json
 from bertree.model.network import Network
 from bertree.objectives.distill_task import top_k_log_probabilities
@@ -78,6 +78,7 @@ class TeacherCache(StreamFeed):
         advance: Callable[[int], None],
     ) -> None:
         """Compute every missing step. `advance` is called with the number of new steps."""
+        refuse_other(self._folder)
         try:
             make_folder(self._folder)
         except OSError as error:

@@ -15,6 +15,8 @@ MOST_COMPARED = 5000  # names among which the nearest is looked for: it takes a 
 class UserError(Exception):
     """A mistake in what the user gave us: a file, a name, a value."""
 
+    exit_code = 2
+
 
 class Unable(UserError, AttributeError):
     """What a model was asked for that its kind cannot do; to `hasattr` it is not there."""

@@ -173,13 +173,38 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
+# What a folder is, by the files in it.
+KINDS = {
+    "a model": ("config.json", "bertree.toml", "model.onnx", "options.json"),
+    "a run": ("checkpoints", "recipe.toml"),
+    "a token store": ("store.json", "journal.json"),
+    "an index": ("index.sqlite",),
+}
+MODEL_KIND, RUN_KIND = list(KINDS)[:2]
+
+
+def refuse_other(target: Path, own: str = "", force: bool = True) -> None:
+    """Raise an error if a path to write is a model, run, store or index, or a file of one.
+
+    `own`: the kind that is written and may be replaced; without `force`, it may not."""
+    folder = target if target.is_dir() else target.parent
+    for kind, names in KINDS.items():
+        if target.exists() and any((folder / name).exists() for name in names):
+            if kind != own:
+                what = "is" if folder is target else "is a file of"
+                raise UserError(f"{target}: {what} {kind}; give another path, or remove it first")
+            if not force:
+                raise UserError(f"{target}: holds {kind} already; give another folder, or `force=True` to replace it")
+
+
 @contextmanager
-def new_folder(target: Path, ours: Collection[str]) -> Iterator[Path]:
+def new_folder(target: Path, ours: Collection[str], force: bool = True) -> Iterator[Path]:
     """A temporary folder that becomes `target` when the block ends well, and vanishes when it does not.
 
     An existing target is replaced only if everything in it has a name in `ours`, so that no file of a user is
-    deleted.
+    deleted; and, without `force`, only if it is no model.
     """
+    refuse_other(target, MODEL_KIND, force)
     try:
         target = target.resolve()
         others = sorted({path.name for path in target.iterdir()} - set(ours)) if target.is_dir() else []

@@ -15,7 +15,7 @@ from typing import Any, Generic, NamedTuple
 
 from bertree.console import bar, note, showing
 from bertree.errors import UserError
-from bertree.files.atomic import write_into_folder, write_json_lines
+from bertree.files.atomic import refuse_other, write_into_folder, write_json_lines
 from bertree.files.formats import Json, json_text
 from bertree.finetuning.page import write_page
 from bertree.finetuning.scored import ScoredExamples, read_scored
@@ -108,6 +108,9 @@ def evaluate(
 
     >>> bertree.evaluate("sst", data="glue/SST-2").metrics["accuracy"]
     """
+    for path in (out, submission):
+        if path is not None:
+            refuse_other(Path(path))
     with showing(progress):
         members = [model] if isinstance(model, str | Path | Model) else list(model)
         if len(members) != 1 and not ensemble:

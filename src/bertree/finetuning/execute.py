@@ -21,9 +21,11 @@ from bertree.config.sections import RunSettings
 from bertree.console import note, notes_shown, showing
 from bertree.errors import UserError
 from bertree.files.atomic import (
+    RUN_KIND,
     exclusive_lock,
     make_folder,
     make_folders,
+    refuse_other,
     remove_leftovers,
     write_into_folder,
     write_json_lines,
@@ -109,6 +111,7 @@ def _run_seeds(job: EncodedJob, seeds: Sequence[int], resume: bool) -> Run:
 
 def _check_run_folder(out: Path, resume: bool) -> None:
     """Refuse to write over a run."""
+    refuse_other(out, RUN_KIND)
     begun = (out / MODEL).exists() or any(out.glob("seed-*"))
     if begun and not resume:
         raise UserError(f"{out}: holds a run already; resume it with `resume=True`, or give another `out`")

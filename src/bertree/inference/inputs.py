@@ -83,7 +83,12 @@ def check_finite(numbers: NDArray[Any] | Tensor, name: str) -> None:
     """Refuse results with NaN or infinity: finite weights can still be so large that a result overflows."""
     finite = torch.isfinite(numbers) if isinstance(numbers, Tensor) else np.isfinite(numbers)
     if not bool(finite.all()):
-        raise UserError(f"{name}: computes numbers that are not finite; are its weights damaged?")
+        raise not_finite(name)
+
+
+def not_finite(name: str) -> UserError:
+    """Return the error that a model computes NaN or infinity."""
+    return UserError(f"{name}: computes numbers that are not finite; are its weights damaged?")
 
 
 def _check_ids(ids: Sequence[int] | Tensor, longest: int) -> Encoded:

@@ -11,6 +11,7 @@ from bertree.config.model_names import cache_folder, cached_names, is_hub_name, 
 from bertree.config.precision import parse_precision
 from bertree.console import note
 from bertree.errors import UserError, suggest
+from bertree.files.atomic import MODEL_KIND, refuse_other
 from bertree.inference.cpu_linear import DTYPES, weights_dtype
 from bertree.inference.mask_filling import Candidate
 from bertree.inference.model import Model
@@ -162,8 +163,7 @@ def convert(
     source, target = resolve_model_path(source), Path(target)
     if not source.exists():
         raise UserError(f"{source}: no such folder")
-    if any((target / name).exists() for name in (folder.CONFIG, onnx.FILE, elmo.OPTIONS)) and not force:
-        raise UserError(f"{target}: holds a model already; give another folder, or `force=True` to replace it")
+    refuse_other(target, MODEL_KIND, force)
     contents = folder.read(source)
     if to == ELMO:
         elmo.write_elmo(contents, target)

@@ -48,6 +48,7 @@ class LoadedModel:
         self.preset = ""  # whose random weights it has
         self._runtime = CpuRuntime()
         self.decoders = DecoderChoice()
+        self._saved: Path | None = None  # where it was saved last
         self._digest: tuple[object, str] = (None, "")  # with the versions it was computed from
         self.network.eval()
 
@@ -277,14 +278,16 @@ class LoadedModel:
         """Set the network's weights by name."""
         self.network.load_state_dict(state)
 
-    def save(self, path: str | Path, precision: str | torch.dtype | None = None) -> None:
-        """Write the model as a folder, completely or not at all.
+    def save(self, path: str | Path, precision: str | torch.dtype | None = None, force: bool = False) -> None:
+        """Write the model as a folder, completely or not at all. Another model is replaced only with `force=True`.
 
         `precision`: of the written weights (float32, bfloat16, float16, int8) if not the model's own. int8 takes
         a quarter of float32 and is read by bertree alone; loaded, the weights are floating-point again.
         """
         dtype = DTYPES[parse_precision(precision)] if precision is not None else None
-        folder.write(self._contents, Path(path), dtype=dtype)
+        own = {Path(place).resolve() for place in (self._source, self._saved) if place is not None}
+        folder.write(self._contents, Path(path), dtype=dtype, force=force or Path(path).resolve() in own)
+        self._saved = Path(path)
 
     def find_task(self, name: str | None = None, **columns: str | None) -> "Task[Any]":
         """Return the task the model answers: the one of that name, or the one it was fine-tuned for."""

@@ -148,11 +148,14 @@ def _check_max_length(contents: Contents, folder: Path) -> None:
         )
 
 
-def write(contents: Contents, folder: Path, to: str = "bertree", dtype: torch.dtype | None = None) -> None:
+def write(
+    contents: Contents, folder: Path, to: str = "bertree", dtype: torch.dtype | None = None, force: bool = True
+) -> None:
     """Write a folder completely or not at all. `to`: "bertree", or "huggingface" (without bertree.toml; UserError
     if Hugging Face has no such model).
 
-    `dtype`: precision of the written weights, by default their own; int8 is for bertree's folders only.
+    `dtype`: precision of the written weights, by default their own; int8 is for bertree's folders only. `force=False`
+    refuses to replace another model.
     """
     a, network = contents.architecture, contents.network
     int8 = dtype == torch.int8
@@ -171,9 +174,8 @@ def write(contents: Contents, folder: Path, to: str = "bertree", dtype: torch.dt
             raise
     if to == "huggingface":
         hf_folder.warn_of_differences(contents)
-    with new_folder(
-        folder, (CONFIG, DESCRIPTION, weights.SINGLE, *TOKENIZER_FILES, *sentence_transformers.files())
-    ) as work:
+    ours = (CONFIG, DESCRIPTION, weights.SINGLE, *TOKENIZER_FILES, *sentence_transformers.files())
+    with new_folder(folder, ours, force) as work:
         config["dtype"] = str(dtype or next(network.parameters()).dtype).removeprefix("torch.")
         write_text(work / CONFIG, json.dumps(config, indent=2) + "\n")
         weights.save(network, _table(layout, a, network), work / weights.SINGLE, dtype)

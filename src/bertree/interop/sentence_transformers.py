@@ -142,8 +142,10 @@ def _settings(path: Path) -> dict[str, Any]:
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
         raise UserError(f"{path}: prompts: must map names to texts")
     similarity = config.get("similarity_fn_name") or "cosine"
+    if not isinstance(default, str):
+        raise UserError(f"{path}: default_prompt_name: must be the name of a prompt, not {str(default)[:40]!r}")
     named = tuple((kind, text) for kind, text in prompts.items() if text)
-    return {"similarity": str(similarity), "prompts": named, "prompt": str(default) if default in dict(named) else ""}
+    return {"similarity": str(similarity), "prompts": named, "prompt": default if default in dict(named) else ""}
 
 
 def load_dense(vector: SentencePooling, folders: list[Path], dtype: torch.dtype) -> None:

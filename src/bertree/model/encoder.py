@@ -28,18 +28,28 @@ class EncoderOutput(NamedTuple):
 
 
 class StateSpec(NamedTuple):
-    """What a tensor of a state must look like; a size of None may be any, a type of None any floating point."""
+    """What a tensor of a state must look like; a size of None may be any, a type of None float32 or bfloat16."""
 
     shape: tuple[int | None, ...]
     dtype: torch.dtype | None
+    least: int | None = None  # of its values, if they have limits
+    most: int | None = None
 
     def fits(self, tensor: Tensor) -> bool:
         """Return whether a tensor looks like this and holds finite numbers."""
         sizes = len(tensor.shape) == len(self.shape) and all(
             size in (None, actual) for size, actual in zip(self.shape, tensor.shape, strict=True)
         )
-        kind = tensor.is_floating_point() if self.dtype is None else tensor.dtype == self.dtype
-        return sizes and kind and bool(tensor.isfinite().all())
+        kind = tensor.dtype in (torch.float32, torch.bfloat16) if self.dtype is None else tensor.dtype == self.dtype
+        if not sizes or not kind or not all_finite(tensor):
+            return False
+        above = self.least is None or not tensor.numel() or bool(tensor.min() >= self.least)
+        return above and (self.most is None or not tensor.numel() or bool(tensor.max() <= self.most))
+
+
+def all_finite(tensor: Tensor) -> bool:
+    """Return whether a tensor has neither NaN nor infinity. Its sum is finite then, unless it overflows."""
+    return bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())
 
 
 @runtime_checkable

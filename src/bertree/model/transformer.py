@@ -151,7 +151,8 @@ class TransformerEncoder(Encoder):
         if self.memory is None:
             return {}
         rows = StateSpec((self.depth, lanes, self.memory.length, self.width), None)
-        return {MEMORY: rows, LENGTHS: StateSpec((lanes,), torch.int64)}
+        least = self.memory.length if self.memory.starts_with_zeros else 0
+        return {MEMORY: rows, LENGTHS: StateSpec((lanes,), torch.int64, least, self.memory.length)}
 
     def summary_index(self, batch: Batch) -> Tensor:
         """Index of the token that represents each sequence: the batch says which, or it is the first or last (s,

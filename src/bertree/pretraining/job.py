@@ -22,7 +22,7 @@ from bertree.console import note, notes_shown, showing
 from bertree.data.masking import UNMASKED
 from bertree.data.store import Store
 from bertree.errors import UserError
-from bertree.files.atomic import exclusive_lock, make_folders, remove_leftovers
+from bertree.files.atomic import RUN_KIND, exclusive_lock, make_folders, refuse_other, remove_leftovers
 from bertree.files.formats import Json
 from bertree.inference.trained_run import Run
 from bertree.interop.contents import Contents
@@ -324,6 +324,7 @@ def check_run_folder(recipe: Recipe, out: Path, resume: bool, only_new: bool = F
     """
     if not recipe.data.store:
         raise UserError("data.store: is not set; give the folder of a token store: `store=my-store`")
+    refuse_other(out, RUN_KIND)
     path, begun = out / RECIPE, time_budget.has_begun(out)
     if begun and not (resume and path.is_file()):
         raise UserError(f"{out}: holds a run already; resume it with `resume=True`, or give another `out`")

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from bertree.config import model_names
 from bertree.config.overrides import overrides_of
 from bertree.errors import UserError
-from bertree.files.atomic import write_atomically
+from bertree.files.atomic import refuse_other, write_atomically
 from bertree.interop.folder import read_architecture
 from bertree.model import cost
 from bertree.model.architecture import Architecture, Transformer, check_type, parse_override
@@ -87,6 +87,7 @@ def plan(
         sequence_parallel=sequence_parallel,
     )
     if plot is not None:
+        refuse_other(Path(plot))
         write_atomically(Path(plot), plan_svg(planned))
     return planned
 

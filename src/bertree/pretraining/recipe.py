@@ -70,7 +70,7 @@ class PretrainingRunSettings(RunSettings):
 
     # Minutes of steps, as fast as they are found to be at the start: the steps of all phases and the warm-up are
     # multiplied by one factor. 0: as many steps as there are
-    minutes: Annotated[float, AtLeast(0)] = 0.0
+    minutes: Annotated[float, AtLeast(0), AtMost(10_000_000)] = 0.0
     # Whether `minutes` only makes the run shorter, never longer. None: no; not written, as recipes were before.
     at_most: bool | None = None
 

@@ -26,7 +26,7 @@ from bertree.search.faiss_index import Watch, check_kind, no_progress
 from bertree.search.index_state import IndexState
 from bertree.search.open_files import OpenFiles, describe_index, library_versions, verify_files
 from bertree.search.passage_store import PassageStore, Where
-from bertree.search.passage_vectors import choose_prompt, longest_text, start_embedders, unit_vectors
+from bertree.search.passage_vectors import as_encoder, choose_prompt, longest_text, start_embedders, unit_vectors
 from bertree.search.passages import Hit, Passage, PassageSample
 from bertree.search.postgres.location import SCHEMA, TABLE, TableLocation, is_address
 from bertree.search.ranking import Query, choose_mode, query_terms, rank
@@ -49,9 +49,9 @@ ATTEMPTS = 20  # to open files that a writer may have replaced
 class Index(Searcher):
     """An index on disk, with the model that embeds its documents and queries."""
 
-    def __init__(self, path: str | Path, model: TextEncoder | None = None) -> None:
+    def __init__(self, path: str | Path, model: TextEncoder | str | Path | None = None) -> None:
         self.path = Path(path)
-        super().__init__(str(self.path), model)
+        super().__init__(str(self.path), None if model is None else as_encoder(model))
         self.read = ReadSummary()  # what the last build or add read and left out
         self.added = AddSummary()  # what the last build or add changed
         self._store = PassageStore(self.path)
@@ -64,15 +64,15 @@ class Index(Searcher):
             raise
 
     @classmethod
-    def open(cls, path: str | Path, model: TextEncoder | None = None) -> "Index":
-        """Open an existing index. Without a model it can be inspected, searched by words, and documents can be removed,
-        but not added."""
+    def open(cls, path: str | Path, model: TextEncoder | str | Path | None = None) -> "Index":
+        """Open an existing index with its model, or the model's path. Without, it can be inspected, searched by words,
+        and documents can be removed, but not added."""
         return cls(path, model)
 
     @classmethod
     def build(
         cls,
-        model: TextEncoder,
+        model: TextEncoder | str | Path,
         docs: DocumentInput | Iterable[DocumentInput] | Rows,
         path: str | Path,
         *,
@@ -100,7 +100,7 @@ class Index(Searcher):
         passages and for queries, if not document and query. `name`: of the model, to be
         recorded in the index, if not the one it was loaded by. `engine="ray"` embeds on the Ray cluster at `address`.
         """
-        folder, summary = Path(path), ReadSummary()
+        folder, summary, model = Path(path), ReadSummary(), as_encoder(model)
         check_kind(kind)
         check_language(language)
         workers = choose_engine(engine, address)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bertree.errors import UserError
-from bertree.files.atomic import write_into_folder
+from bertree.files.atomic import refuse_other, write_into_folder
 from bertree.files.formats import Json
 from bertree.search.evaluation.evaluate import read_questions
 from bertree.search.evaluation.figures import SearchQuestion
@@ -47,6 +47,7 @@ def mine_negatives(
         raise UserError(f"negatives {negatives}, skip {skip}: must be at least 1 and 0")
     if Path(out).suffix != ".jsonl":
         raise UserError(f"{out}: must be a .jsonl file")
+    refuse_other(Path(out))
     asked = read_questions(questions, question, document)
     blocks = (asked[at : at + BLOCK] for at in range(0, len(asked), BLOCK))
     rows = [row for block in blocks for row in _mine(index, block, negatives, skip, mode)]

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,16 @@ from bertree.errors import UserError
 from bertree.inference.embedding import TextEncoder
 from bertree.inference.embedding_workers import EmbeddedBlock, TextBlock, start_embedding, warn_of_cuts
 from bertree.inference.inputs import check_finite
+from bertree.inference.load import load
 from bertree.inference.model import Model
 from bertree.search.chunks import CharSpan
 from bertree.search.documents import Document
 from bertree.search.vector_files import BLOCK, Numbers, Vectors
+
+
+def as_encoder(model: TextEncoder | str | Path) -> TextEncoder:
+    """Return a model that embeds texts; one that is given by its path or name is loaded."""
+    return load(model) if isinstance(model, str | Path) else model
 
 
 def embed_texts(encoder: TextEncoder, texts: Sequence[str], prompt: str) -> Vectors:

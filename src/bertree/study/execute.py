@@ -20,7 +20,7 @@ from statistics import mean
 
 from bertree.console import note, showing
 from bertree.errors import UserError
-from bertree.files.atomic import exclusive_lock, make_folder, make_folders, write_into_folder
+from bertree.files.atomic import exclusive_lock, make_folder, make_folders, refuse_other, write_into_folder
 from bertree.files.formats import Json, json_text, read_json
 from bertree.report.formats import duration
 from bertree.run_folder import CHECKPOINTS, MODEL
@@ -83,6 +83,7 @@ def run_study(
             device="" if device == "auto" else device,
             steps=steps,
         )
+        refuse_other(folder)
         waiting = _waiting(plan, folder)
         note(_estimate(plan, waiting, folder, jobs))
         if dry_run:

@@ -180,8 +180,8 @@ def _is_usual(content: Json) -> bool:
         return False
     if kind == "BPE" and (model.get("continuing_subword_prefix") or model.get("end_of_word_suffix") not in SUFFIXES):
         return False
-    decoders = {part.get("type") for part in _parts(content.get("decoder"))}
-    processors = {part.get("type") for part in _parts(content.get("post_processor"))}
+    decoders = {str(part.get("type")) for part in _parts(content.get("decoder"))}
+    processors = {str(part.get("type")) for part in _parts(content.get("post_processor"))}
     return decoders <= USUAL_DECODERS and processors <= USUAL_PROCESSORS
 
 

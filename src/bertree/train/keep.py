@@ -50,6 +50,10 @@ class KeepPolicy(ABC):
         """Return why the run should stop before its last step, if it should."""
         return None
 
+    def last_loss(self) -> float | None:
+        """Return the newest held-out loss, if there is one."""
+        return None
+
     def is_complete(self, checkpoint: Checkpoint | None, last: int) -> bool:
         """Return whether the run that wrote a checkpoint came to its end."""
         return False
@@ -101,6 +105,11 @@ class KeepNewestAndBest(KeepPolicy):
         """Return the held-out loss of the step, if it was evaluated."""
         newest = self._evaluator.newest if self._evaluator else None
         return {HELD_OUT: {"loss": newest[1], "phase": result.phase}} if newest and newest[0] == result.step else {}
+
+    def last_loss(self) -> float | None:
+        """Return the newest held-out loss, if there is one."""
+        newest = self._evaluator.newest if self._evaluator else None
+        return newest[1] if newest else None
 
     def after_save(self, result: StepResult, folder: CheckpointFolder) -> None:
         """Mark the checkpoint if it is the best; write the report, unless it is new."""

@@ -24,10 +24,11 @@ from torch.optim import Optimizer
 
 from bertree import keyed_random
 from bertree.batch import Batch
-from bertree.model.encoder import State, Stateful
+from bertree.model.encoder import State, Stateful, all_finite
 from bertree.model.torch_internals import prepare_compiler
 from bertree.objectives.objective import Computed, Loss, Objective
 from bertree.scale.distribute import Distribution
+from bertree.scale.gradients import local
 from bertree.scale.world import SharedError
 from bertree.train.feed import StepBatches
 from bertree.train.lane_memory import LaneMemories
@@ -35,6 +36,9 @@ from bertree.train.lane_memory import LaneMemories
 T = TypeVar("T")
 Compute = Callable[[nn.Module, Batch, State | None], Computed]
 Scales = Mapping[str, float] | Mapping[str, Tensor]  # the factor of each term's sum
+
+
+ADVICE = "start a new run with a lower learning rate (lr), a longer warmup or a smaller clip"
 
 
 class StepResult:
@@ -99,7 +103,9 @@ Hook = Callable[[StepResult], None]
 
 
 class Diverged(SharedError):
-    """The gradient was not finite for too many steps."""
+    """Loss, gradient or weights are not finite: there is no model to write."""
+
+    exit_code = 1
 
 
 class StopTraining(Exception):
@@ -178,7 +184,7 @@ class Loop:
         self.wants_to_stop: Callable[[], bool] = lambda: False  # on this rank
         self._max_norm, self._seed, self._bf16 = clip or math.inf, seed, bf16
         self._gradients, self._bad_steps = gradients, bad_steps
-        self._skipped_in_a_row = 0
+        self._skipped_in_a_row = self._steps_taken = 0
         if self.distribution.sharding is not None:
             self.trainable  # noqa: B018  # computed now: within a step some sharded parameters are gathered
         self.recorder = recorder(self) if recorder else None
@@ -291,9 +297,22 @@ class Loop:
 
     def _count_bad_steps(self, result: StepResult) -> None:
         """Count steps in a row whose gradient was not finite; too many end the run."""
+        self._steps_taken += 1
         self._skipped_in_a_row = self._skipped_in_a_row + 1 if result.skipped else 0
         if self._skipped_in_a_row >= self._bad_steps:
             raise Diverged(
-                f"step {result.step}: the gradient was not finite for {self._skipped_in_a_row} steps in a row; start a "
-                "new run with a lower learning rate (lr), a longer warmup or a smaller clip"
+                f"step {result.step}: the gradient was not finite for {self._skipped_in_a_row} steps in a row; {ADVICE}"
             )
+
+    def check_end(self, loss: float | None) -> None:
+        """Raise an error if a run has ended with weights, steps or a held-out loss that are not finite."""
+        weights = all(all_finite(local(parameter.detach())) for parameter in self.network.parameters())
+        steps = not self._steps_taken or self._skipped_in_a_row < self._steps_taken
+        flags = {
+            "weights": weights,
+            "the gradient of every step": steps,
+            "the held-out loss": loss is None or math.isfinite(loss),
+        }
+        wrong = self.world.agree({name: int(not finite) for name, finite in flags.items()})
+        if names := [name for name, count in wrong.items() if count]:
+            raise Diverged(f"{names[0]} not finite at the end of the run, so no model is written; {ADVICE}")

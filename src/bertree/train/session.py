@@ -17,7 +17,13 @@ from bertree.files.formats import Json
 from bertree.report.formats import run_labels
 from bertree.report.run_page import write_run_report
 from bertree.run_folder import CHECKPOINTS, ENVIRONMENT, RECIPE
-from bertree.train.checkpoints.checkpoint import Checkpoint, CheckpointFolder, check_optimizer_state, restore
+from bertree.train.checkpoints.checkpoint import (
+    Checkpoint,
+    CheckpointFolder,
+    check_optimizer_state,
+    check_values,
+    restore,
+)
 from bertree.train.device_setup import measure_peak_flops
 from bertree.train.feed import Feed, StepBatches
 from bertree.train.hooks import CheckpointSaver, RankFigures, RunLog, SavedTotals, StepLogger, StopOnSignal, Totals
@@ -67,6 +73,7 @@ class Session:
                         progress.say(line)
                     if not self._train(first, RunLog(metrics, totals, progress), signals):
                         return signals.caught or SIGTERM
+                self.loop.check_end(self.keep.last_loss())
                 # The log is complete before there is a model: with one, nothing is left to do for a resumed run.
                 parameters = sum(parameter.numel() for parameter in self.loop.network.parameters())
                 metrics.write("end", last, totals.as_dict() | {"parameters": self.parameters or parameters})
@@ -183,6 +190,7 @@ class Session:
             raise UserError(f"{checkpoint.where}: is of step {checkpoint.step}, but the run has {last}")
         skipped = SavedTotals.from_extra(checkpoint.extra, checkpoint.where).skipped
         check_optimizer_state(checkpoint, self.loop.network, self.loop.optimizer, checkpoint.step - skipped)
+        check_values(checkpoint)
         if self._changed(checkpoint) is None:  # otherwise it is the memory of another run, which is refused
             lanes = self.feed.lanes_after(checkpoint.step)
             check_state(checkpoint, self.loop.network, lanes, self._slots(checkpoint.step))

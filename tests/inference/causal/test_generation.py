@@ -175,3 +175,20 @@ def test_an_empty_prompt_starts_from_the_start_token(model: Model) -> None:
     bare.tokenizer = Tokenizer(Backend(models.WordLevel({"the": 0, "boat": 1}, unk_token="the")))
     with pytest.raises(UserError, match="has no start token, so the prompt must not be empty"):
         bare.generate("")
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.0}, {"beams": 2}], ids=["drawn", "greedy", "beams"])
+@pytest.mark.parametrize("kind", ["gpt2", "ctrl"])
+def test_weights_or_logits_that_are_not_finite_name_the_model(kind: str, options: dict[str, Any]) -> None:
+    """One weight of -inf hides from the most likely token; large finite weights overflow in the logits."""
+    for value, rows in ((-torch.inf, 1), (3e38, None)):
+        model = language_model(kind)
+        with torch.no_grad():
+            model.network.get_parameter("encoder.embeddings.tokens.weight")[:rows, :rows].fill_(value)
+        with pytest.raises(UserError, match=rf"^{model.name}: computes numbers that are not finite"):
+            model.generate("the boat", tokens=5, **options)
+
+
+def test_too_many_texts_are_refused(model: Model) -> None:
+    with pytest.raises(UserError, match="count: must be at most 100,000, not 2,147,483,648"):
+        model.generate("the boat", count=2**31)

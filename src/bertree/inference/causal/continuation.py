@@ -17,8 +17,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from bertree.errors import UserError
-from bertree.inference.causal.decoders import Decoder
+from bertree.inference.causal.decoders import Decoder, NotFinite
 from bertree.inference.causal.sampling import Sampling, draw_numbers
 
 LANES = {"cpu": 32, "cuda": 256}  # sequences at once
@@ -111,15 +110,16 @@ class _Group:
         self.lanes = list(range(len(group)))
         self.steps = max(one.most for one in group)
         self.read_every = READ_EVERY[device] if seen is None else 1
+        self.finite: Tensor | None = None  # whether all logits so far were; read with the tokens
 
     def run(self) -> Iterator[None]:
         """Continue them to their ends; yield whenever chosen tokens were added to them."""
         logits_sv = self._read_prompts()
-        if not bool(logits_sv.amax(1).isfinite().all()):
-            raise UserError("the model computes numbers that are not finite; are its weights damaged?")
         draws_sk, used_sv = self._draws(logits_sv.device), self._used(logits_sv)
         waiting: list[Tensor] = []
         for step in range(self.steps):
+            finite = logits_sv.amax().isfinite()
+            self.finite = finite if self.finite is None else self.finite & finite
             ids_s = self._choose(logits_sv, None if draws_sk is None else draws_sk[:, step], used_sv)
             waiting.append(ids_s)
             most = {self.group[row].most for row in self.lanes}
@@ -157,6 +157,8 @@ class _Group:
 
     def _add_tokens(self, waiting: list[Tensor]) -> None:
         """Add the tokens that were chosen since the last read to the sequences."""
+        if self.finite is not None and not bool(self.finite):
+            raise NotFinite
         for ids in torch.stack(waiting).tolist():
             for row, token in zip(self.lanes, ids, strict=True):
                 one = self.group[row]
@@ -206,6 +208,8 @@ def search(
     texts: list[list[int]] = [[] for _ in range(beams)]
     finished: list[_Finished] = []
     for step in range(1, most + 1):
+        if not bool(logits_bv.amax().isfinite()):
+            raise NotFinite
         chosen = _best(logits_bv, scores_b, texts, prompt, choice, 2 * beams)
         continuing = [(score, lane, token) for score, lane, token in chosen if token != choice.end][:beams]
         for score, lane, token in chosen[:beams]:

@@ -18,12 +18,16 @@ from torch import Tensor
 from bertree.batch import Batch, Continuation
 from bertree.inference.causal.fast_decoder import DecoderWeights, FastDecoder, one_token_batch
 from bertree.inference.cpu_encoder import weight_versions
-from bertree.model.encoder import State
+from bertree.model.encoder import State, all_finite
 from bertree.model.memory import KEYS, LENGTHS
 from bertree.model.network import Network
 from bertree.model.transformer import TransformerEncoder
 
 FIRST_LENGTH = 256  # tokens of each lane that a recorded step attends to; doubled whenever they are full
+
+
+class NotFinite(Exception):
+    """The model holds or computes NaN or infinity; the caller knows its name."""
 
 
 class Decoder(Protocol):
@@ -191,6 +195,7 @@ class DecoderChoice:
 
     def __init__(self) -> None:
         self._built: tuple[object, DecoderWeights | None] = (None, None)
+        self._finite: object = None  # versions of weights that were found to be finite
         self._lock = Lock()
 
     def __deepcopy__(self, memo: object) -> "DecoderChoice":
@@ -203,7 +208,13 @@ class DecoderChoice:
         """Return a function that makes decoders of a network, for at most `lanes` lanes.
 
         `greedy`: the most likely token is always chosen, among those that are 0 here, not -inf (v). `record`: False if
-        lanes change with every step, so that recording a step is of no use."""
+        lanes change with every step, so that recording a step is of no use. Weights that are not finite are a
+        `NotFinite` error."""
+        versions = weight_versions(network)
+        if versions is None or versions != self._finite:
+            if not all(all_finite(weight) for weight in network.state_dict().values()):
+                raise NotFinite
+            self._finite = versions
         weights = self._weights(network, lanes == 1, greedy is not None)
         record = record and next(network.parameters()).is_cuda
 

@@ -62,7 +62,8 @@ class Sampling:
         # The last sum may be a little less than 1, and a token of probability 0 must not be chosen.
         draws_s = torch.as_tensor(draws_s, dtype=torch.float64, device=logits_sv.device)
         drawn_s1 = draws_s[:, None] * cumulative_sv[:, -1:]
-        return torch.searchsorted(cumulative_sv, drawn_s1, right=True)[:, 0]
+        # Logits that are not finite give no valid token; the caller refuses them, but the device must not fail first.
+        return torch.searchsorted(cumulative_sv, drawn_s1, right=True)[:, 0].clamp(max=logits_sv.shape[1] - 1)
 
     def penalize(self, logits_sv: Tensor, seen_sv: Tensor | None) -> Tensor:
         """Divide the logits of tokens that occurred before by the penalty; negative ones are multiplied instead."""

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertree.errors import UserError, suggest
-from bertree.files.atomic import make_folders, write_atomically
+from bertree.files.atomic import make_folders, refuse_other, write_atomically
 from bertree.report.html import write_report
 from bertree.run_folder import SCORES
 from bertree.search.evaluation.figures import DEPTH, FIGURES, ModeScores, SearchEvaluation, SearchQuestion, Tuned
@@ -66,6 +66,8 @@ def evaluate_search(
     report it on the others, and keep it in the index. `out`: a folder for metrics.json and report.html, a page of the
     questions that fail.
     """
+    if out is not None:
+        refuse_other(Path(out))
     if isinstance(questions, str | Path):
         asked = read_questions(questions, question, document)
     else:

@@ -32,6 +32,7 @@ from bertree.console import note
 from bertree.errors import UserError
 from bertree.files.atomic import sync, write_atomically
 from bertree.files.formats import Json, read_json
+from bertree.model.encoder import all_finite
 from bertree.scale.local_shards import Box, LocalShard, is_first_holder, local_shard
 from bertree.scale.split import ParameterLayout, parameter_layouts
 from bertree.scale.world import SharedError, World
@@ -127,9 +128,10 @@ def check_optimizer_state(checkpoint: Checkpoint, network: nn.Module, optimizer:
         if (tensor.shape, tensor.dtype) != expected:
             raise UserError(f"{checkpoint.where}: the optimizer state '{name}' has another shape or type")
         if key == "step":
-            steps_taken = max(
-                steps_taken, float(tensor.read())
-            )  # a parameter that has no gradient in some steps takes fewer
+            count = float(tensor.read())
+            if not 0 <= count < math.inf:
+                raise UserError(f"{checkpoint.where}: '{name}' is {count:g}, not a number of steps")
+            steps_taken = max(steps_taken, count)  # a parameter that has no gradient in some steps takes fewer
         saved_keys.setdefault(parameter, set()).add(key)
     if incomplete := [parameter for parameter, keys in saved_keys.items() if keys != kept.get(id(named[parameter]))]:
         raise UserError(f"{checkpoint.where}: the optimizer state of '{incomplete[0]}' is incomplete")
@@ -156,6 +158,17 @@ def restore(checkpoint: Checkpoint, network: nn.Module, optimizer: Optimizer) ->
             else:
                 state[key] = torch.empty_like(parameter, requires_grad=False)
                 checkpoint.fill(name, state[key], layouts[parameter_name])
+
+
+def check_values(checkpoint: Checkpoint) -> None:
+    """Refuse a checkpoint with values that no training step writes. Each rank reads some of the tensors."""
+    world = checkpoint.world
+    for name, tensor in list(checkpoint.tensors.items())[world.rank :: world.size]:
+        values = tensor.read()
+        if not all_finite(values):
+            raise UserError(f"{checkpoint.where}: '{name}' holds numbers that are not finite")
+        if name.startswith(f"{MOMENTS_OF}/exp_avg_sq/") and values.numel() and bool(values.min() < 0):
+            raise UserError(f"{checkpoint.where}: '{name}' holds squares below 0")
 
 
 def saved_weights(checkpoint: Checkpoint, prefix: str) -> dict[str, SavedTensor]:
