@@ -19,6 +19,7 @@ from bertree.report.run_page import run_page, write_run_report
 from bertree.report.scales import Axis, scale, smooth, thin
 from bertree.report.svg import standalone_picture
 from bertree.run_folder import RECIPE
+from tests.support.browser import Tab, chromium
 from tests.support.pages import Page
 
 NASTY = """</style><script>alert("x")</script> & 'quoted' """
@@ -205,3 +206,24 @@ def test_the_loss_is_named_after_what_is_predicted(tmp_path: Path) -> None:
         (out / RECIPE).write_text(f'[data]\nmasking = "{masking}"\n')
         assert f"held-out {name} loss" in run_page(out)
     assert run_labels("not [ toml")["mlm"] == "MLM loss"
+
+
+@pytest.mark.process
+def test_a_browser_runs_the_page_and_nothing_that_was_added_to_it(tmp_path: Path) -> None:
+    """The policy allows the script, the style and the charts of the page; what someone adds does not run or load."""
+    folder = write(tmp_path / "run", [line for step in range(10, 60, 10) for line in (train(step), evaluation(step))])
+    write_run_report(folder)
+    page = folder / "report.html"
+    with chromium(tmp_path / "home") as browser:
+        tab = Tab(browser, page.as_uri())
+        tab.page.goto(page.as_uri())
+        assert tab.page.evaluate("getComputedStyle(document.querySelector('main')).maxWidth") != "none"
+        tab.page.locator("svg.chart").first.hover()
+        assert "step" in tab.page.locator("#readout").inner_text()
+        assert tab.close() == []
+        added = "<script>document.title = 'x'</script><img src='http://127.0.0.1:9/'><style>p {top: 0}</style>"
+        page.write_text(page.read_text().replace("</body>", f"{added}</body>"))
+        tab = Tab(browser, page.as_uri())
+        tab.page.goto(page.as_uri())
+        assert tab.page.title() != "x"
+        assert sum("Content Security Policy" in line for line in tab.close()) == 3

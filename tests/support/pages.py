@@ -1,5 +1,8 @@
 """Read a page as a browser would, and refuse what no page of ours may hold."""
 
+import base64
+import hashlib
+import html
 import re
 from html.parser import HTMLParser
 from xml.etree import ElementTree
@@ -23,8 +26,21 @@ class Page(HTMLParser):
         self.feed(source)
         self.close()
         assert self.open == []
+        if "html" in self.seen:
+            self._check_policy()
         self.text = re.sub(r"\s+", " ", self.text)
         self.svgs = [ElementTree.fromstring(svg) for svg in re.findall(r"<svg.*?</svg>", source, re.DOTALL)]
+
+    def _check_policy(self) -> None:
+        """Check that the policy allows the page's own style and script, which are all there are."""
+        policy = re.findall(r'<meta http-equiv="Content-Security-Policy" content="([^"]*)">', self.source)
+        assert len(policy) == 1
+        assert policy[0].startswith("default-src &#39;none&#39;; ")
+        for tag in ("style", "script"):
+            texts = re.findall(rf"<{tag}>(.*?)</{tag}>", self.source, re.DOTALL)
+            assert len(texts) == self.seen.count(tag) <= 1
+            hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in texts]
+            assert all(f"sha256-{digest}" in html.unescape(policy[0]) for digest in hashes), tag
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.seen.append(tag)

@@ -1,9 +1,11 @@
 """Render pages from templates: one HTML file with its style and script inside, and nothing from outside.
 
 Every value is escaped by the templates. The only values that are markup already are charts (`report.svg`) and the
-files in assets/.
+files in assets/. A content security policy allows this style and this script alone, and no connection.
 """
 
+import base64
+import hashlib
 from collections.abc import Callable, Iterable
 from functools import cache
 from importlib.resources import files
@@ -56,9 +58,18 @@ def _environment() -> "Environment":
         lstrip_blocks=True,
     )
     environment.filters |= {"clip": clip, "percent": percent, "thousands": "{:,}".format}
-    environment.globals["style"] = stylesheet() + _asset("report.css")
-    environment.globals["script"] = _asset("report.js")
+    style, script = stylesheet() + _asset("report.css"), _asset("report.js")
+    environment.globals |= {"style": style, "script": script, "policy": _policy(style, script)}
     return environment
+
+
+def _policy(style: str, script: str) -> str:
+    """Return the content security policy of a page: only these two texts, and widths in attributes."""
+    hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (style, script)]
+    return (
+        f"default-src 'none'; script-src 'sha256-{hashes[1]}'; style-src 'unsafe-inline'; "
+        f"style-src-elem 'sha256-{hashes[0]}'; style-src-attr 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+    )
 
 
 def _asset(name: str) -> Markup:
