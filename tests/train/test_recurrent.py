@@ -19,6 +19,7 @@ from bertree.train.checkpoints.checkpoint import Checkpoint, CheckpointFolder
 from bertree.train.device_setup import set_deterministic
 from bertree.train.held_out import evaluate_held_out
 from bertree.train.lane_memory import LaneMemories, check_state
+from tests.support import language_models
 from tests.support.batches import run_backward
 from tests.support.processes import PATIENCE, PROCESSES
 from tests.support.recurrent import WIDTH, make_feed, make_loop, make_network, make_store, train
@@ -246,3 +247,15 @@ def test_a_forged_state_is_passed_over(undisturbed: Path, tmp_path: Path) -> Non
     (newest / "state.json").write_text(json.dumps(header))
     assert train(out, resume=True) is None
     assert results(out) == results(undisturbed)
+
+
+@pytest.mark.parametrize(("kind", "least"), [("transformer-xl-base", 0), ("zeros", 8)])
+def test_a_memory_holds_no_more_than_its_length(kind: str, least: int) -> None:
+    memory = language_models.network(kind, 90, memory=8)
+    specs, state = memory.state_specs(2), memory.start_state(2)
+    assert state is not None
+    assert all(specs[name].fits(tensor) for name, tensor in state.items())
+    for length in (-5, 9, 2**40, least - 1):
+        assert not specs["lengths"].fits(torch.tensor([8, length]))
+    assert not specs["memory"].fits(state["memory"].half())
+    assert not specs["memory"].fits(state["memory"] * torch.nan)

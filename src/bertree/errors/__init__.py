@@ -17,6 +17,9 @@ class UserError(Exception):
 
     exit_code = 2
 
+    def __str__(self) -> str:
+        return " ".join(super().__str__().splitlines())  # names and values may hold line ends
+
 
 class Unable(UserError, AttributeError):
     """What a model was asked for that its kind cannot do; to `hasattr` it is not there."""

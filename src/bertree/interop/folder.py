@@ -102,7 +102,11 @@ def _read_bertree(folder: Path, dtype: torch.dtype) -> Contents:
         ours.architecture, ours.heads, folder / DESCRIPTION, ours.readout, None if theirs else ours.vector
     )
     tensors = Weights(folder, int8=ours.storage == INT8)
-    weights.load_into(network, tensors, _table(ours.layout, ours.architecture, network), dtype)
+    try:
+        table = _table(ours.layout, ours.architecture, network)
+    except UserError as error:
+        raise UserError(f"{folder / DESCRIPTION}: {error}") from None
+    weights.load_into(network, tensors, table, dtype)
     if theirs:
         add_pooling(network, ours.architecture, ours.vector, folder, dtype)
     compare_weights(folder, ours.files)

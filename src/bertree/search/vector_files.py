@@ -53,7 +53,9 @@ class IndexFile:
             raise TypeError(f"a file {str(value)[:40]!r}")
         if part.blocks and len(bytes.fromhex(part.blocks)) != 4 * -(-part.bytes // part.block_size):
             raise ValueError(f"the blocks of {part.name!r}")
-        if not 0 <= part.count <= part.bytes or "/" in part.name or part.name.startswith("."):
+        if not 0 <= part.count <= part.bytes:
+            raise ValueError(f"{part.count} rows in {part.name!r}")
+        if "/" in part.name or part.name.startswith("."):
             raise ValueError(f"a file of the name {part.name!r}")
         return part
 

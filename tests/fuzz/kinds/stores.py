@@ -18,7 +18,7 @@ def _changes(random: Random) -> list[Change]:
     if draw < 0.35:
         return [trees.json_change("store/store.json", random)]
     if draw < 0.45:
-        return [raw.path_change(f"store/{random.choice((*PARTS, 'store.json'))}", random)]
+        return [raw.path_change(f"store/{random.choice((*PARTS, 'store.json', 'tokenizer/tokenizer.json'))}", random)]
     if draw < 0.55:
         return [trees.json_change("store/tokenizer/tokenizer.json", random)]
     if draw < 0.65:
