@@ -328,6 +328,11 @@ class Index(Searcher):
         """Read every byte and report the first file whose checksum differs."""
         verify_files(self.path, self._store)
 
+    @property
+    def has_checksums(self) -> bool:
+        """Whether its rows have checksums; those of an earlier version get them with the next change."""
+        return self._store.has_checksums
+
     def close(self) -> None:
         """Close the files."""
         self._store.close()
