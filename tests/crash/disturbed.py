@@ -39,6 +39,7 @@ class DisturbedTrials(Trials):
         verdict = super().trial(faults)
         if self.noted:
             verdict.lost = [line for line in verdict.lost if not line.endswith(f"{REPORT}: is missing")]
+            verdict.different = [] if self.case.once else verdict.different
         return verdict
 
     def disturb(self, process: BaseProcess, fault: Fault, verdict: Verdict) -> bool:

@@ -205,7 +205,10 @@ def save(network: torch.nn.Module, table: Mapping[str, Stored], path: Path, dtyp
             )
             assert not out.keys() & tensors.keys(), "a parameter has the name of another's scales"
             out |= tensors
-    save_file(out, path, metadata={"format": "pt"})
+    try:
+        save_file(out, path, metadata={"format": "pt"})
+    except SafetensorError as error:
+        raise OSError(str(error)) from None  # a full disk, say: whoever writes the folder reports it
     path.chmod(0o644)  # safetensors makes it readable for the owner only
     sync(path)
 
