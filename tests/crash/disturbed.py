@@ -84,7 +84,9 @@ class DisturbedTrials(Trials):
         if (code, output) in (self.before[reader], self.after[reader]):
             return
         # Documents are added in several steps, and a run or a store is unfinished for a while: a reader says so.
-        between = code == 0 if self.case.index else self.case.unfinished and is_refusal(code, output)
+        between = (code == 0 and (bool(self.case.index) or self.case.unfinished)) or (
+            self.case.unfinished and is_refusal(code, output)
+        )
         if not between:
             verdict.lost.append(f"`{reader}` beside it: exit code {code}: {output[-300:]}")
 
