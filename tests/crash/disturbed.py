@@ -10,6 +10,7 @@ import random
 import shlex
 import signal
 from collections.abc import Callable, Sequence
+from copy import copy
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -59,11 +60,9 @@ class DisturbedTrials(Trials):
             process.join(0.005)
         if process.exitcode is not None:
             return False
-        first = self.folders.read_output()
         try:
             for reader in self.case.readers:
                 self._check_reader(reader, verdict)
-            self.folders.output.unlink(missing_ok=True)
             second = self.folders.start([*self.case.words, *self.case.resumed.split()], self.case)
             second.join(BESIDE)
         finally:
@@ -72,7 +71,7 @@ class DisturbedTrials(Trials):
             one.join(PATIENCE)
             if one.exitcode is None:
                 one.kill()
-        output = first + self.folders.read_output()
+        output = self.folders.read_output()
         good = [succeeded(one.exitcode, output) for one in (process, second)]
         if not any(good) or not all(one.exitcode in (0, 1, 2) for one in (process, second)) or "Traceback" in output:
             codes = f"{process.exitcode} and {second.exitcode}"
@@ -92,10 +91,12 @@ class DisturbedTrials(Trials):
 
     def _read(self, reader: str) -> tuple[int | None, str]:
         """Return exit code and output of a command that reads."""
-        self.folders.output.unlink(missing_ok=True)
-        process = self.folders.start(reader.split())
+        folders = copy(self.folders)
+        folders.output = folders.root / "read"  # the writer's own output goes on
+        folders.output.unlink(missing_ok=True)
+        process = folders.start(reader.split())
         process.join(PATIENCE)
-        return process.exitcode, self.folders.read_output()
+        return process.exitcode, folders.read_output()
 
 
 def is_refusal(code: int | None, output: str) -> bool:

@@ -165,7 +165,8 @@ def _prepare(model: Model, corpus: Path, store: Path, options: CorpusOptions, re
         try:
             prepared = prepare(str(corpus), tokenizer, store, workers=workers, text=field, wrapped=options.wrapped)
         except UserError:
-            about.unlink()
+            if not (store / HEADER).is_file():  # another run may have finished it meanwhile
+                about.unlink(missing_ok=True)
             raise
     shutil.rmtree(tokenizer)
     for line in prepared.dropped:
