@@ -165,7 +165,7 @@ def _prepare(model: Model, corpus: Path, store: Path, options: CorpusOptions, re
         try:
             prepared = prepare(str(corpus), tokenizer, store, workers=workers, text=field, wrapped=options.wrapped)
         except UserError:
-            if not (store / HEADER).is_file():  # another run may have finished it meanwhile
+            if not store.exists():  # otherwise it can be resumed, or another run writes it
                 about.unlink(missing_ok=True)
             raise
     shutil.rmtree(tokenizer)
