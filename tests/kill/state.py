@@ -65,12 +65,16 @@ def _content(path: Path, work: Path, case: Case) -> str:
     if path.name == "metrics.jsonl":
         lines = [json.loads(line) for line in text.splitlines() if line.endswith("}")]
         text = "".join(json.dumps(line) + "\n" for line in lines if line["kind"] != "event")  # events tell of resuming
+    if path.name == "plan.json":  # its sessions tell of resuming
+        return json.dumps(json.loads(text) | {"sessions": "*"}, indent=1)
     if path.name == "environment.json":  # versions, cores, the command
         return "\n".join(json.loads(text))
     if path.name == REPORT and case.trains:  # made from the files beside it; shows where the run was resumed
         return "a page" if text.rstrip().endswith("</html>") else "half a page"
     if path.suffix == ".html":
         return _page_text(text)
+    if path.suffix == ".md":
+        return re.sub(r"(?m)^- Cost: .*\n", "", text)
     return TIME_FIELD.sub(r"\1*", text) if path.suffix in (".json", ".jsonl") else text
 
 

@@ -12,7 +12,7 @@ from bertree.errors import UserError
 from bertree.study.execute import run_study
 from bertree.study.load import load_study, studies
 from bertree.study.report import markdown_table, study_report
-from bertree.study.results import HOLDS, REVERSED, UNRESOLVED, StudyResults
+from bertree.study.results import HOLDS, MIXED, REVERSED, UNRESOLVED, StudyResults
 
 SMALL = """
 title = "Masks"
@@ -168,6 +168,25 @@ def test_the_rule_for_patterns(study_file: Path, better: list[float], worse: lis
     assert verdict.state == results.verdict == state
     assert verdict.published == pytest.approx(10.0)
     assert state in results.sentence
+
+
+def test_a_study_with_patterns_that_hold_and_others_that_do_not_is_mixed(study_file: Path) -> None:
+    swapped = '{claim = "none is better", column = "mlm", better = "none", worse = "80"}'
+    study_file.write_text(SMALL.replace('worse = "none"}]', f'worse = "none"}}, {swapped}]'))
+    rows = [
+        {
+            "cell": cell,
+            "seed": seed,
+            "step": "held-out",
+            "state": "done",
+            "figures": {"mlm_accuracy": value + seed / 100},
+        }
+        for cell, value in (("80", 0.6), ("none", 0.5))
+        for seed in (0, 1)
+    ]
+    results = StudyResults(study=load_study(study_file), size="tiny", rows=rows)
+    assert results.verdict == MIXED
+    assert "holds here in part: of 2 differences 1 hold, 1 are reversed" in results.sentence
 
 
 def test_averages_and_published_figures_of_two_sources_are_shown(study_file: Path) -> None:

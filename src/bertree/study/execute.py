@@ -18,17 +18,21 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 
+import torch
+
+from bertree.comparison.timing import processor
 from bertree.console import note, showing
 from bertree.errors import UserError
 from bertree.files.atomic import exclusive_lock, make_folder, make_folders, refuse_other, write_into_folder
 from bertree.files.formats import Json, json_text, read_json
+from bertree.inference.load import choose_device
 from bertree.report.formats import duration
 from bertree.run_folder import CHECKPOINTS, MODEL
 from bertree.study.load import load_study
 from bertree.study.plan import StudyPlan, plan_study
 from bertree.study.planned import PlannedStep
 from bertree.study.report import write_tables
-from bertree.study.results import RESULT, StudyResults, read_results, write_plan
+from bertree.study.results import RESULT, StudyResults, end_session, read_results, write_plan
 from bertree.study.schedule import StudyProgress, compute_all
 from bertree.study.steps import NO_MODEL, RUN, STEPS, Stopped
 from bertree.study.template import write_template
@@ -89,12 +93,14 @@ def run_study(
         if dry_run:
             return StudyResults(study=loaded, size=size, rows=())
         with make_folders(folder), exclusive_lock(folder):
-            write_plan(folder, plan, study, jobs)
-            signal = None
+            machine = processor(torch.device(choose_device(device)))
+            write_plan(folder, plan, study, {"machine": machine, "torch": torch.__version__, "jobs": jobs})
+            signal, began = None, time.perf_counter()
             try:
                 compute_all(waiting, folder, jobs, compute_step, StudyProgress(plan, waiting), plan.sources)
             except Stopped as stopped:
                 signal = stopped.args[0]
+            end_session(folder, (time.perf_counter() - began) / 60)
             results = replace(read_results(folder), signal=signal)
             write_tables(folder, results)
     return results

@@ -15,8 +15,12 @@ def remarks(results: StudyResults) -> list[str]:
         lines[f"Only tried out, with {results.brief} steps of every run: the figures mean nothing."] = None
     if results.study.median:
         lines["Figures are medians; the standard error of a median is taken as 1.25 times that of the mean."] = None
-    if results.jobs > 1:
-        lines[f"Up to {results.jobs} steps ran at a time, so only the steps `time` compare speeds."] = None
+    jobs = max((session["jobs"] for session in results.sessions), default=1)
+    if jobs > 1:
+        lines[f"Up to {jobs} steps ran at a time, so only the steps `time` compare speeds."] = None
+    if measured := [session for session in results.sessions if "minutes" in session]:
+        machines = ", ".join(dict.fromkeys(f"{one['machine']} (torch {one['torch']})" for one in measured))
+        lines[f"Cost: {sum(one['minutes'] for one in measured):.1f} minutes of {machines}."] = None
     return list(lines)
 
 

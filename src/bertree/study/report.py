@@ -100,7 +100,7 @@ def _tiles(results: StudyResults) -> list[Tile]:
     return [
         ("study", results.study.name, results.study.paper),
         ("size", results.size, f"{cells} cells, {seeds} seed{'s' if seeds != 1 else ''}"),
-        ("time", duration(60 * results.minutes), "of all steps, one after the other"),
+        ("steps", f"{len({row['folder'] for row in results.rows}):,}", f"{duration(60 * results.minutes)} in all"),
     ]
 
 

@@ -2,7 +2,7 @@
 
 One rule decides for all studies. A pattern is a difference between two cells in one column. It is resolved if the
 difference is larger than twice its standard error over the seeds; then it holds or is reversed. A study holds if all
-its resolved patterns hold, is reversed if any is reversed, and is not resolved if no pattern is.
+its resolved patterns hold, is reversed if all of them are, is mixed if some are, and not resolved if no pattern is.
 """
 
 import math
@@ -24,7 +24,7 @@ STUDY, PLAN, ROWS, STEPS, RESULT = "study.toml", "plan.json", "rows.jsonl", "ste
 POINTS = 100  # of a curve
 ERRORS = 2.0  # standard errors that a difference must exceed to be resolved
 OF_MEDIAN = math.sqrt(math.pi / 2)  # standard error of a median, as a multiple of that of the mean
-HOLDS, REVERSED, UNRESOLVED = "holds", "reversed", "not resolved"
+HOLDS, REVERSED, MIXED, UNRESOLVED = "holds", "reversed", "mixed", "not resolved"
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class StudyResults:
     rows: Sequence[Json]  # cell, seed, step, state, seconds, figures
     shared: Sequence[str] = ()
     signal: int | None = None  # that ended the run of the study early
-    jobs: int = 1  # steps that were computed at a time
+    sessions: Sequence[Json] = ()  # calls that computed steps: machine, torch, jobs, minutes
     brief: int = 0  # steps of every run, if the study was only tried out
 
     def estimate(self, cell: str, column: str | Column) -> Estimate | None:
@@ -146,8 +146,8 @@ class StudyResults:
     @property
     def verdict(self) -> str:
         """Whether the study's patterns hold: one word by the rule of all studies."""
-        states = [verdict.state for verdict in self.verdicts()]
-        return REVERSED if REVERSED in states else HOLDS if HOLDS in states else UNRESOLVED
+        resolved = {verdict.state for verdict in self.verdicts()} - {UNRESOLVED}
+        return MIXED if len(resolved) > 1 else next(iter(resolved), UNRESOLVED)
 
     @property
     def sentence(self) -> str:
@@ -159,6 +159,7 @@ class StudyResults:
         words = {
             HOLDS: "The paper's pattern holds here",
             REVERSED: "The paper's pattern is reversed here",
+            MIXED: "The paper's pattern holds here in part",
             UNRESOLVED: "Whether the paper's pattern holds is not resolved here",
         }[self.verdict]
         return (
@@ -173,8 +174,9 @@ class StudyResults:
         return sum(seconds.values()) / 60
 
 
-def write_plan(folder: Path, plan: StudyPlan, source: str | Path, jobs: int) -> None:
+def write_plan(folder: Path, plan: StudyPlan, source: str | Path, session: Json) -> None:
     """Write what is run; cells and seeds of an earlier call stay, another study or size is refused."""
+    sessions = [session]
     path = Path(source) if str(source).endswith(".toml") else BUNDLED / f"{source}.toml"
     steps = [
         {"cell": step.cell, "seed": step.seed, "step": step.step.key, "do": step.step.do, "folder": step.folder}
@@ -191,9 +193,17 @@ def write_plan(folder: Path, plan: StudyPlan, source: str | Path, jobs: int) -> 
             raise UserError(f"{folder}: `steps={before.get('brief', 0)}` there, {plan.brief} now; give another `out`")
         cells = {(step["cell"], step["seed"]) for step in steps}
         steps = [step for step in before["steps"] if (step["cell"], step["seed"]) not in cells] + steps
+        sessions = [*before.get("sessions", ()), session]
     write_atomically(folder / STUDY, path.read_bytes())
-    content: Json = {"study": plan.study.name, "size": plan.size, "shared": plan.shared, "jobs": jobs, "steps": steps}
+    content: Json = {"study": plan.study.name, "size": plan.size, "shared": plan.shared, "steps": steps}
     content |= {"brief": plan.brief} if plan.brief else {}
+    write_atomically(folder / PLAN, json_text(content | {"sessions": sessions}, 1) + "\n")
+
+
+def end_session(folder: Path, minutes: float) -> None:
+    """Note in the plan how long the last session took; one that was killed has no time."""
+    content = read_json(folder / PLAN)
+    content["sessions"][-1]["minutes"] = round(minutes, 2)
     write_atomically(folder / PLAN, json_text(content, 1) + "\n")
 
 
@@ -220,7 +230,7 @@ def read_results(folder: str | Path) -> StudyResults:
         size=plan["size"],
         rows=rows,
         shared=plan["shared"],
-        jobs=plan.get("jobs", 1),
+        sessions=plan.get("sessions", ()),
         brief=plan.get("brief", 0),
     )
 
