@@ -28,6 +28,7 @@ MODELS = {
     "elmo": ("elmo-tiny", "words", "elmo-tiny", {}),
     "bert": ("bert-base-tiny", "wordpiece", "bert-tiny", BERT | {"heads": 4}),
 }
+TITLES = {"elmo": "ELMo", "bert": "BERT"}
 
 
 def make_store(name: str, options: Json) -> Path:
@@ -102,7 +103,7 @@ def main() -> None:
                 "pretraining_tokens": 2048 * options["steps"],
                 "seed": seed,
             }
-            results.add(f"{name} {seed}", dev_f1=score["f1"], **figures)
+            results.add(f"{name} {seed}", model=TITLES[name], **figures, dev_f1_percent=round(100 * score["f1"], 2))
     results.print_table()
 
 
