@@ -6,6 +6,7 @@ import random
 import sqlite3
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from bertree.search import writer as index_writer
 from bertree.search.database import DATABASE
 from bertree.search.index import Index
 from bertree.search.index_state import seal
+from bertree.search.ranking import _best_words
 from bertree.search.words.bm25 import WordIndex
 from bertree.search.words.languages import STEMMED, stop_words
 from bertree.search.words.terms import analyzer_for
@@ -63,6 +65,27 @@ def test_scores_are_bm25_of_lucene_also_of_merged_tables_and_without_the_dead(tm
     kept = [WordTable.read(tmp_path, parts[0]).only(keep[:401]), WordTable.read(tmp_path, parts[1]).only(keep[401:])]
     compacted = WordIndex(tmp_path, [write_words(tmp_path, "words-3", kept)], (997,), NOBODY)
     assert compacted.scores(query) == pytest.approx(expected, abs=1e-5)
+
+
+def test_every_term_is_found_also_behind_the_same_first_letters() -> None:
+    words = ["abc", "abcdefg", "abcdefgh", "abcdefghi", "abcdefghij", "abcdefgz", "zebra", "ärger", "海海海海"]
+    analyzer = SimpleNamespace(terms=str.split)
+    table = WordTable.of_texts([word for word in words for _ in range(2)], analyzer)
+    for number, word in enumerate(words):
+        assert table.postings(word)[0].tolist() == [2 * number, 2 * number + 1], word
+    for word in ("", "ab", "abcdefghh", "zebras", "~"):
+        assert not len(table.postings(word)[0]), word
+
+
+@pytest.mark.parametrize("k", [1, 10, 100, 5000])
+def test_the_best_by_words_are_those_of_a_full_sort(k: int) -> None:
+    draw = np.random.default_rng(k)
+    for share in (0.0, 0.01, 0.3, 1.0):
+        scores = np.round(draw.exponential(size=3000), 2).astype(np.float32) * (draw.random(3000) < share)
+        files = SimpleNamespace(words=SimpleNamespace(scores=lambda _, scores=scores: scores))
+        expected = [n for n in np.argsort(-scores, kind="stable")[:k].tolist() if scores[n] > 0]
+        (positions, _), _ = _best_words(files, [], k, None)
+        assert positions.tolist() == expected, share
 
 
 def test_scores_equal_those_of_bm25s(tmp_path: Path) -> None:

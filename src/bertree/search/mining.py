@@ -62,7 +62,7 @@ def _mine(
     index: Searcher, asked: Sequence[SearchQuestion], negatives: int, skip: int, mode: str | None
 ) -> Iterator[Json | None]:
     """Yield a row for each question; None for one whose document is not in the index."""
-    results = index.search([one.text for one in asked], 4 * (negatives + skip) + 20, mode=mode)
+    results = index.find_unmarked([one.text for one in asked], 4 * (negatives + skip) + 20, mode=mode)
     for one, hits in zip(asked, results, strict=True):
         right = [hit for hit in hits if hit.document in one.documents]
         if not right:

@@ -22,6 +22,7 @@ from bertree.search.words.terms import analyzer_for
 
 MODES = ("hybrid", "vectors", "words")
 DEVIATIONS = 5.0
+SAMPLED = 64  # one of so many scores is looked at before all are sorted
 POOL, POOL_PER_RESULT = 100, 2  # passages that each part gives to a hybrid search, and more per result
 WITHOUT = "has no word index; make one with `bertree index upgrade`, or search with the mode vectors"
 
@@ -97,9 +98,20 @@ def _best_words(files: OpenFiles, terms: Sequence[str], k: int, allowed: Numbers
     """Return the k best passages by BM25, those with a term, and the BM25 of all."""
     assert files.words is not None
     scores = files.words.scores(terms)
-    positions = np.flatnonzero(scores > 0) if allowed is None else allowed[scores[allowed] > 0]
+    if allowed is None:
+        positions = np.flatnonzero(scores > _lower_bound(scores, k))
+        if len(positions) < k:
+            positions = np.flatnonzero(scores > 0)
+    else:
+        positions = allowed[scores[allowed] > 0]
     columns, best = top_k(scores[positions][None], k)
     return (positions[columns[0]], best[0]), scores
+
+
+def _lower_bound(scores: Vectors, k: int) -> float:
+    """Return a score that a few more than k are likely to exceed, from a sample."""
+    sample = np.sort(scores[::SAMPLED])
+    return float(sample[max(0, len(sample) - 2 * k // SAMPLED - 4)]) if len(sample) else 0.0
 
 
 def _by_both(
@@ -108,12 +120,14 @@ def _by_both(
     assert query.vector is not None
     assert query.terms is not None
     words, all_words = _best_words(files, query.terms, pool, allowed)
-    positions = np.union1d(near[0], words[0])
-    cosines = files.vectors[positions] @ query.vector
-    scores = fuse(cosines, all_words[positions], files.sample @ query.vector, weight)
     ranks = [{position: rank for rank, position in enumerate(part[0].tolist(), 1)} for part in (near, words)]
-    order = np.argsort(-scores, kind="stable")[:k]
-    rows = zip(*(column[order].tolist() for column in (positions, scores, cosines, all_words[positions])), strict=True)
+    others = np.array([position for position in ranks[1] if position not in ranks[0]], np.int64)
+    positions = np.concatenate([near[0], others])
+    cosines = np.concatenate([near[1], files.vectors[others] @ query.vector])
+    word_scores = all_words[positions]
+    scores = fuse(cosines, word_scores, files.sample @ query.vector, weight)
+    order = np.lexsort((positions, -scores))[:k]
+    rows = zip(*(column[order].tolist() for column in (positions, scores, cosines, word_scores)), strict=True)
     return [
         (position, PassageScore(score, cosine, word_score, ranks[0].get(position), ranks[1].get(position)))
         for position, score, cosine, word_score in rows

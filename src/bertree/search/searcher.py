@@ -162,14 +162,19 @@ class Searcher(ABC):
                 raise UserError(f"{name}: must be a whole number of at least 1, not {number!r}")
         if not questions:
             return []
-        vectors = None
-        if mode != "words":
-            vectors = embed_texts(self._require_model(), questions, self.state.prompts[1])
-        results = self.find(questions, vectors, max(k, candidates) if rerank else k, mode=mode, where=where)
+        results = self.find_unmarked(questions, max(k, candidates) if rerank else k, mode=mode, where=where)
         if rerank is not None:
             results = rerank_hits(rerank, questions, results, candidates=candidates, label=label)
         best = [self.mark(text, hits[:k]) for text, hits in zip(questions, results, strict=True)]
         return best[0] if isinstance(question, str) else best
+
+    def find_unmarked(
+        self, questions: Sequence[str], k: int, *, mode: str | None = None, where: Where | None = None
+    ) -> list[list[Hit]]:
+        """Return the k best passages of each question, without the words that they share with it."""
+        mode = choose_mode(mode, self.has_words, self.name)
+        vectors = None if mode == "words" else embed_texts(self._require_model(), questions, self.state.prompts[1])
+        return self.find(questions, vectors, k, mode=mode, where=where)
 
     def mark(self, question: str, hits: Sequence[Hit]) -> list[Hit]:
         """Return hits with the words that they share with a question."""

@@ -24,6 +24,7 @@ from bertree.search.words.terms import Analyzer
 
 MAGIC, HEADER, ALIGNED = b"bertree words\n\0\0", 128, 64
 LAYOUT = struct.Struct("<16sQQQQQ")  # magic, layout, passages, terms, bytes of all terms, postings
+PREFIX = 8  # bytes of a term
 MOST_COUNTED = (1 << 16) - 1  # occurrences of a term in a passage
 BLOCK = 1 << 22  # postings that are moved at once
 DISAGREE = "the word index and the vectors do not belong together; make it again with `bertree index upgrade`"
@@ -104,6 +105,15 @@ class WordTable:
         """The ends and the bytes of the terms; their items are read faster than those of arrays."""
         return self.term_ends.data, self.term_bytes.data
 
+    @cached_property
+    def _prefixes(self) -> NDArray[np.uint64]:
+        """The first bytes of each term as a number; in these a term is found faster than among the terms."""
+        ends = self.term_ends.astype(np.int64)[:, None]
+        places = ends[:-1] + np.arange(PREFIX)
+        padded = np.append(self.term_bytes, np.zeros(PREFIX, np.uint8))
+        letters = np.where(places < ends[1:], padded[places], 0).astype(np.uint8)
+        return letters.view(">u8")[:, 0].astype(np.uint64)
+
     def __len__(self) -> int:
         """Number of terms."""
         return len(self.term_ends) - 1
@@ -121,7 +131,10 @@ class WordTable:
     def postings(self, term: str) -> tuple[NDArray[np.uint32], NDArray[np.uint16]]:
         """Return the rows with a term, and how often it occurs in each."""
         wanted = term.encode()
-        number = bisect_left(self, wanted, 0, len(self))
+        prefix = np.uint64(int.from_bytes(wanted[:PREFIX].ljust(PREFIX, b"\0"), "big"))
+        first = int(self._prefixes.searchsorted(prefix))
+        last = first + 1 if len(wanted) < PREFIX else int(self._prefixes.searchsorted(prefix, "right"))
+        number = bisect_left(self, wanted, first, min(last, len(self)))
         if number == len(self) or self[number] != wanted:
             return self.rows[:0], self.counts[:0]
         start, end = int(self.posting_ends[number]), int(self.posting_ends[number + 1])
