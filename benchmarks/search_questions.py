@@ -1,13 +1,18 @@
-"""Questions over documents that nobody prepared for: how often words, vectors, both and a re-ranker find the right one.
+r"""Questions over documents that nobody prepared for: how often words, vectors, both or a re-ranker find the right one.
 
     python -m benchmarks.search_questions --squad DATA --out rows.jsonl [--rerank MODEL]
-    python -m benchmarks.search_questions --squad DATA --write FOLDER
+    python -m benchmarks.search_questions --squad DATA --write FOLDER  # and a re-ranker from it:
+    bertree index build default FOLDER/passages.jsonl --out index
+    bertree index mine index --questions FOLDER/train.jsonl --out mined.jsonl
+    bertree index mine index --questions FOLDER/dev.jsonl --out mined-dev.jsonl
+    bertree embeddings train default --data mined.jsonl --dev mined-dev.jsonl --loss cross --out reranker \
+        max_length=320 dropout=0.1 epochs=4 batch=256 lr=2e-4
 
 The test has 280 paragraphs of each of three parts (SQuAD 1.1's development articles; Wikipedia of 2019 and Reddit from
 SQuADShifts), each with one of its questions, drawn at random; a question is asked over all 840 paragraphs. They come
 from a third of the articles; Reddit has none, so its paragraphs are drawn one by one. All questions on the other
 articles, and on the articles of SQuAD's training files, are for training: `--write` puts their paragraphs and questions
-into FOLDER, `index mine` finds hard negatives for them. A twentieth of them is the dev part.
+into FOLDER. A twentieth of them is the dev part.
 DATA: a folder with the files as JSON, possibly compressed.
 """
 
