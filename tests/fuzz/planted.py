@@ -26,6 +26,7 @@ PRETRAIN = "pretrain recipe.toml --store store --out out"
 PIPES = (
     ("index/vectors-*.bin", "index query index boat --model bertree"),
     ("index/vectors-*.bin", "verify index"),
+    ("index/words-*.bin", "index query index boat --model bertree"),
     ("index-hnsw/graph-*", "index query index-hnsw boat --model bertree"),
     ("store/words.bin", PRETRAIN),
     ("store/tokens-*", "store verify store"),

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from bertree.errors import UserError
 from bertree.files.atomic import sync
+from bertree.files.formats import check_regular
 from bertree.search.vector_files import CheckedFile, IndexFile
 from bertree.search.words.terms import Analyzer
 
@@ -77,6 +78,7 @@ class WordTable:
         path = folder / part.name
         advice = "make it again with `bertree index upgrade`"
         broken = f"{path}: is damaged or cut off; {advice}"
+        check_regular(path)
         with path.open("rb") as file:
             head = file.read(LAYOUT.size)
             size = os.fstat(file.fileno()).st_size
