@@ -23,6 +23,12 @@ def address(asker: Asker) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
+def own_address(own: Asker) -> Iterator[str]:
+    with listening(own) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
 def vectors(minilm: Path) -> np.ndarray:
     return bertree.load(minilm).embed(TEXTS)
 
@@ -43,9 +49,46 @@ def test_the_client_of_openai_gets_vectors_and_errors(address: str, vectors: np.
         assert len(reply.data[0].embedding) == 8
         with pytest.raises(openai.NotFoundError, match="not served here"):
             client.embeddings.create(input="a", model="text-embedding-3-small")
-        with pytest.raises(openai.UnprocessableEntityError, match="check_embedding_ctx_length") as error:
-            client.embeddings.create(input=[[1, 2, 3]], model="minilm")
+        assert client.models.retrieve("ranker").id == "ranker"
+        with pytest.raises(openai.BadRequestError, match="check_embedding_ctx_length") as error:
+            client.embeddings.create(input=[[1, 2, 99_999]], model="minilm")
         assert error.value.param == "input"
+
+
+def test_the_client_of_openai_gets_texts_and_streams(own_address: str) -> None:
+    openai = pytest.importorskip("openai")
+    with openai.OpenAI(base_url=f"{own_address}/v1", api_key="none", max_retries=0) as client:
+        asked = {"model": "gpt", "prompt": "the boat", "max_tokens": 9, "seed": 4}
+        reply = client.completions.create(**asked, n=2, stop=["zzz"], logprobs=2)
+        assert len(reply.choices) == 2
+        assert len(reply.choices[0].logprobs.tokens) == reply.usage.completion_tokens // 2 == 9
+        stream = list(client.completions.create(**asked, stream=True))
+        assert "".join(event.choices[0].text for event in stream) == reply.choices[0].text
+        assert stream[-1].choices[0].finish_reason == "length"
+
+
+def test_the_client_of_hugging_face_asks_for_every_task(own_address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = pytest.importorskip("huggingface_hub")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)  # this machine is asked
+    client = hub.InferenceClient(f"{own_address}/fill")
+    assert len(client.fill_mask("the [MASK] is fine", top_k=2)) == 2
+    found = hub.InferenceClient(f"{own_address}/entities").token_classification("Ada in Turin")[0]
+    assert "Ada in Turin"[found.start : found.end] == found.word
+    answer = hub.InferenceClient(f"{own_address}/answer").question_answering(
+        question="who is in the river", context="Ada is in the river."
+    )
+    assert isinstance(answer.answer, str)
+    text = hub.InferenceClient(f"{own_address}/generate").text_generation("the boat", max_new_tokens=5, seed=1)
+    assert text
+    assert hub.InferenceClient(own_address).fill_mask("the [MASK] is fine")
+
+
+def test_the_client_of_cohere_gets_vectors(address: str, vectors: np.ndarray) -> None:
+    cohere = pytest.importorskip("cohere")
+    client = cohere.ClientV2("key", base_url=address)
+    reply = client.embed(model="minilm", texts=TEXTS, input_type="search_query", embedding_types=["float", "base64"])
+    assert same(reply.embeddings.float_, vectors)
+    assert reply.meta.billed_units.input_tokens > len(TEXTS)
 
 
 def test_the_client_of_cohere_gets_a_ranking(address: str) -> None:

@@ -187,6 +187,6 @@ def mcp(
     bertree mcp my-index other-index
     bertree mcp postgresql://user@host/database[/dim]
     """
-    from bertree.serve.mcp_tools import serve_indexes
+    from bertree.search.mcp.tools import serve_indexes
 
     serve_indexes(indexes, lambda path: load_encoder(path, device, precision), model, schema=schema, table=table)

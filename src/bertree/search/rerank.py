@@ -4,9 +4,13 @@ It reads the query and a passage together, which is more accurate than comparing
 only the best few passages.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from bertree.errors import UserError, suggest
 from bertree.files.formats import Json
@@ -14,6 +18,7 @@ from bertree.search.passages import Hit
 
 # Common names of the positive class of pair tasks, most specific first.
 POSITIVE_LABELS = ("relevant", "entailment", "duplicate", "equivalent", "paraphrase", "similar", "yes", "true", "1")
+NO_BOUNDS = (-math.inf, math.inf)
 CANDIDATES = 50  # passages that a re-ranker reads, unless set
 
 
@@ -28,10 +33,13 @@ class Reranker(Protocol):
 def rerank_hits(
     model: Reranker, questions: Sequence[str], results: Sequence[Sequence[Hit]], *, candidates: int, label: str | None
 ) -> list[list[Hit]]:
-    """Sort the first `candidates` hits of each query by the model's score; the other hits follow unchanged."""
+    """Sort the first `candidates` hits of each query by the model's score, from 0 to 1; the others follow unchanged."""
     check_cross_encoder(model)
     pairs = [(q, hit.text) for q, hits in zip(questions, results, strict=True) for hit in hits[:candidates]]
-    scores = iter([pair_score(prediction, label) for prediction in model.predict(pairs)] if pairs else [])
+    predictions = model.predict(pairs) if pairs else []
+    values = np.array([pair_score(prediction, label) for prediction in predictions])
+    single = any("probabilities" not in prediction for prediction in predictions)
+    scores = iter((relevance_of(values, find_bounds(model)) if single else values).tolist())
     ordered = []
     for hits in results:
         reranked = [replace(hit, score=next(scores)) for hit in hits[:candidates]]
@@ -44,6 +52,21 @@ def check_cross_encoder(model: Reranker) -> None:
     heads = getattr(model, "classes", None)
     if heads is not None and "sequence" not in heads:
         raise UserError("the cross-encoder has no head for pairs; use a model fine-tuned on a task of two texts")
+
+
+def find_bounds(model: Reranker) -> tuple[float, float]:
+    """Return the bounds of the scores that a model was fine-tuned on; infinite if they are not known."""
+    find_task = getattr(model, "find_task", None)
+    return getattr(find_task(), "bounds", NO_BOUNDS) if find_task is not None else NO_BOUNDS
+
+
+def relevance_of(values: NDArray[np.float64], bounds: tuple[float, float]) -> NDArray[np.float64]:
+    """Return outputs of a model with a single one on the scale of all re-rankers, 0 to 1: their place within the
+    bounds of the task; the sigmoid where there are none."""
+    low, high = bounds
+    if math.isfinite(low) and math.isfinite(high):
+        return np.clip((values - low) / (high - low), 0, 1)
+    return 1 / (1 + np.exp(-values))
 
 
 def pair_score(prediction: Json, label: str | None) -> float:

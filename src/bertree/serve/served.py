@@ -175,6 +175,24 @@ class ServedModel:
         prompted = [prefix + text for text in texts if isinstance(text, str)] if prefix else texts
         return self.model.required_tokenizer.encode_batch(prompted, self.max_length, cut)
 
+    def encode_ids(self, rows: Sequence[Sequence[int]], prompt: str | None = None, cut: str = "right") -> list[Encoded]:
+        """Return token ids as `tokenize` returns texts: special tokens are added where they are missing."""
+        tokenizer = self.model.required_tokenizer
+        sample = tokenizer.backend.encode("a")
+        texts = [number for number, special in enumerate(sample.special_tokens_mask) if not special]
+        first, last = texts[0], len(sample.ids) - texts[-1] - 1
+        begin, end = sample.ids[:first], sample.ids[len(sample.ids) - last :]
+        text = self._default_prompt if prompt is None else self.vector.prompt_text(prompt, self.name)
+        prefix, room, encoded = tokenizer.encode_plain([text])[0].ids if text else [], self.max_length, []
+        for row in rows:
+            whole = [*row[:first]] == begin and [*row[len(row) - last :]] == end and len(row) >= first + last
+            ids = [*prefix, *(row[first : len(row) - last] if whole else row)]
+            dropped = max(0, len(ids) - (room - first - last))
+            ids = ids[dropped:] if cut == "left" else ids[: len(ids) - dropped]
+            kinds = [*sample.type_ids[:first], *[0] * len(ids), *sample.type_ids[len(sample.ids) - last :]]
+            encoded.append(Encoded([*begin, *ids, *end], kinds if tokenizer.marks_special else None, dropped))
+        return encoded
+
     async def tokenize_together(
         self, texts: Sequence[str], prompt: str | None = None, cut: str = "right"
     ) -> list[Encoded]:

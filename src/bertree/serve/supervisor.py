@@ -1,5 +1,6 @@
 """Several worker processes on one socket: start them, pass signals on, restart those that die."""
 
+import json
 import os
 import shutil
 import signal
@@ -49,7 +50,8 @@ def supervise(settings: ServerSettings, listener: socket.socket) -> int:
                 code = 2
                 pass_on(signal.SIGTERM, None)
             else:
-                print(f"bertree: worker {number} ended with code {exit_code}; it is started again", file=sys.stderr)
+                line = {"time": round(time.time(), 3), "event": "worker restarted", "worker": number, "code": exit_code}
+                print(json.dumps(line), file=sys.stderr, flush=True)
                 time.sleep(PAUSE)
                 if not stopping:
                     workers[_start(settings, listener, handlers, pipe)] = number

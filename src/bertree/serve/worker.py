@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import logging
 import signal
 import socket
 import sys
@@ -17,7 +18,7 @@ from bertree.errors import UserError
 from bertree.serve.http.app import build_app
 from bertree.serve.http.connections import ClientConnections
 from bertree.serve.http.handlers import Service
-from bertree.serve.http.telemetry import Log, Metrics
+from bertree.serve.http.telemetry import Log, LogHandler, Metrics
 from bertree.serve.loading import ServedSource, Swapper, load_sources
 from bertree.serve.registry import Registry
 from bertree.serve.scheduler import Scheduler
@@ -147,6 +148,7 @@ def run_worker(settings: ServerSettings, listener: socket.socket) -> int:
     started = time.perf_counter()
     freeze_imports()
     log = Log(requests=settings.log == "requests")
+    logging.getLogger().handlers = [LogHandler(log)]
     sources = find_sources(settings)
     if sys.stdout.isatty():
         print(f"bertree: loading {', '.join(source.shown for source in sources)}", flush=True)
@@ -162,6 +164,7 @@ def run_worker(settings: ServerSettings, listener: socket.socket) -> int:
         log.write(
             "ready",
             address=url_of(listener),
+            listens=":".join(map(str, listener.getsockname()[:2])),
             models=list(registry.models),
             indexes=list(registry.indexes),
             threads=service.scheduler.threads,

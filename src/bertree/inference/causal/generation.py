@@ -175,7 +175,8 @@ class TextStream(Iterator[str]):
     so far; at the end it equals the text of `generate`.
     """
 
-    def __init__(self, model: LoadedModel, prompt: str, options: GenerationOptions) -> None:
+    def __init__(self, model: LoadedModel, prompt: Input, options: GenerationOptions, number: int = 0) -> None:
+        """`number`: which continuation of the prompt, of those that `generate` gives with `count`."""
         if options.count > 1 or options.beams > 1:
             raise UserError("stream: generates one text, so leave out count and beams")
         check_left_to_right(model, "stream")
@@ -184,7 +185,7 @@ class TextStream(Iterator[str]):
         self._model, self._options = model, options
         self._prompt = _read_prompt(model, prompt, options)
         self.most = _room(model, self._prompt, options.tokens)  # tokens that it generates, unless the text ends before
-        self._sequence = GeneratedSequence(self._prompt.ids, 0, self.most)
+        self._sequence = GeneratedSequence(self._prompt.ids, number, self.most)
         self._decoder = PieceDecoder(model.required_tokenizer, self._prompt.ids)
         self._pieces = self._generate()
 

@@ -93,6 +93,26 @@ def token_losses(network: Network, hidden_th: Tensor, chosen_m: Tensor, targets_
     return torch.cat(losses), torch.cat(right)
 
 
+@torch.inference_mode()
+def token_logs(
+    model: LoadedModel, ids: Sequence[int], first: int, k: int
+) -> list[tuple[float, list[tuple[int, float]]]]:
+    """Return the log-probability of each token from `first` on, which must be 1 or more, and the k likeliest tokens in
+    its place with theirs."""
+    network, size = reading_network(model), TOKENS["cuda" if model.device.type == "cuda" else "cpu"]
+    logs: list[tuple[float, list[tuple[int, float]]]] = []
+    with model.evaluating():
+        batch = Batch.pack([ids]).to(model.device)
+        hidden_th = network(batch)
+        for rows_m in torch.arange(first - 1, len(ids) - 1, device=model.device).split(size):
+            logs_mv = network.mask_logits(hidden_th, rows_m).float().log_softmax(1)
+            own_m = logs_mv.gather(1, batch.ids[rows_m + 1].long()[:, None])[:, 0].tolist()
+            best = logs_mv.topk(min(k, logs_mv.shape[1]))
+            likeliest = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+            logs += [(own, list(zip(*one, strict=True))) for own, one in zip(own_m, likeliest, strict=True)]
+    return logs
+
+
 def split_scores(losses_m: Tensor, right_m: Tensor, counts: Sequence[int]) -> list[ScoredTokens]:
     """Split the scores of a batch by sequence."""
     ends = np.cumsum(counts)[:-1]

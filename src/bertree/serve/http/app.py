@@ -16,6 +16,7 @@ from bertree.serve.http.handlers import CONTEXT, ROUTES, Context, RouteSpec, Ser
 from bertree.serve.routes import (
     answer,
     cohere,
+    completions,
     generate,
     layers,
     openai,
@@ -30,14 +31,15 @@ from bertree.serve.routes import (
 from bertree.serve.settings import RequestSettings
 
 # Importing the modules fills the table of routes.
-ROUTE_MODULES = (answer, cohere, generate, layers, openai, operations, page, runs, search, space, tei, text)
+ROUTE_MODULES = (
+    (answer, cohere, completions, generate, layers, openai, operations),
+    (page, runs, search, space, tei, text),
+)
 LOCAL_NAMES = (b"localhost", b"127.0.0.1", b"[::1]")
 ALLOW_ORIGIN = "access-control-allow-origin"
-PREFLIGHT = {
-    "access-control-allow-methods": "GET, POST",
-    "access-control-allow-headers": "authorization, content-type, x-timeout, x-request-id",
-    "access-control-max-age": "600",
-}
+PREFLIGHT = {"access-control-allow-methods": "GET, POST", "access-control-max-age": "600"}
+HEADER_NAMES = re.compile(rb"[A-Za-z0-9-]+(, ?[A-Za-z0-9-]+)*")
+EXPOSED = "Retry-After, X-Request-Id, X-Truncated-Texts, X-Truncated-Tokens"
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _started, _numbers = secrets.token_hex(4), count(1)
 
@@ -72,6 +74,7 @@ class Access:
         if origin is not None:
             if origin in self._origins:
                 context.response_headers[ALLOW_ORIGIN] = origin.decode("latin-1")
+                context.response_headers["access-control-expose-headers"] = EXPOSED
                 context.response_headers["vary"] = "Origin"
             elif origin.rpartition(b"//")[2] != host:
                 return HttpError(403, "this page is of another site (see --cors)")
@@ -113,12 +116,15 @@ class Application:
             return
         started, headers = time.perf_counter(), dict(scope["headers"])
         context = Context(service=self._service, scope=scope, request_headers=headers, request_id=_request_id(headers))
+        endpoint = self._plain.get(scope["path"])
+        if endpoint is not None:
+            context.route = scope["path"]
         try:
             if (error := self._access.refusal(context)) is not None:
                 await send_error(context, send, error)
             elif self._access.is_preflight(context):
-                await send_bytes(context, send, 204, b"", PREFLIGHT)
-            elif (endpoint := self._plain.get(scope["path"])) is not None:
+                await send_bytes(context, send, 204, b"", _preflight(headers))
+            elif endpoint is not None:
                 await endpoint.answer(context, receive, send)
             else:
                 scope[CONTEXT] = context
@@ -134,6 +140,7 @@ class Application:
                 "request",
                 status=status,
                 id=context.request_id,
+                client=(context.scope.get("client") or [""])[0],
                 method=context.scope["method"][:20],
                 route=context.route,
                 milliseconds=round(1000 * seconds, 2),
@@ -145,6 +152,13 @@ async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
     if scope["type"] == "http":
         error = HttpError(404, "there is no such path; see /docs", code="unknown_path")
         await send_error(scope[CONTEXT], send, error)
+
+
+def _preflight(headers: Mapping[bytes, bytes]) -> Mapping[str, str]:
+    """Return the headers that let an allowed page send the request it asks for; clients have headers of their own."""
+    asked = headers.get(b"access-control-request-headers", b"")
+    allowed = asked.decode() if HEADER_NAMES.fullmatch(asked) else "authorization, content-type"
+    return {**PREFLIGHT, "access-control-allow-headers": allowed}
 
 
 def _request_id(headers: Mapping[bytes, bytes]) -> str:

@@ -9,14 +9,16 @@ from urllib.parse import parse_qsl
 import msgspec
 from starlette.types import Receive
 
+from bertree.errors import suggest
 from bertree.serve.http.answers import HttpError
-from bertree.serve.http.handlers import Context
+from bertree.serve.http.handlers import Context, InputsForm, InputsRequest
 
 BODY_SECONDS = 30.0  # for a body to arrive
 MOST_RECEIVED = 256 << 20  # bytes of all bodies that are arriving
 MOST_DISCARDED = 64 << 20  # bytes that are read, and not kept, of a body that is too large
 CLOSE = {"connection": "close"}
 PATH = re.compile(r" - at `\$(.*)`$")
+UNKNOWN = re.compile(r"unknown field `(.*?)`")
 MISSING = re.compile(r"missing required field `(\w+)`")
 
 
@@ -64,19 +66,30 @@ def _too_large(most: int) -> HttpError:
     return HttpError(413, f"the body is larger than {most:,} bytes; send fewer texts", headers=CLOSE)
 
 
-def body_decoder(kind: Any) -> Callable[[bytes], Any]:
-    """Return a function from the bytes of a body to a value of a type."""
-    decoder = msgspec.json.Decoder(kind)
+def body_decoder(kind: Any, inputs: InputsForm | None = None) -> Callable[[bytes], Any]:
+    """Return a function from the bytes of a body to a value of a type; with a form, a body with `inputs` gives that
+    value and the body itself."""
+    decoder, names = msgspec.json.Decoder(kind), msgspec.json.Decoder(dict[str, msgspec.Raw])
 
     def decode(body: bytes) -> Any:
         try:
-            return decoder.decode(body)
+            if inputs is None or b'"inputs"' not in body or "inputs" not in names.decode(body):
+                return decoder.decode(body)
+            request = msgspec.json.decode(body, type=InputsRequest)
+            return msgspec.convert(_read(inputs, request), kind), request
         except msgspec.ValidationError as error:
-            raise invalid_field(error) from None
+            raise invalid_field(error, kind) from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
             raise HttpError(400, f"the body is not JSON: {_short(error)}", code="invalid_json") from None
 
     return decode
+
+
+def _read(form: InputsForm, request: InputsRequest) -> dict[str, Any]:
+    try:
+        return form.read(request)
+    except ValueError as error:
+        raise HttpError(422, str(error), param=str(error).partition(":")[0]) from None
 
 
 def query_decoder(kind: Any) -> Callable[[bytes], Any]:
@@ -87,16 +100,20 @@ def query_decoder(kind: Any) -> Callable[[bytes], Any]:
             fields = dict(parse_qsl(query.decode("latin-1"), keep_blank_values=True, max_num_fields=50))
             return msgspec.convert(fields, kind, strict=False)
         except msgspec.ValidationError as error:
-            raise invalid_field(error) from None
+            raise invalid_field(error, kind) from None
         except ValueError as error:
             raise HttpError(422, f"the query cannot be read: {_short(error)}") from None
 
     return decode
 
 
-def invalid_field(error: Exception) -> HttpError:
-    """Return the answer to a value of the wrong type: it names the field."""
+def invalid_field(error: Exception, kind: Any) -> HttpError:
+    """Return the answer to a field that is unknown, missing or of the wrong type: it names the field."""
     message = str(error)
+    if unknown := UNKNOWN.search(message):
+        fields = getattr(kind, "__struct_fields__", ()) if " - at " not in message else ()
+        near = f"; {suggest(unknown[1], fields)}" if fields else ""
+        return HttpError(422, f"{unknown[1]}: unknown field{near}", param=unknown[1])
     path = PATH.search(message)
     field = path[1].removeprefix(".") if path else ""
     message = message.removesuffix(path[0]) if path else message

@@ -15,75 +15,34 @@ from starlette.types import Receive, Scope, Send
 from bertree.errors import UserError
 from bertree.serve.http.answers import HttpError, send_busy, send_error, send_json, send_response
 from bertree.serve.http.decoding import ClientGone, body_decoder, query_decoder, read_body
-from bertree.serve.http.handlers import CONTEXT, Context, RouteSpec, Service
+from bertree.serve.http.handlers import CONTEXT, Context, RouteSpec, Service, call_route
 from bertree.serve.registry import NotServed
 from bertree.serve.token_queue import DeadlineExceeded, Overloaded, TooLong
-
-WATCHED_AFTER = 0.05  # seconds; a request is watched for a closed connection after one to two times as many
 
 
 class ClientWatch:
     """Cancels the task that started it when the client closes the connection."""
 
-    __slots__ = ("_receive", "_task", "_watcher", "_watches", "gone")
-
-    def __init__(self, receive: Receive, watches: "ClientWatches") -> None:
-        self._receive, self._watches, self.gone = receive, watches, False
+    def __init__(self, receive: Receive) -> None:
+        self._receive, self.gone = receive, False
         self._watcher: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Schedule the watch, after the body was read."""
-        self._task = asyncio.current_task()
-        self._watches.add(self)
+        """Watch, after the body was read."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._watcher = asyncio.ensure_future(self._watch(task))
 
     def stop(self) -> None:
         """End the watch."""
-        self._watches.remove(self)
         if self._watcher is not None:
             self._watcher.cancel()
 
-    def begin(self) -> None:
-        """Watch from now on."""
-        self._watcher = asyncio.ensure_future(self._watch())
-
-    async def _watch(self) -> None:
+    async def _watch(self, task: "asyncio.Task[Any]") -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
         self.gone = True
-        assert self._task is not None
-        self._task.cancel()
-
-
-class ClientWatches:
-    """Begins watches after a moment, when most requests are done already. All share one timer: a timer for each
-    request would cost more than the watches save."""
-
-    def __init__(self) -> None:
-        self._new: set[ClientWatch] = set()
-        self._old: set[ClientWatch] = set()  # begin at the next tick
-        self._loop: asyncio.AbstractEventLoop | None = None  # whose timer runs
-
-    def add(self, watch: ClientWatch) -> None:
-        """Begin a watch after a moment, unless it is removed before."""
-        self._new.add(watch)
-        loop = asyncio.get_running_loop()
-        if self._loop is not loop:
-            self._loop = loop
-            loop.call_later(WATCHED_AFTER, self._tick, loop)
-
-    def remove(self, watch: ClientWatch) -> None:
-        """Forget a watch."""
-        self._new.discard(watch)
-        self._old.discard(watch)
-
-    def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
-        for watch in self._old:
-            watch.begin()
-        self._old, self._new = self._new, set()
-        if self._old:
-            loop.call_later(WATCHED_AFTER, self._tick, loop)
-        else:
-            self._loop = None
+        task.cancel()
 
 
 class Endpoint:
@@ -91,11 +50,14 @@ class Endpoint:
 
     def __init__(self, service: Service, specs: Sequence[RouteSpec]) -> None:
         self.service = service
-        self._watches = ClientWatches()
         self.specs = {spec.method: spec for spec in specs}
         self._path, self._errors = specs[0].path, specs[0].errors
         self._decoders: dict[str, Callable[[bytes], Any] | None] = {
-            spec.method: body_decoder(spec.body) if spec.body else query_decoder(spec.query) if spec.query else None
+            spec.method: body_decoder(spec.body, spec.inputs)
+            if spec.body
+            else query_decoder(spec.query)
+            if spec.query
+            else None
             for spec in specs
         }
 
@@ -117,7 +79,7 @@ class Endpoint:
         if spec.ability is not None and scheduler.is_full:  # before its body is read: a refusal must be cheap
             await send_busy(context, send, Overloaded(scheduler.retry_after).retry_after, spec.errors)
             return
-        watch = ClientWatch(receive, self._watches)
+        watch = ClientWatch(receive)
         try:
             result = await self._call(spec, context, receive, watch)
         except ClientGone:
@@ -132,7 +94,10 @@ class Endpoint:
         except Overloaded as error:
             await send_busy(context, send, error.retry_after, spec.errors)
         except Exception as error:
-            await send_error(context, send, self._to_http(error, spec, context), spec.errors)
+            problem = self._to_http(error, spec, context)
+            if problem.status == 422 and spec.path.startswith("/v1/"):  # OpenAI's status of a wrong field
+                problem.status = 400
+            await send_error(context, send, problem, spec.errors)
         else:
             if isinstance(result, Response):
                 await send_response(context, receive, send, result)
@@ -147,7 +112,7 @@ class Endpoint:
             arguments = [decode(await read_body(context, receive) if has_body else context.scope["query_string"])]
         watch.start()
         try:
-            return await spec.handler(context, *arguments)
+            return await call_route(spec, context, *arguments)
         finally:
             watch.stop()
 

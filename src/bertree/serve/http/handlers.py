@@ -8,10 +8,12 @@ import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
+import msgspec
 from starlette.types import Scope
 
+from bertree.errors import suggest
 from bertree.serve.http.telemetry import Log, Metrics
 from bertree.serve.registry import Registry
 from bertree.serve.scheduler import Scheduler
@@ -23,6 +25,43 @@ CLIENT_CLOSED = 499  # status in logs and metrics of a request whose client has 
 CONTEXT = "bertree.context"  # key of the context in an ASGI scope
 Handler = TypeVar("Handler", bound=Callable[..., Awaitable[Any]])
 Result = TypeVar("Result")
+
+
+class Input(msgspec.Struct, forbid_unknown_fields=True):
+    """The body or the query of a request. A field that it does not have is refused by its name."""
+
+
+class InputsRequest(Input):
+    """A body in Hugging Face's form."""
+
+    inputs: str | dict[str, str]
+    parameters: dict[str, Any] = msgspec.field(default_factory=dict)
+    model: str | None = None
+    stream: Literal[False] = False
+
+
+class InputsForm(NamedTuple):
+    """How a route reads and answers such a body: names -> those of its own form. An empty name: not needed."""
+
+    inputs: str | Mapping[str, str]
+    parameters: Mapping[str, str]
+    write: Callable[["Context", InputsRequest, Any], Any]  # the route's own answer -> the answer in this form
+
+    def read(self, request: InputsRequest) -> dict[str, Any]:
+        """Return the fields of the route's own form; ValueError names one that is unknown or missing."""
+        one = isinstance(self.inputs, str)
+        if one != isinstance(request.inputs, str):
+            raise ValueError("inputs: must be " + ("a text" if one else "an object"))
+        texts: Any = {self.inputs: request.inputs} if one else request.inputs
+        names: Any = {self.inputs: self.inputs} if one else self.inputs
+        fields: dict[str, Any] = {"model": request.model}
+        for part, own in ((texts, names), (request.parameters, self.parameters)):
+            if unknown := next((name for name in part if name not in own), None):
+                raise ValueError(f"{unknown}: unknown field; {suggest(unknown, own)}")
+            fields |= {own[name]: value for name, value in part.items() if own[name]}
+        if missing := next((name for name in names if names[name] not in fields), None):
+            raise ValueError(f"inputs: {missing} is missing")
+        return fields
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +78,7 @@ class RouteSpec:
     open: bool = False  # needs no key
     summary: str = ""
     hidden: bool = False  # not in the documentation
+    inputs: InputsForm | None = None  # for a body with `inputs`
 
     @property
     def body(self) -> Any:
@@ -64,29 +104,39 @@ def route(
     open: bool = False,
     summary: str = "",
     hidden: bool = False,
+    inputs: InputsForm | None = None,
 ) -> Callable[[Handler], Handler]:
     """Register a route. The handler is `async def handler(context)` or `async def handler(context, input: Type)`: the
     body, or the query of a GET request, is decoded to that type. It returns a value for JSON or a Starlette response.
     """
 
     def register(handler: Handler) -> Handler:
-        _, *inputs = inspect.signature(handler).parameters.values()
+        _, *parameters = inspect.signature(handler).parameters.values()
         spec = RouteSpec(
             method=method,
             path=path,
             handler=handler,
-            input=inputs[0].annotation if inputs else None,
+            input=parameters[0].annotation if parameters else None,
             reply=reply,
             ability=ability,
             errors=errors,
             open=open,
             summary=summary,
             hidden=hidden,
+            inputs=inputs,
         )
         ROUTES.append(spec)
         return handler
 
     return register
+
+
+async def call_route(spec: RouteSpec, context: "Context", *body: Any) -> Any:
+    """Call the handler of a route. A body with `inputs` comes as a pair, and is answered in that form."""
+    if spec.inputs is None or not isinstance(body[0], tuple):
+        return await spec.handler(context, *body)
+    own, request = body[0]
+    return spec.inputs.write(context, request, await spec.handler(context, own))
 
 
 @dataclass(kw_only=True)

@@ -29,7 +29,9 @@ def openapi_document(routes: Sequence[RouteSpec]) -> dict[str, Any]:
     schema_of = dict(zip(map(id, kinds), schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for spec in shown:
-        paths.setdefault(spec.path, {})[spec.method.lower()] = _operation(spec, schema_of, components)
+        paths.setdefault(spec.path.replace(":path}", "}"), {})[spec.method.lower()] = _operation(
+            spec, schema_of, components
+        )
     return {
         "openapi": "3.1.0",
         "info": {
@@ -43,16 +45,17 @@ def openapi_document(routes: Sequence[RouteSpec]) -> dict[str, Any]:
 
 
 def _operation(spec: RouteSpec, schema_of: dict[int, Any], components: dict[str, Any]) -> dict[str, Any]:
+    name = spec.path.replace(":path", "").translate(str.maketrans("/", "_", "{}"))
     content = {"application/json": {"schema": schema_of[id(spec.reply)]}} if spec.reply is not None else {}
     operation: dict[str, Any] = {
-        "operationId": f"{spec.method.lower()}{spec.path.replace('/', '_').replace('{', '').replace('}', '')}",
+        "operationId": f"{spec.method.lower()}{name}",
         "summary": spec.summary,
         "responses": {"200": {"description": "the answer"} | ({"content": content} if content else {})},
     }
     if not spec.open:
         operation["security"] = [{"key": []}, {}]
     parameters = [
-        {"name": name.rstrip("}"), "in": "path", "required": True, "schema": {"type": "string"}}
+        {"name": name.rstrip("}").removesuffix(":path"), "in": "path", "required": True, "schema": {"type": "string"}}
         for name in spec.path.split("{")[1:]
     ]
     if spec.query is not None:

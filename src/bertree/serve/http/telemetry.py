@@ -3,10 +3,15 @@
 With several worker processes the metrics are the sums over all of them.
 """
 
+import logging
 import os
 import sys
 import time
-from typing import Any, NamedTuple, TextIO
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TextIO
 
 import orjson
 from prometheus_client import (
@@ -14,6 +19,8 @@ from prometheus_client import (
     Counter,
     Gauge,
     Histogram,
+    Metric,
+    ProcessCollector,
     disable_created_metrics,
     generate_latest,
     multiprocess,
@@ -52,8 +59,8 @@ class Metrics(JobObserver):
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"bertree_{name}", text, labels, registry=registry)
 
-        def gauge(name: str, text: str) -> Gauge:
-            return Gauge(f"bertree_{name}", text, registry=registry, multiprocess_mode="livesum")
+        def gauge(name: str, text: str, mode: Literal["livesum", "livemax"] = "livesum") -> Gauge:
+            return Gauge(f"bertree_{name}", text, registry=registry, multiprocess_mode=mode)
 
         self._requests = counter("requests", "Requests answered.", "route", "status")
         self._seconds = histogram("request_seconds", "Time of a request.", ("route",), SECONDS)
@@ -67,6 +74,7 @@ class Metrics(JobObserver):
         self._swaps = counter("swaps", "Models loaded again.", "model", "result")
         self.queue_tokens = gauge("queue_tokens", "Tokens that wait.")
         self.queue_requests = gauge("queue_requests", "Requests that wait.")
+        self.wait_seconds = gauge("wait_seconds", "Expected wait of a new request.", "livemax")
 
     def _of_kind(self, name: str) -> JobMetrics:
         """Return the metrics of a kind of jobs; looking each one up by its label would take longer than counting."""
@@ -115,11 +123,32 @@ class Metrics(JobObserver):
 
     def text(self) -> bytes:
         """Return all metrics in Prometheus's text format."""
-        if SHARED not in os.environ:
-            return generate_latest(self.registry)
-        registry = CollectorRegistry()
-        multiprocess.MultiProcessCollector(registry)
-        return generate_latest(registry)
+        registry = self.registry
+        if SHARED in os.environ:
+            registry = CollectorRegistry()
+            multiprocess.MultiProcessCollector(registry)
+        return generate_latest(registry) + generate_latest(ServerProcesses())
+
+
+class ServerProcesses:
+    """Memory, CPU time and open files (process_*) of this process, or of all workers of the server."""
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics: sums, but the time at which the first of them started."""
+        pids = [os.getpid()]
+        if SHARED in os.environ:
+            with suppress(OSError):
+                pids = [
+                    int(pid) for pid in Path(f"/proc/{os.getppid()}/task/{os.getppid()}/children").read_text().split()
+                ]
+        totals: dict[str, Metric] = {}
+        for pid in pids:
+            for metric in ProcessCollector(pid=partial(int, pid), registry=None).collect():
+                total = totals.setdefault(metric.name, metric)
+                if total is not metric and "start_time" not in metric.name:
+                    new = total.samples[0].value + metric.samples[0].value
+                    total.samples[0] = total.samples[0]._replace(value=new)
+        yield from totals.values()
 
 
 class Log:
@@ -142,3 +171,18 @@ class Log:
     def wants(self, status: int) -> bool:
         """Return whether a request with this status gets a line."""
         return self._requests or status >= 500
+
+
+class LogHandler(logging.Handler):
+    """Writes what libraries log as events, so that every line of the log is JSON. Their texts may quote a request, so
+    of an error only its kind is written."""
+
+    def __init__(self, log: Log) -> None:
+        super().__init__(logging.WARNING)
+        self._log = log
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record."""
+        error = record.exc_info[0] if record.exc_info else None
+        message = str(record.msg).strip().partition("\n")[0][:200]
+        self._log.write("library", source=record.name, message=message, error=error.__name__ if error else None)

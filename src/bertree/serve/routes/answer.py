@@ -7,7 +7,8 @@ import msgspec
 from msgspec import Meta
 
 from bertree.errors import UserError
-from bertree.serve.http.handlers import Context, route
+from bertree.serve.http.handlers import Context, Input, route
+from bertree.serve.routes import hugging_face
 from bertree.serve.routes.inputs import check_text, field_error, report_truncation
 from bertree.serve.routes.scores import task_logits
 from bertree.serve.routes.search import HitReply, Where, describe_hit, find_hits
@@ -17,7 +18,7 @@ from bertree.tasks.squad.task import Answer, Answers, SquadTask, choose_answer
 MOST = 5  # candidates that are shown
 
 
-class AnswerRequest(msgspec.Struct):
+class AnswerRequest(Input):
     """A question, and a passage or (without one) an index: its k best passages are read. `where`, `rerank`: see
     /search. `model`: the one that reads."""
 
@@ -61,6 +62,7 @@ class AnswerReply(msgspec.Struct):
     reply=AnswerReply,
     ability="answer",
     summary="The answer to a question, from a passage or from an index",
+    inputs=hugging_face.ANSWER,
 )
 async def answer(context: Context, body: AnswerRequest) -> Any:
     """Return the answer, as `model.answer` does; from an index, that of the passages that `index.search` finds."""

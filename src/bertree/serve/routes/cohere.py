@@ -1,13 +1,15 @@
-"""Ranking of texts by their relevance to a query: the forms of Cohere (v2) and of Jina and others (v1)."""
+"""Cohere's interface (v2): vectors of texts, and their relevance to a query; the latter also in the form of Jina and
+others (v1)."""
 
 from functools import partial
-from typing import Any
+from typing import Annotated, Any, Literal
 from uuid import uuid4
 
 import msgspec
+from msgspec import Meta
 
-from bertree.serve.http.handlers import Context, route
-from bertree.serve.routes.inputs import TextOptions, check_texts, field_error
+from bertree.serve.http.handlers import Context, Input, route
+from bertree.serve.routes.inputs import TextOptions, check_texts, embed_texts, field_error, write_base64, write_floats
 from bertree.serve.routes.scores import rank_texts
 from bertree.serve.served import ServedModel
 
@@ -18,7 +20,7 @@ class RerankDocument(msgspec.Struct):
     text: str
 
 
-class RerankRequest(msgspec.Struct):
+class RerankRequest(Input):
     """A query and the texts to rank."""
 
     query: str
@@ -47,6 +49,64 @@ class RerankReply(msgspec.Struct, omit_defaults=True):
     usage: dict[str, int]
     meta: dict[str, Any]
     truncated: list[int] = []  # numbers of the texts that were cut, if there are any
+
+
+class CohereEmbedRequest(Input):
+    """Texts to embed. `input_type` chooses the prompt of that purpose, if the model has one."""
+
+    texts: list[str]
+    model: str | None = None
+    input_type: Literal["search_query", "search_document", "classification", "clustering"] | None = None
+    embedding_types: tuple[Literal["float", "base64"], ...] = ("float",)
+    truncate: Literal["NONE", "START", "END"] = "END"
+    output_dimension: int | None = None
+    max_tokens: Annotated[int, Meta(ge=1)] | None = None
+
+
+class CohereEmbedReply(msgspec.Struct):
+    """Vectors by their form, in the order of the texts."""
+
+    id: str
+    embeddings: dict[str, list[list[float] | str]]
+    texts: list[str]
+    meta: dict[str, Any]
+    response_type: str
+
+
+# Purpose -> names that models give to its prompt.
+PROMPTS = {
+    "search_query": ("query", "search_query", "question"),
+    "search_document": ("document", "passage", "search_document", "corpus"),
+    "classification": ("classification",),
+    "clustering": ("clustering",),
+}
+
+
+@route(
+    "POST",
+    "/v2/embed",
+    reply=CohereEmbedReply,
+    ability="embed",
+    errors="cohere",
+    summary="Vectors of texts (Cohere's form)",
+)
+async def embed(context: Context, body: CohereEmbedRequest) -> Any:
+    """Return the vectors of texts."""
+    served, texts = context.model(body.model), body.texts
+    prompt = next(
+        (name for name in PROMPTS.get(body.input_type or "", ()) if name in dict(served.vector.prompts)), None
+    )
+    if body.max_tokens is not None:
+        check_texts(context, texts, "texts")
+        texts = await context.call_in_helper(_truncate, served, texts, body.max_tokens)
+    cut, refuse = "left" if body.truncate == "START" else "right", body.truncate == "NONE"
+    options = TextOptions("texts", prompt, cut, truncate=not refuse)
+    vectors = await embed_texts(context, served, texts, options, dimensions=body.output_dimension)
+    writers = {"float": write_floats, "base64": write_base64}
+    forms = {name: await context.call_in_helper(writers[name], vectors.rows) for name in body.embedding_types}
+    meta = {"api_version": {"version": "2"}, "billed_units": {"input_tokens": vectors.tokens}}
+    head = {"id": str(uuid4()), "embeddings": forms, "texts": body.texts, "meta": meta}
+    return head | {"response_type": "embeddings_by_type"}
 
 
 rank_route = partial(route, "POST", reply=RerankReply, ability="rerank")

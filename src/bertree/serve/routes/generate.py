@@ -17,7 +17,8 @@ from starlette.responses import StreamingResponse
 from bertree.errors import UserError
 from bertree.inference.causal.generation import TextStream
 from bertree.serve.http.answers import HttpError, error_body
-from bertree.serve.http.handlers import Context, route
+from bertree.serve.http.handlers import Context, Input, route
+from bertree.serve.routes import hugging_face
 from bertree.serve.routes.inputs import field_error
 from bertree.serve.served import ServedModel
 from bertree.serve.token_queue import DeadlineExceeded, Overloaded
@@ -29,7 +30,7 @@ PAUSE = 0.25  # seconds before a generation that has begun tries a full queue ag
 HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 
 
-class GenerateRequest(msgspec.Struct):
+class GenerateRequest(Input):
     """A prompt. `tokens`: at most so many follow; without it 100, or as many as fit. The other fields are those of
     `model.generate`. `stream`: send the text as it comes."""
 
@@ -60,6 +61,7 @@ class GenerateReply(msgspec.Struct):
     reply=GenerateReply,
     ability="generate",
     summary="Text that continues a prompt; with stream, as server-sent events",
+    inputs=hugging_face.GENERATE,
 )
 async def generate(context: Context, body: GenerateRequest) -> Any:
     """Return the text that `model.generate` gives."""
@@ -70,8 +72,8 @@ async def generate(context: Context, body: GenerateRequest) -> Any:
     text = await context.call_in_helper(lambda: served.model.stream(**options))
     if len(text.prompt_ids) > MOST_PROMPT:
         raise field_error("prompt", f"has {len(text.prompt_ids):,} tokens; at most {MOST_PROMPT:,} in a request")
-    pieces = _pieces(context, served, text)
-    first = await anext(pieces, "")  # so that a refusal has its own status
+    pieces = text_pieces(context, served, text)
+    first, _ = await anext(pieces)  # so that a refusal has its own status
     if body.stream:
         return StreamingResponse(_events(context, text, first, pieces), media_type="text/event-stream", headers=HEADERS)
     async for _ in pieces:
@@ -80,8 +82,8 @@ async def generate(context: Context, body: GenerateRequest) -> Any:
     return {"model": served.name, "text": result.text, "tokens": len(result.ids), "ended": result.ended}
 
 
-async def _pieces(context: Context, served: ServedModel, text: TextStream) -> AsyncIterator[str]:
-    """Yield the text slice by slice."""
+async def text_pieces(context: Context, served: ServedModel, text: TextStream) -> AsyncIterator[tuple[str, bool]]:
+    """Yield the text slice by slice, each with whether more may follow."""
     tokens, begun, kind = SLICE_TOKENS + len(text.prompt_ids), False, served.job_kind("generate")
     while True:
         try:
@@ -95,7 +97,7 @@ async def _pieces(context: Context, served: ServedModel, text: TextStream) -> As
             continue
         begun, tokens = True, SLICE_TOKENS
         context.tokens = len(text.prompt_ids) + text.tokens  # for the log; `tokens` is an estimate of the work
-        yield piece
+        yield piece, more
         if not more:
             return
 
@@ -110,21 +112,28 @@ def _compute_slice(text: TextStream) -> tuple[str, bool]:
     return "".join(pieces), False
 
 
-async def _events(context: Context, text: TextStream, first: str, pieces: AsyncIterator[str]) -> AsyncIterator[bytes]:
+async def _events(
+    context: Context, text: TextStream, first: str, pieces: AsyncIterator[tuple[str, bool]]
+) -> AsyncIterator[bytes]:
     """Yield the events of a stream. The status has been sent, so an error is an event too."""
     try:
         if first:
-            yield _event({"text": first})
-        async for piece in pieces:
+            yield server_event({"text": first})
+        async for piece, _ in pieces:
             if piece:
-                yield _event({"text": piece})
-        yield _event({"done": True, "tokens": text.tokens, "ended": text.result.ended})
-    except DeadlineExceeded:
-        error = HttpError(504, "the text was not done in its time (X-Timeout)")
-        yield _event(error_body(error, "openai"))
-    except UserError as problem:
-        yield _event(error_body(HttpError(422, str(problem)), "openai"))
+                yield server_event({"text": piece})
+        yield server_event({"done": True, "tokens": text.tokens, "ended": text.result.ended})
+    except (DeadlineExceeded, UserError) as problem:
+        yield error_event(problem)
 
 
-def _event(value: dict[str, Any]) -> bytes:
+def error_event(problem: Exception) -> bytes:
+    """Return the event that ends a stream with an error."""
+    late = isinstance(problem, DeadlineExceeded)
+    error = HttpError(504, "the text was not done in its time (X-Timeout)") if late else HttpError(422, str(problem))
+    return server_event(error_body(error, "openai"))
+
+
+def server_event(value: dict[str, Any]) -> bytes:
+    """Return a server-sent event."""
     return b"data: " + orjson.dumps(value) + b"\n\n"

@@ -12,14 +12,14 @@ from torch import Tensor
 
 from bertree.inference.mask_filling import Candidate
 from bertree.inference.states import Inspection
-from bertree.serve.http.handlers import Context, route
+from bertree.serve.http.handlers import Context, Input, route
 from bertree.serve.routes.inputs import check_text, field_error, report_truncation
 
 MOST = 128  # tokens that are shown: attention grows with their square
 CANDIDATES = 3  # of the lens, at each token
 
 
-class LayersRequest(msgspec.Struct):
+class LayersRequest(Input):
     """A text, or a pair of texts. `layers`: only the attention of these, from 1. `encoding_format`: base64 is a quarter
     as large."""
 

@@ -1,36 +1,40 @@
-"""Routes that follow OpenAI's interface, so that its clients work. `truncate`, `prompt` and `truncated` are ours."""
+"""Routes that follow OpenAI's interface, so that its clients work. `truncate`, `prompt_name` and `truncated` are
+ours."""
 
-from binascii import b2a_base64
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import msgspec
-import numpy as np
-import orjson
-from numpy.typing import NDArray
 
 from bertree.errors import UserError
-from bertree.serve.http.answers import HttpError
-from bertree.serve.http.handlers import Context, route
-from bertree.serve.routes.inputs import TextOptions, check_prompt, embed_texts
+from bertree.serve.http.handlers import Context, Input, route
+from bertree.serve.routes.inputs import (
+    Rows,
+    TextOptions,
+    TextOrIds,
+    check_prompt,
+    embed_texts,
+    list_inputs,
+    write_base64,
+    write_floats,
+)
 from bertree.serve.routes.scores import class_names
 from bertree.serve.served import ServedIndex, ServedModel
 from bertree.tasks.text import TextTask
 
-Rows = list[NDArray[np.float32]]
 MOST_ON_LOOP = 256  # vectors that are written on the event loop; more would delay other requests
 
 
-class EmbeddingsRequest(msgspec.Struct):
+class EmbeddingsRequest(Input):
     """Texts to embed."""
 
-    input: str | list[str | int | list[int]]
+    input: TextOrIds
     model: str | None = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
     user: str | None = None
     truncate: bool = True  # false: refuse texts that are too long
-    prompt: str | None = None  # name of one of the model's prompts
+    prompt_name: str | None = None  # one of the model's prompts
 
 
 class Embedding(msgspec.Struct):
@@ -61,26 +65,13 @@ class EmbeddingsReply(msgspec.Struct, omit_defaults=True):
 @route("POST", "/v1/embeddings", reply=EmbeddingsReply, ability="embed", summary="Vectors of texts (OpenAI's form)")
 async def embeddings(context: Context, body: EmbeddingsRequest) -> Any:
     """Return the vectors of texts."""
-    texts = [body.input] if isinstance(body.input, str) else body.input
-    if not all(type(text) is str for text in texts):
-        raise HttpError(
-            422,
-            "input: has token ids, which are those of another tokenizer; send texts (LangChain: "
-            "OpenAIEmbeddings(check_embedding_ctx_length=False))",
-            param="input",
-        )
+    texts = list_inputs(body.input, "input")
     served = context.model(body.model)
-    if body.prompt is not None:
-        check_prompt(served, body.prompt, "prompt")
-    vectors = await embed_texts(
-        context,
-        served,
-        texts,  # type: ignore[arg-type]
-        TextOptions("input", body.prompt, truncate=body.truncate),
-        dimensions=body.dimensions,
-    )
-    write: Callable[[Rows], Sequence[Any]] = _base64 if body.encoding_format == "base64" else _floats
-    if len(texts) == 1 and write is _floats:
+    check_prompt(served, body.prompt_name)
+    options = TextOptions("input", body.prompt_name, truncate=body.truncate)
+    vectors = await embed_texts(context, served, texts, options, dimensions=body.dimensions)
+    write: Callable[[Rows], Sequence[Any]] = write_base64 if body.encoding_format == "base64" else write_floats
+    if len(texts) == 1 and write is write_floats:
         rows: Sequence[Any] = vectors.rows  # orjson writes it with the rest
     else:
         rows = write(vectors.rows) if len(texts) <= MOST_ON_LOOP else await context.call_in_helper(write, vectors.rows)
@@ -93,15 +84,6 @@ async def embeddings(context: Context, body: EmbeddingsRequest) -> Any:
     return reply | {"truncated": vectors.truncated} if vectors.truncated else reply
 
 
-def _base64(rows: Rows) -> list[str]:
-    return [b2a_base64(row.astype("<f4", copy=False).data, newline=False).decode() for row in rows]
-
-
-def _floats(rows: Rows) -> list[orjson.Fragment]:
-    """Return each vector as JSON, written one by one, so that other threads run in between."""
-    return [orjson.Fragment(orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY)) for row in rows]
-
-
 @route("GET", "/v1/models", summary="What is served")
 async def models(context: Context) -> Any:
     """Return the models and indexes."""
@@ -109,6 +91,15 @@ async def models(context: Context) -> Any:
     data = [_describe_model(served) for served in registry.models.values()]
     data += [await context.call_in_helper(_describe_index, context, served) for served in registry.indexes.values()]
     return {"object": "list", "data": data}
+
+
+@route("GET", "/v1/models/{id:path}", summary="One model or index")
+async def model(context: Context) -> Any:
+    """Return a model, or an index, by its name."""
+    name, registry = context.path["id"], context.registry
+    if name in registry.indexes and name not in registry.models:
+        return await context.call_in_helper(_describe_index, context, registry.indexes[name])
+    return _describe_model(registry.model(name))
 
 
 def _describe_model(served: ServedModel) -> dict[str, Any]:

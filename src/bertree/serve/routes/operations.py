@@ -31,6 +31,7 @@ async def prometheus_metrics(context: Context) -> Response:
     metrics = context.service.metrics
     metrics.queue_tokens.set(context.scheduler.queued_tokens)
     metrics.queue_requests.set(context.scheduler.queued_requests)
+    metrics.wait_seconds.set(context.scheduler.wait)
     return Response(await context.call_in_helper(metrics.text), media_type=TEXT)
 
 

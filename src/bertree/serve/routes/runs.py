@@ -4,17 +4,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from bertree.errors import UserError, suggest
 from bertree.files.formats import Json
 from bertree.serve.http.answers import HttpError
-from bertree.serve.http.handlers import Context, route
+from bertree.serve.http.handlers import Context, Input, route
 from bertree.serve.registry import NotServed
 from bertree.serve.run_folders import RunFolder, describe, find_runs, read_run, read_study
 
 
-class RunQuery(msgspec.Struct):
+class RunQuery(Input):
     """The name of a run or of a study, as `GET /runs` has it."""
 
     name: str

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertree.inference.inputs import check_finite
-from bertree.search.rerank import positive_label
+from bertree.search.rerank import NO_BOUNDS, positive_label, relevance_of
 from bertree.serve.http.handlers import Context
 from bertree.serve.routes.inputs import TextOptions, check_token_count, check_tokens
 from bertree.serve.served import ServedModel, unit_tokens
@@ -72,9 +72,11 @@ async def class_logits(
 
 
 def class_names(served: ServedModel) -> list[str]:
-    """Return the names of the classes of a classifier."""
+    """Return the names of the classes of a classifier; those of a known task whose files have numbers, in words."""
     assert served.task is not None
-    return list(served.task.labels) or list(served.model.labels) or ["LABEL_0"]
+    words = {label: word for word, label in getattr(served.task, "aliases", {}).items()}
+    labels = [words.get(label, label) for label in served.task.labels]
+    return labels or list(served.model.labels) or ["LABEL_0"]
 
 
 def class_scores(logits: NDArray[np.float64], raw: bool) -> NDArray[np.float64]:
@@ -87,10 +89,12 @@ def class_scores(logits: NDArray[np.float64], raw: bool) -> NDArray[np.float64]:
 
 
 def relevance(served: ServedModel, logits: NDArray[np.float64], raw: bool = False) -> NDArray[np.float64]:
-    """Return how well each pair matches: the score of the positive class, or of the only output."""
+    """Return how well each pair matches, from 0 to 1: the probability of the positive class; of a single output, its
+    place within the bounds of the task, or its sigmoid. `raw`: the logits."""
+    if logits.shape[1] == 1:
+        bounds = served.task.bounds if isinstance(served.task, TextTask) else NO_BOUNDS
+        return logits[:, 0] if raw else relevance_of(logits[:, 0], bounds)
     scores = class_scores(logits, raw)
-    if scores.shape[1] == 1:
-        return scores[:, 0]
     names = class_names(served)
     return scores[:, names.index(positive_label(names))]
 

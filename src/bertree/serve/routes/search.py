@@ -18,7 +18,7 @@ from bertree.search.passages import Hit
 from bertree.search.ranking import QueryError, choose_mode
 from bertree.search.rerank import CANDIDATES
 from bertree.serve.http.answers import HttpError
-from bertree.serve.http.handlers import Context, route
+from bertree.serve.http.handlers import Context, Input, route
 from bertree.serve.registry import NotServed
 from bertree.serve.routes.inputs import Count, TextOptions, check_text, embed_texts, field_error
 from bertree.serve.routes.scores import class_logits, relevance
@@ -32,7 +32,7 @@ Where = dict[str, Value | list[Value]]
 Result = TypeVar("Result")
 
 
-class SearchRequest(msgspec.Struct):
+class SearchRequest(Input):
     """A query. `mode`: hybrid (by words and vectors; the default where the index has words), vectors or words. `where`:
     metadata that documents must have (of a list, any value); `id` and `source` work too. `rerank`: a served model
     that reads the query with each of the first `candidates` passages and sorts them again."""
@@ -129,7 +129,7 @@ async def find_hits(
         return chosen, hits
     pairs = [(query, hit.text) for hit in hits[:candidates]]
     scores = await class_logits(context, reranker, pairs, TextOptions("rerank"))
-    new_scores = relevance(reranker, scores.logits, raw=scores.logits.shape[1] == 1).tolist()
+    new_scores = relevance(reranker, scores.logits).tolist()
     reranked = [replace(hit, score=score) for hit, score in zip(hits[:candidates], new_scores, strict=True)]
     best_first = sorted(reranked, key=lambda hit: -hit.score)
     return chosen, served.index.mark(query, [*best_first, *hits[candidates:]][:k])
@@ -191,7 +191,7 @@ def document_name(document: str) -> str:
     return os.path.basename(document) if os.path.isabs(document) else document
 
 
-class MapQuery(msgspec.Struct):
+class MapQuery(Input):
     """Which index, and how many of its passages at most."""
 
     index: str | None = None

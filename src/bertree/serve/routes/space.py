@@ -9,20 +9,20 @@ from msgspec import Meta
 from bertree.errors import UserError
 from bertree.model import space
 from bertree.model.presets import PRESETS, preset
-from bertree.serve.http.handlers import Context, route
+from bertree.serve.http.handlers import Context, Input, route
 from bertree.serve.routes.inputs import field_error
 
 
-class PointRequest(msgspec.Struct):
+class PointRequest(Input):
     """A preset with other values on some axes, and the batch of a training step."""
 
     preset: str
-    changes: dict[str, str | int | float | bool] = {}
+    changes: dict[str, str | int | float | bool] = msgspec.field(default_factory=dict)
     length: Annotated[int, Meta(ge=1)] | None = None
     batch: Annotated[int, Meta(ge=1)] = 1
 
 
-class SpaceQuery(msgspec.Struct):
+class SpaceQuery(Input):
     """The batch that the presets' memory and operations are computed for; texts are no longer than a preset reads."""
 
     length: Annotated[int, Meta(ge=1, le=2**20)] = 512

@@ -1,35 +1,55 @@
 """The interface of Text Embeddings Inference (Hugging Face)."""
 
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 import numpy as np
 
 from bertree.serve.http.answers import HttpError
-from bertree.serve.http.handlers import Context, route
-from bertree.serve.routes.inputs import TextOptions, check_prompt, check_texts, embed_texts, field_error
+from bertree.serve.http.decoding import body_decoder
+from bertree.serve.http.handlers import ROUTES, Context, Input, call_route, route
+from bertree.serve.routes.inputs import (
+    Count,
+    TextOptions,
+    TextOrIds,
+    check_prompt,
+    check_texts,
+    check_tokens,
+    embed_texts,
+    encode_inputs,
+    field_error,
+    list_inputs,
+)
 from bertree.serve.routes.scores import class_logits, class_names, class_scores, rank_texts
 from bertree.serve.served import ServedModel
+from bertree.serve.token_queue import Job
+from bertree.tasks.text import TextTask
 from bertree.version import __version__
 
 Direction = Literal["right", "left", "Right", "Left"]
+Some = TypeVar("Some")
 tei_route = partial(route, errors="tei")
 
 
-class EmbedRequest(msgspec.Struct):
-    """Texts to embed."""
+class EmbedTokensRequest(Input):
+    """Texts, or token ids, whose tokens are embedded."""
 
-    inputs: str | list[str]
+    inputs: TextOrIds
     truncate: bool | None = None
     truncation_direction: Direction = "right"
     prompt_name: str | None = None
-    normalize: bool = True
-    dimensions: int | None = None
     model: str | None = None
 
 
-class RerankTextsRequest(msgspec.Struct):
+class EmbedRequest(EmbedTokensRequest):
+    """Texts, or token ids, to embed."""
+
+    normalize: bool = True
+    dimensions: int | None = None
+
+
+class RerankTextsRequest(Input):
     """A query and the texts to rank."""
 
     query: str
@@ -49,7 +69,13 @@ class RankedText(msgspec.Struct, omit_defaults=True):
     text: str | None = None
 
 
-class PredictRequest(msgspec.Struct):
+class PredictParameters(Input):
+    """Hugging Face's options: how many classes are wanted."""
+
+    top_k: Count | None = None
+
+
+class PredictRequest(Input):
     """A text, a pair of texts, or a list of lists of one text or two."""
 
     inputs: str | list[str | list[str]]
@@ -57,6 +83,7 @@ class PredictRequest(msgspec.Struct):
     truncation_direction: Direction = "right"
     raw_scores: bool = False
     model: str | None = None
+    parameters: PredictParameters | None = None
 
 
 class ClassScore(msgspec.Struct):
@@ -66,14 +93,14 @@ class ClassScore(msgspec.Struct):
     label: str
 
 
-class SimilarityInputs(msgspec.Struct):
+class SimilarityInputs(Input):
     """A sentence, and those it is compared with."""
 
     source_sentence: str
     sentences: list[str]
 
 
-class SimilarityParameters(msgspec.Struct):
+class SimilarityParameters(Input):
     """How texts are read."""
 
     truncate: bool | None = None
@@ -81,7 +108,7 @@ class SimilarityParameters(msgspec.Struct):
     prompt_name: str | None = None
 
 
-class SimilarityRequest(msgspec.Struct):
+class SimilarityRequest(Input):
     """Sentences to compare with one."""
 
     inputs: SimilarityInputs
@@ -89,7 +116,7 @@ class SimilarityRequest(msgspec.Struct):
     model: str | None = None
 
 
-class TokenizeRequest(msgspec.Struct):
+class TokenizeRequest(Input):
     """Texts to cut into tokens."""
 
     inputs: str | list[str]
@@ -108,7 +135,7 @@ class Token(msgspec.Struct):
     stop: int | None
 
 
-class DecodeRequest(msgspec.Struct):
+class DecodeRequest(Input):
     """Ids of tokens to turn into text."""
 
     ids: list[int | list[int]]
@@ -120,10 +147,22 @@ class DecodeRequest(msgspec.Struct):
 async def embed(context: Context, body: EmbedRequest) -> Any:
     """Return a list of vectors."""
     served = context.model(body.model)
-    texts = _listed(body.inputs)
+    texts = list_inputs(_not_empty(body.inputs), "inputs")
     options = _text_options(served, "inputs", body, body.prompt_name)
     vectors = await embed_texts(context, served, texts, options, dimensions=body.dimensions, normalize=body.normalize)
     return vectors.rows
+
+
+@tei_route(
+    "POST", "/embed_all", reply=list[list[list[float]]], ability="embed", summary="Vectors of the tokens of texts"
+)
+async def embed_all(context: Context, body: EmbedTokensRequest) -> Any:
+    """Return the last hidden state of every token, special tokens too."""
+    served = context.model(body.model)
+    options = _text_options(served, "inputs", body, body.prompt_name)
+    encoded = await encode_inputs(context, served, list_inputs(_not_empty(body.inputs), "inputs"), options)
+    check_tokens(context, encoded, served.max_length, options)
+    return await context.run(served.job_kind("hidden"), [Job(len(e.ids), e) for e in encoded])
 
 
 @tei_route(
@@ -133,7 +172,7 @@ async def rerank(context: Context, body: RerankTextsRequest) -> Any:
     """Return the texts by number, the most relevant first."""
     served = context.model(body.model)
     check_texts(context, [body.query], "query")
-    check_texts(context, _listed(body.texts, "texts"), "texts")
+    check_texts(context, _not_empty(body.texts, "texts"), "texts")
     options = _text_options(served, "texts", body)
     ranking = await rank_texts(context, served, body.query, body.texts, options, raw=body.raw_scores)
     text = {row: {"text": body.texts[row]} if body.return_text else {} for row in ranking.order}
@@ -150,7 +189,7 @@ async def rerank(context: Context, body: RerankTextsRequest) -> Any:
 async def predict(context: Context, body: PredictRequest) -> Any:
     """Return the classes with their scores, the best first; a list of such lists for several inputs."""
     served = context.model(body.model)
-    inputs, several = _prediction_inputs(body.inputs)
+    inputs, several = _prediction_inputs(served, body.inputs)
     for text, pair in inputs:
         check_texts(context, [text] if pair is None else [text, pair], "inputs")
     outputs = await class_logits(context, served, inputs, _text_options(served, "inputs", body))
@@ -158,7 +197,8 @@ async def predict(context: Context, body: PredictRequest) -> Any:
     rows = class_scores(outputs.logits, body.raw_scores).tolist()
     scored = [[{"score": score, "label": name} for name, score in zip(names, row, strict=True)] for row in rows]
     lists = [sorted(entries, key=lambda entry: -entry["score"]) for entries in scored]
-    return lists if several else lists[0]
+    most = body.parameters.top_k if body.parameters else None
+    return [entries[:most] for entries in lists] if several else lists[0][:most]
 
 
 @tei_route("POST", "/similarity", reply=list[float], ability="embed", summary="Cosines of a sentence and others")
@@ -167,7 +207,7 @@ async def similarity(context: Context, body: SimilarityRequest) -> Any:
     served = context.model(body.model)
     parameters = body.parameters or SimilarityParameters()
     check_texts(context, [body.inputs.source_sentence], "source_sentence")
-    check_texts(context, _listed(body.inputs.sentences, "sentences"), "sentences")
+    check_texts(context, _not_empty(body.inputs.sentences, "sentences"), "sentences")
     texts = [body.inputs.source_sentence, *body.inputs.sentences]
     options = _text_options(served, "inputs", parameters, parameters.prompt_name)
     vectors = await embed_texts(context, served, texts, options, normalize=True)
@@ -178,9 +218,9 @@ async def similarity(context: Context, body: SimilarityRequest) -> Any:
 async def tokenize(context: Context, body: TokenizeRequest) -> Any:
     """Return the tokens of each text."""
     served = context.model(body.model)
-    texts = _listed(body.inputs)
+    texts = [body.inputs] if isinstance(body.inputs, str) else _not_empty(body.inputs)
     check_texts(context, texts, "inputs")
-    check_prompt(served, body.prompt_name, "prompt_name")
+    check_prompt(served, body.prompt_name)
     prompt = served.model.vector.prompt_text(body.prompt_name) if body.prompt_name else ""
     return await context.call_in_helper(_tokens, served, [prompt + text for text in texts], body.add_special_tokens)
 
@@ -212,6 +252,36 @@ async def decode(context: Context, body: DecodeRequest) -> Any:
         raise field_error("ids", f"must be from 0 to {tokenizer.size - 1}")
     decode_batch = partial(tokenizer.backend.decode_batch, skip_special_tokens=body.skip_special_tokens)
     return await context.call_in_helper(decode_batch, rows)
+
+
+# Ability -> the route of the task, for requests that name none; the most specific ability of a model decides.
+TASKS = {
+    "answer": "/answer",
+    "entities": "/entities",
+    "predict": "/predict",
+    "generate": "/generate",
+    "fill": "/fill",
+    "embed": "/embed",
+}
+
+
+@tei_route("POST", "/", reply=None, ability="embed", summary="The task of the model, for a body with inputs")
+async def run_task(context: Context, body: dict[str, Any]) -> Any:
+    """Answer as the route of the model's task does: Hugging Face's clients need no more than the server's address."""
+    if "inputs" not in body:
+        raise field_error("inputs", "is missing")
+    name, inputs = body.get("model"), body["inputs"]
+    served = context.registry.model(name if isinstance(name, str) else None)
+    if isinstance(inputs, dict):
+        path = "/answer" if "question" in inputs else "/similarity"
+    else:
+        path = next(path for ability, path in TASKS.items() if ability in served.abilities)
+        mask = served.model.required_tokenizer.special.get("mask")
+        if path == "/fill" and not (isinstance(inputs, str) and mask is not None and mask in inputs):
+            path = "/embed"
+    spec = next(spec for spec in ROUTES if (spec.method, spec.path) == ("POST", path))
+    context.ability = spec.ability
+    return await call_route(spec, context, body_decoder(spec.body, spec.inputs)(msgspec.json.encode(body)))
 
 
 @tei_route("GET", "/info", summary="The model that these routes use, and limits")
@@ -247,35 +317,38 @@ def _model_type(served: ServedModel) -> dict[str, Any]:
     return {"embedding": {"pooling": served.model.vector.pooling}}
 
 
-def _listed(texts: str | list[str], field: str = "inputs") -> list[str]:
+def _not_empty(texts: Some, field: str = "inputs") -> Some:
     if texts == []:
         raise HttpError(400, f"{field}: must not be empty", param=field, code="empty")
-    return [texts] if isinstance(texts, str) else texts
+    return texts
 
 
 def _text_options(
     served: ServedModel,
     field: str,
-    body: EmbedRequest | RerankTextsRequest | PredictRequest | SimilarityParameters,
+    body: EmbedTokensRequest | RerankTextsRequest | PredictRequest | SimilarityParameters,
     prompt: str | None = None,
 ) -> TextOptions:
-    if prompt is not None:
-        check_prompt(served, prompt, "prompt_name")
+    check_prompt(served, prompt)
     direction, truncate = body.truncation_direction.lower(), body.truncate is not False
     return TextOptions(field=field, prompt=prompt, cut=direction, truncate=truncate)
 
 
-def _prediction_inputs(inputs: str | list[str | list[str]]) -> tuple[list[tuple[str, str | None]], bool]:
+def _prediction_inputs(
+    served: ServedModel, inputs: str | list[str | list[str]]
+) -> tuple[list[tuple[str, str | None]], bool]:
     """Return the texts or pairs, and whether there may be several."""
     if isinstance(inputs, str):
         return [(inputs, None)], False
-    _listed([""] if inputs else [])
+    _not_empty(inputs)
     texts = [item for item in inputs if isinstance(item, str)]
     if texts:
-        if len(texts) != len(inputs) or len(texts) > 2:
+        assert isinstance(served.task, TextTask)
+        one_text = "name" in served.model.task and not served.task.columns.pair
+        if len(texts) != len(inputs) or len(texts) > 2 or (one_text and len(texts) == 2):
             raise field_error("inputs", 'must be a text, two texts, or a list of lists of them: [["a"], ["b"]]')
         return [(texts[0], texts[1] if len(texts) == 2 else None)], False
     rows = [item for item in inputs if isinstance(item, list)]
     if wrong := next((number for number, row in enumerate(rows, 1) if len(row) not in (1, 2)), None):
-        raise field_error("inputs", f"input {wrong} must have one text or two")
+        raise field_error("inputs", f"the one at index {wrong - 1} must have one text or two")
     return [(row[0], row[1] if len(row) == 2 else None) for row in rows], True

@@ -5,14 +5,15 @@ from typing import Any
 import msgspec
 
 from bertree.errors import UserError
-from bertree.serve.http.handlers import Context, route
+from bertree.serve.http.handlers import Context, Input, route
+from bertree.serve.routes import hugging_face
 from bertree.serve.routes.inputs import SMALL, Count, check_text, field_error, report_truncation
 from bertree.serve.routes.scores import task_logits
 from bertree.serve.token_queue import Job
 from bertree.tasks.tagging.task import TaggingTask
 
 
-class FillRequest(msgspec.Struct):
+class FillRequest(Input):
     """A text with masks ([MASK] or <mask>), and how many candidates are wanted for each."""
 
     text: str
@@ -44,7 +45,14 @@ class FillReply(msgspec.Struct):
     cut: bool
 
 
-@route("POST", "/fill", reply=FillReply, ability="fill", summary="Likely tokens for the masks of a text")
+@route(
+    "POST",
+    "/fill",
+    reply=FillReply,
+    ability="fill",
+    summary="Likely tokens for the masks of a text",
+    inputs=hugging_face.FILL,
+)
 async def fill(context: Context, body: FillRequest) -> Any:
     """Return the masks of a text with their candidates, as `model.fill_masks` does."""
     served = context.model(body.model)
@@ -73,7 +81,7 @@ async def fill(context: Context, body: FillRequest) -> Any:
     return {"model": served.name, "masks": masks, "cut": report_truncation(context, int(dropped > 0), dropped)}
 
 
-class EntitiesRequest(msgspec.Struct):
+class EntitiesRequest(Input):
     """A text to find entities in."""
 
     text: str
@@ -98,7 +106,14 @@ class EntitiesReply(msgspec.Struct):
     cut: bool
 
 
-@route("POST", "/entities", reply=EntitiesReply, ability="entities", summary="Entities in a text, with their places")
+@route(
+    "POST",
+    "/entities",
+    reply=EntitiesReply,
+    ability="entities",
+    summary="Entities in a text, with their places",
+    inputs=hugging_face.ENTITIES,
+)
 async def entities(context: Context, body: EntitiesRequest) -> Any:
     """Return the entities of a text, as `model.predict` does."""
     served = context.model(body.model)

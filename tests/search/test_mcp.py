@@ -15,9 +15,9 @@ import pytest
 import bertree
 from bertree.errors import UserError
 from bertree.search.index import Index
+from bertree.search.mcp.protocol import LONGEST, Tool, serve_tools
+from bertree.search.mcp.tools import IndexTools, make_tools, open_indexes
 from bertree.search.searcher import Searcher
-from bertree.serve.mcp_protocol import LONGEST, Tool, serve_tools
-from bertree.serve.mcp_tools import IndexTools, make_tools, open_indexes
 from tests.support.command import Command
 from tests.support.postgres import PostgresServer
 from tests.support.search_samples import SHIPS

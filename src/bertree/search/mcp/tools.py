@@ -11,11 +11,11 @@ from bertree.errors import UserError, suggest
 from bertree.files.formats import Json
 from bertree.inference.embedding import TextEncoder
 from bertree.search.index import open_index
+from bertree.search.mcp.protocol import Tool, serve_tools
 from bertree.search.passages import Passage
 from bertree.search.postgres.location import SCHEMA, TABLE, is_address
 from bertree.search.ranking import MODES
 from bertree.search.searcher import Searcher
-from bertree.serve.mcp_protocol import Tool, serve_tools
 
 MOST_QUERY = 10_000  # characters
 
