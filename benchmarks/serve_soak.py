@@ -1,21 +1,26 @@
 """The server for twenty minutes under mixed load: good and bad requests, aborted connections, slow readers.
 
     python -m benchmarks.serve_soak --minutes 20 --out benchmarks/results/serving.jsonl
+    python -m benchmarks.serve_soak --crowd 180 --out benchmarks/results/serving.jsonl
 
-No answer may be a 5xx, memory must stay flat (the last half within 3 %), and no connection may be left open.
+No answer may be a 5xx, memory must stay flat (the last half within 3 %), and no connection may be left open. With
+--crowd: so many seconds with a thousand connections that do nothing, send half of their headers, or do not read, each
+opened again when the server closes it, while sixteen clients embed texts.
 """
 
 import asyncio
 import json
+import os
 import random
 import signal
+import socket
 import sys
 import time
 from collections import Counter
 from contextlib import suppress
 
 from benchmarks.common import CORPUS, Results, argument_parser, real_weights, sentences
-from benchmarks.serve_client import Connection, Server, post, start_bertree
+from benchmarks.serve_client import Connection, Outcome, Server, closed_loop, post, start_bertree
 
 BAD = (
     b"",
@@ -24,7 +29,7 @@ BAD = (
     b'{"input": 5}',
     b'{"input": ""}',
     b'{"input": "a", "model": "x"}',
-    b'{"input": [[1]]}',
+    b'{"input": [[-1]]}',
     b"\xff",
 )
 CLIENTS = {"single": 12, "bulk": 2, "long": 2, "bad": 2, "aborted": 2, "slow": 2}
@@ -110,12 +115,96 @@ class Soak:
         return self.server.files()
 
 
+CROWD, EMBEDDING = 1000, 16  # connections that do no good, and clients that embed
+SPREAD = 10  # seconds in which the crowd comes
+HEADERS = b"GET /openapi.json HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+
+
+class Crowd:
+    """Connections that keep a server busy without asking for anything."""
+
+    def __init__(self, port: int, seconds: float) -> None:
+        self.port, self.until, self.closed = port, time.perf_counter() + seconds, 0
+
+    async def hold(self, number: int) -> None:
+        """Hold a connection, and open it again when it is closed, until the end. Not all begin at the same moment."""
+        await asyncio.sleep(SPREAD * number / CROWD)
+        while (left := self.until - time.perf_counter()) > 0:
+            with suppress(OSError, TimeoutError):
+                async with asyncio.timeout(left):
+                    await self._hold_one(number % 3)
+                self.closed += 1
+
+    async def _hold_one(self, kind: int) -> None:
+        end = socket.socket()
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        end.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(end, ("127.0.0.1", self.port))
+        reader, writer = await asyncio.open_connection(sock=end, limit=256)
+        try:
+            if kind == 2:  # asks for 60 kB and reads 250 bytes a second
+                writer.write(HEADERS + b"\r\n")
+                while await reader.read(250):
+                    await asyncio.sleep(1)
+            elif kind == 1:  # a letter of a header each second
+                writer.write(HEADERS + b"X-Letters: ")
+                while not reader.at_eof():
+                    writer.write(b"a")
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(1):
+                            await reader.read(1)
+            else:
+                await reader.read(1)
+        finally:
+            writer.close()
+
+
+def measure_crowd(results: Results, seconds: float) -> None:
+    """Measure clients that embed, before, beside and after a crowd."""
+    server = start_bertree(real_weights())
+    requests = [post("/v1/embeddings", json.dumps({"input": t}).encode()) for t in sentences(CORPUS, 500)]
+
+    async def embed(crowd: Crowd | None, length: float) -> Outcome:
+        held = [asyncio.create_task(crowd.hold(n)) for n in range(CROWD)] if crowd else []
+        outcome = await closed_loop(server.port, requests, EMBEDDING, length)
+        await asyncio.gather(*held)
+        return outcome
+
+    try:
+        asyncio.run(embed(None, 5))
+        before, megabytes, load = asyncio.run(embed(None, 30)), server.memory(), os.getloadavg()[0]
+        crowd = Crowd(server.port, seconds)
+        beside, memory = asyncio.run(embed(crowd, seconds)), server.memory()
+        after = asyncio.run(embed(None, 30))
+        assert set(beside.latencies) == {200}, beside.latencies.keys()
+    finally:
+        server.stop()
+    alone = (before.quantile(0.99) + after.quantile(0.99)) / 2
+    results.add(
+        f"{CROWD:,} connections",
+        seconds=seconds,
+        closed_by_server=crowd.closed,
+        p50_ms=round(beside.quantile(0.5)),
+        p99_ms=round(beside.quantile(0.99)),
+        p99_before_ms=round(before.quantile(0.99)),
+        p99_after_ms=round(after.quantile(0.99)),
+        p99_of_alone=round(beside.quantile(0.99) / alone, 2),
+        memory_mb_before=round(megabytes),
+        memory_mb_after=round(memory),
+        load_average=round(load, 1),
+    )
+
+
 def main() -> None:
     """Soak a server and record the answers and its memory."""
     parser = argument_parser(__doc__)
     parser.add_argument("--minutes", type=float, default=20)
+    parser.add_argument("--crowd", type=float, default=0, help="measure a crowd of connections for so many seconds")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    if options.crowd:
+        measure_crowd(Results("serve-crowd", options.out, ["uvicorn", "starlette"]), options.crowd)
+        return
     server = start_bertree(real_weights())
     try:
         files = server.files()

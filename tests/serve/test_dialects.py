@@ -1,12 +1,18 @@
 """The forms of other interfaces: each answer has the form of one recorded from the original service."""
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from bertree.search.rerank import NO_BOUNDS, relevance_of
+from bertree.serve.loading import ServedSource, load_sources
+from bertree.serve.routes.scores import class_names
+from bertree.tasks.glue import glue_task
 from tests.support.asking import Asker
+from tests.support.learnable import Trained
 
 QUESTION = {"question": "who is in the river", "context": "Ada is in the river."}
 CLASSES = [{"label": "LABEL_0", "score": 0.9}]
@@ -277,8 +283,25 @@ def test_scores_of_rerankers_are_from_0_to_1_everywhere(own: Asker) -> None:
             assert one["score"] == pytest.approx(by_text[texts[one["index"]]], abs=1e-5)
 
 
-def test_scores_of_a_regression_are_scaled_by_the_bounds_of_its_task() -> None:
-    from bertree.search.rerank import NO_BOUNDS, relevance_of
+def test_a_run_is_served_by_the_name_of_its_folder(trained: Trained) -> None:
+    run = trained("ner")
+    registry = load_sources([ServedSource(path=str(run), device="cpu")])
+    assert list(registry.models) == [run.name]
+    assert "entities" in registry.model(run.name).abilities
 
+
+def test_classes_that_are_numbers_in_files_have_names() -> None:
+    named = {
+        name: class_names(SimpleNamespace(task=glue_task(name)))  # type: ignore[arg-type]
+        for name in ("sst-2", "mrpc", "mnli")
+    }
+    assert named == {
+        "sst-2": ["negative", "positive"],
+        "mrpc": ["not_equivalent", "equivalent"],
+        "mnli": ["entailment", "neutral", "contradiction"],
+    }
+
+
+def test_scores_of_a_regression_are_scaled_by_the_bounds_of_its_task() -> None:
     assert relevance_of(np.array([-1.0, 0.0, 2.5, 6.0]), (0.0, 5.0)).tolist() == [0, 0, 0.5, 1]
     assert relevance_of(np.array([0.0]), NO_BOUNDS).tolist() == [0.5]

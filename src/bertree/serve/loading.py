@@ -126,8 +126,9 @@ def load_sources(sources: Sequence[ServedSource]) -> Registry:
 def load_model(source: ServedSource) -> ServedModel:
     """Load a model and warm it up."""
     model = load(source.path, device=choose_device(source.device), precision=source.precision)
-    folder = resolve_model_path(source.path)
-    name = source.name or (model.name if folder.exists() else source.path)
+    folder, given = resolve_model_path(source.path), Path(source.path)
+    in_run = given.exists() and folder != given  # RUN/model is served by the name of the run
+    name = source.name or (given.resolve().name if in_run else model.name if folder.exists() else source.path)
     served = ServedModel(name, model, str(folder) if folder.exists() else "")
     if not served.abilities:
         raise UserError(f"{source.path}: has no tokenizer, so it cannot read texts")

@@ -19,9 +19,10 @@ from bertree.serve.registry import Registry
 from bertree.serve.scheduler import Scheduler
 from bertree.serve.served import ServedModel
 from bertree.serve.settings import Limits, RequestSettings
-from bertree.serve.token_queue import Job, JobKind
+from bertree.serve.token_queue import Job, JobKind, Overloaded
 
 CLIENT_CLOSED = 499  # status in logs and metrics of a request whose client has closed the connection
+MOST_HELPING = 256  # calls that may wait for a helper thread
 CONTEXT = "bertree.context"  # key of the context in an ASGI scope
 Handler = TypeVar("Handler", bound=Callable[..., Awaitable[Any]])
 Result = TypeVar("Result")
@@ -150,6 +151,7 @@ class Service:
     log: Log
     draining: bool = False  # the server is about to stop
     body_bytes: int = 0  # of the bodies that are arriving
+    helping: int = 0  # calls of helper threads
     helpers: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2, "helper"))
 
 
@@ -205,5 +207,11 @@ class Context:
 
     async def call_in_helper(self, function: Callable[..., Result], *arguments: Any) -> Result:
         """Call a function in a helper thread, without blocking the event loop: for tokenizing and writing of large
-        requests, not for computing."""
-        return await asyncio.get_running_loop().run_in_executor(self.service.helpers, function, *arguments)
+        requests, not for computing. Overloaded if too many calls wait."""
+        if self.service.helping >= MOST_HELPING:
+            raise Overloaded(1)
+        self.service.helping += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self.service.helpers, function, *arguments)
+        finally:
+            self.service.helping -= 1

@@ -1,7 +1,9 @@
 """Health, readiness, metrics, and the documentation of the interface."""
 
+from functools import cache
 from typing import Any
 
+import orjson
 from starlette.responses import Response
 
 from bertree.serve.http.answers import HttpError
@@ -38,4 +40,9 @@ async def prometheus_metrics(context: Context) -> Response:
 @route("GET", "/openapi.json", open=True, summary="This interface as an OpenAPI document")
 async def openapi(context: Context) -> Any:
     """Return the OpenAPI document."""
-    return openapi_document(ROUTES)
+    return _document()
+
+
+@cache
+def _document() -> orjson.Fragment:
+    return orjson.Fragment(orjson.dumps(openapi_document(ROUTES)))

@@ -32,7 +32,7 @@ class SpaceQuery(Input):
 @route("GET", "/space", summary="The presets, what they cost, and the axes of the design space")
 async def design_space(context: Context, query: SpaceQuery) -> Any:
     """Return the presets and the axes."""
-    return _space(tuple(PRESETS), query.length, query.batch)
+    return await context.call_in_helper(_space, tuple(PRESETS), query.length, query.batch)
 
 
 @lru_cache(maxsize=32)
@@ -41,13 +41,14 @@ def _space(names: tuple[str, ...], length: int, batch: int) -> dict[str, Any]:
 
 
 @route("POST", "/space", summary="Parameters, memory and operations of a point")
-async def point(context: Context, body: PointRequest) -> Any:
+async def design_point(context: Context, body: PointRequest) -> Any:
     """Return what a point costs, or why there is no such point."""
     try:
         preset(body.preset)
     except UserError as error:
         raise field_error("preset", error) from None
     try:
-        return {"valid": True} | space.describe_point(body.preset, body.changes, body.length, body.batch)
+        point = await context.call_in_helper(space.describe_point, body.preset, body.changes, body.length, body.batch)
+        return {"valid": True} | point
     except UserError as error:
         return {"valid": False, "message": str(error)}
