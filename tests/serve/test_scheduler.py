@@ -193,9 +193,9 @@ async def measured(clock: Clock, seconds: float) -> tuple[Scheduler, JobKind, Sl
 @in_event_loop
 async def test_requests_wait_no_longer_than_the_queue_allows_by_the_measured_speed(clock: Clock) -> None:
     scheduler, kind, _ = await measured(clock, 0.5)
-    waiting = [await begin(scheduler, kind, jobs(n)) for n in range(17)]
+    waiting = [await begin(scheduler, kind, jobs(n)) for n in range(13)]
     assert not scheduler.is_full
-    waiting += [await begin(scheduler, kind, jobs(n)) for n in range(17, 20)]
+    waiting += [await begin(scheduler, kind, jobs(n)) for n in range(13, 20)]
     assert scheduler.is_full, "so requests are refused before they are tokenized"
     assert scheduler.wait == pytest.approx(10)
     waiting.append(await begin(scheduler, kind, jobs(20)))
@@ -225,6 +225,24 @@ async def test_the_newest_requests_are_refused_when_the_machine_slows_down(clock
     assert 20 < len(done) < 35
     assert clock.now - arrived < 12
     assert scheduler.queued_tokens == scheduler.queued_requests == 0
+
+
+@in_event_loop
+async def test_a_request_that_has_waited_too_long_is_refused_and_not_computed(engine: Engine, clock: Clock) -> None:
+    scheduler, kind = make(clock), JobKind("a", engine, 30)
+    long, short = await begin(scheduler, kind, jobs(*range(9))), await begin(scheduler, kind, jobs(50))
+    scheduler.compute_next()
+    clock.now = 12.0  # nothing was computed meanwhile
+    scheduler.compute_next()
+    assert await short == [100], "it was in the first batch"
+    late = await begin(scheduler, kind, jobs(60))
+    clock.now = 24.0
+    while scheduler.compute_next():
+        pass
+    with pytest.raises(Overloaded):
+        await late
+    assert len(await long) == 9, "of which a part was computed"
+    assert 60 not in [payload for batch in engine.batches for payload in batch]
 
 
 @in_event_loop

@@ -15,6 +15,10 @@ from typing import Self
 from bertree.errors import UserError
 
 LAST_LINES = 20  # of the log, for the message of a server that does not start
+FLAGS = (
+    *("host", "port", "workers", "threads", "device", "precision", "max_body", "timeout", "queue", "drain", "watch"),
+    *("schema", "table", "log"),
+)
 PATIENCE = 10.0  # seconds beyond the drain time until a server that does not stop is killed
 
 
@@ -107,24 +111,9 @@ def start_server(
     >>> with bertree.start_server("default") as server:
     ...     print(server.url)  # http://127.0.0.1:PORT/, with the routes /v1/embeddings, /docs ...
     """
+    values = locals()
     paths = [sources] if isinstance(sources, str | Path) else sources
-    flags: dict[str, object] = {
-        "host": host,
-        "port": port,
-        "workers": workers,
-        "threads": threads,
-        "device": device,
-        "precision": precision,
-        "max-body": max_body,
-        "timeout": timeout,
-        "queue": queue,
-        "drain": drain,
-        "watch": watch,
-        "schema": schema,
-        "table": table,
-        "log": log,
-    }
-    options = [f"--{flag}={value}" for flag, value in flags.items()]
+    options = [f"--{flag.replace('_', '-')}={values[flag]}" for flag in FLAGS]
     options += [f"--name={one}" for one in name] + [f"--cors={origin}" for origin in cors]
     options += ["--no-auth"] if no_auth else []
     environment = dict(os.environ) | ({"BERTREE_API_KEY": api_key} if api_key is not None else {})

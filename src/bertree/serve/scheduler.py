@@ -27,8 +27,8 @@ from bertree.serve.token_queue import (
     TooLong,
 )
 
-FULL = 0.9  # of the queue's seconds: from here on requests are refused, before they are read
-LATE = 1.15  # of the queue's seconds: what would have to wait longer is refused after it was accepted
+FULL = 0.7  # of the queue's seconds: from here on requests are refused, before they are read; machines slow down
+LATE = 1.1  # of the queue's seconds: what would have to wait longer is refused after it was accepted
 LONGEST_WAIT = 60.0  # seconds that a client is told to wait
 MOST_TURNS = 16  # of the event loop that may bring requests of one batch
 
@@ -125,6 +125,7 @@ class Scheduler:
         future: asyncio.Future[None] = loop.create_future()
         now = self._clock()
         request = QueuedRequest(kind, jobs, deadline, now, lambda: self._collect(loop, future))
+        request.begin_by = now + LATE * self.queue_seconds
         with self._lock:
             self._check(request, deadline - now)
             self._queue.add(request)

@@ -95,6 +95,7 @@ class QueuedRequest:
         """`done` is called once: when all results are there, or with `error` set."""
         self.kind, self.jobs, self.deadline, self.arrived = kind, jobs, deadline, arrived
         self.number = 0  # in the order of arrival; the queue sets it
+        self.begin_by = math.inf  # when it is refused unless a job was taken
         # Similar lengths share a batch; the longest come first, so that the last batch is a short one.
         self._order = sorted(range(len(jobs)), key=lambda row: -jobs[row].tokens) if len(jobs) > 1 else [0]
         self._taken = 0
@@ -136,7 +137,7 @@ class QueuedRequest:
     def take(self) -> int:
         """Take the next job; return its row."""
         row = self._order[self._taken]
-        self._taken += 1
+        self._taken, self.begin_by = self._taken + 1, math.inf
         self.tokens_taken += self.jobs[row].tokens
         self.work += self.jobs[row].tokens * self.kind.cost
         return row
@@ -202,8 +203,8 @@ class TokenQueue:
 
     @property
     def urgent_seconds(self) -> float:
-        """Work that a new short request has to wait for, in seconds of one thread."""
-        return sum([waiting.urgent * kind.cost for kind, waiting in self._kinds.items()])
+        """Work that a new short request has to wait for, in seconds of one thread. It may be read without a lock."""
+        return sum([waiting.urgent * kind.cost for kind, waiting in list(self._kinds.items())])
 
     @property
     def seconds(self) -> float:
@@ -287,9 +288,9 @@ class TokenQueue:
             request = heap[0][2]
             if request.finished and request.waiting:  # one of its jobs has failed
                 self._forget(request)
-            elif request.waiting and request.deadline <= now:
+            elif request.waiting and min(request.deadline, request.begin_by) <= now:
                 self._forget(request)
-                request.fail(DeadlineExceeded())
+                request.fail(DeadlineExceeded() if request.deadline <= now else Overloaded(1))
             elif request.waiting:
                 return None if kind.at_once and kind.running >= kind.at_once else heap[0]
             heappop(heap)

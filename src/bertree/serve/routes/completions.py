@@ -18,7 +18,7 @@ from bertree.serve.http.handlers import Context, Input, route
 from bertree.serve.routes.generate import HEADERS, MOST_PROMPT, error_event, server_event, text_pieces
 from bertree.serve.routes.inputs import TextOrIds, field_error, list_inputs
 from bertree.serve.served import ServedModel
-from bertree.serve.token_queue import DeadlineExceeded
+from bertree.serve.token_queue import DeadlineExceeded, Overloaded
 
 MOST_TEXTS = 64  # of one request
 NoPenalty = Annotated[float, Meta(ge=0, le=0)]
@@ -196,5 +196,5 @@ async def _events(
         if counted is not None:
             yield server_event(head | {"choices": [], "usage": _usage(*counted)})
         yield b"data: [DONE]\n\n"
-    except (DeadlineExceeded, UserError) as problem:
+    except (DeadlineExceeded, Overloaded, UserError) as problem:
         yield error_event(problem)

@@ -129,8 +129,9 @@ async def _events(
 
 def error_event(problem: Exception) -> bytes:
     """Return the event that ends a stream with an error."""
-    late = isinstance(problem, DeadlineExceeded)
-    error = HttpError(504, "the text was not done in its time (X-Timeout)") if late else HttpError(422, str(problem))
+    error = HttpError(429 if isinstance(problem, Overloaded) else 422, str(problem))
+    if isinstance(problem, DeadlineExceeded):
+        error = HttpError(504, "the text was not done in its time (X-Timeout)")
     return server_event(error_body(error, "openai"))
 
 
