@@ -76,9 +76,8 @@ async def layers(context: Context, body: LayersRequest) -> Any:
         inspection = model.inspect(text, k=CANDIDATES, max_length=MOST)
         return inspection, _describe(inspection, write, body.layers)
 
-    size = sum(map(len, text)) if isinstance(text, tuple) else len(text)
     # The hidden states, the attention recomputed from them, and a softmax over the vocabulary at every token and layer.
-    inspection, described = await context.call(served.job_kind("layers"), min(MOST, size), inspect)
+    inspection, described = await context.call(served.job_kind("layers"), MOST, inspect)
     return (
         {"model": served.name}
         | described
