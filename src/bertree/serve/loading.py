@@ -15,11 +15,11 @@ from bertree.config.model_names import holds_model, resolve_model_path
 from bertree.errors import UserError
 from bertree.inference.load import choose_device, load
 from bertree.inference.model import Model
+from bertree.report.run_folders import find_runs
 from bertree.search.database import DATABASE
 from bertree.search.index import AnyIndex, open_index
 from bertree.search.postgres.location import SCHEMA, TABLE, TableLocation, is_address
 from bertree.serve.registry import Registry
-from bertree.serve.run_folders import find_runs
 from bertree.serve.served import ServedIndex, ServedModel, unit_tokens
 from bertree.serve.token_queue import JobKind
 from bertree.tasks.text import TextTask

@@ -228,6 +228,19 @@ def test_a_server_that_is_gone_is_said(browser: Any, address: str) -> None:
     tab.close()
 
 
+def test_a_slow_answer_is_shown_as_work(browser: Any, address: str) -> None:
+    tab = Tab(browser, address)
+    held: list[Any] = []
+    tab.page.route("**/fill", held.append)
+    page = tab.open("fill")
+    tab.wait_until(lambda: bool(held))
+    assert page.locator(".view").get_attribute("aria-busy") == "true"
+    tab.wait_until(lambda: page.locator(".progress").evaluate("e => getComputedStyle(e).opacity") == "1")
+    page.get_by_role("tab", name="Similarity").click()  # nothing waits for it
+    page.get_by_role("grid").wait_for()
+    assert tab.close() == []
+
+
 def test_no_view_shows_old_results_of_a_server_that_is_gone(browser: Any, address: str) -> None:
     tab = Tab(browser, address)
     page = tab.open("fill", text="The capital of [MASK] is Paris.")

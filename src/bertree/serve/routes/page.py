@@ -16,25 +16,19 @@ from starlette.types import Receive, Scope, Send
 from bertree.serve.http.answers import HttpError
 from bertree.serve.http.handlers import Context, route
 
-PARTS = (
-    *("axes", "bars", "calls", "chart", "choices", "colours", "controls", "dom", "heads", "heat", "key", "keywords"),
-    *("markdown", "marks", "palette", "plane", "scatter", "server", "state", "tabs", "tree"),
-)
-VIEWS = (
-    *("answer", "classify", "compare", "entities", "family", "fill", "generate", "home", "layers", "map", "runs"),
-    *("search", "similarity"),
-)
-FILES = (
-    *("index.html", "docs.html", "icon.svg", "base.css", "views.css", "app.js", "docs.js"),
-    *(f"parts/{name}.js" for name in PARTS),
-    *(f"views/{name}.js" for name in VIEWS),
-)
+STATIC = files("bertree.serve").joinpath("page", "static")
 TYPES = {
     "html": "text/html; charset=utf-8",
     "js": "text/javascript; charset=utf-8",
     "css": "text/css; charset=utf-8",
     "svg": "image/svg+xml",
 }
+FILES = tuple(
+    f"{folder}{file.name}"
+    for folder in ("", "parts/", "views/")
+    for file in (STATIC / folder).iterdir()
+    if file.name.rpartition(".")[2] in TYPES
+)
 POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -55,7 +49,7 @@ class StaticFile(Response):
     """A file of the page. A browser that has it already is told so (304)."""
 
     def __init__(self, name: str) -> None:
-        body = files("bertree.serve").joinpath("page", "static", *name.split("/")).read_bytes()
+        body = STATIC.joinpath(*name.split("/")).read_bytes()
         self.etag = f'"{sha256(body).hexdigest()[:32]}"'
         self.kept_headers = {
             "etag": self.etag,

@@ -45,14 +45,18 @@ export function scatter(points, { xName, yName, xUnit = "", yUnit = "" }, choose
     const [px, py, width] = [x(point.x), y(point.y), point.name.length * 6.4 + 12];
     const after = { x: px + 7, end: px + 7 + width, y: py };
     const before = { x: px - 7 - width, end: px - 7, y: py };
+    const above = { ...after, y: py - NAMED };
+    const below = { ...after, y: py + NAMED };
     const inside = (box) => box.x > LEFT && box.end < WIDTH;
-    const box = [after, before].find((one) => inside(one) && fits(one)) ?? (point.mark ? after : null);
+    const box =
+      (point.mark ? [after, before, above, below] : [after, before]).find((one) => inside(one) && fits(one)) ??
+      (point.mark ? after : null);
     if (!box) return null;
     taken.push(box);
     const anchor = box === before ? "end" : "start";
     return svg(
       "text",
-      { class: `name ${point.mark ?? ""}`, x: px + (box === before ? -9 : 9), y: py + 4, "text-anchor": anchor },
+      { class: `name ${point.mark ?? ""}`, x: px + (box === before ? -9 : 9), y: box.y + 4, "text-anchor": anchor },
       point.name,
     );
   };

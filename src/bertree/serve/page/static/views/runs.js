@@ -2,7 +2,7 @@
 
 import { figure, lineChart } from "../parts/chart.js";
 import { grouped } from "../parts/colours.js";
-import { el, replace } from "../parts/dom.js";
+import { el, replace, roving } from "../parts/dom.js";
 import { markdown } from "../parts/markdown.js";
 
 const EVERY = 3000; // milliseconds between questions
@@ -147,13 +147,19 @@ export default {
       else if (chosen.size < MOST) chosen.add(run.name);
       page.save({ names: [...chosen].join("\n") });
       seen = "";
+      replace(shown);
       drawList();
       read();
     };
-    const item = (run) =>
+    const item = (run, stop) =>
       el(
         "button",
-        { type: "button", "aria-pressed": String(chosen.has(run.name)), onclick: () => choose(run) },
+        {
+          type: "button",
+          "aria-pressed": String(chosen.has(run.name)),
+          tabindex: run === stop ? 0 : -1,
+          onclick: () => choose(run),
+        },
         el("span", { class: "run-name" }, run.name),
         el(
           "span",
@@ -171,11 +177,26 @@ export default {
     const drawList = () => {
       const at = [...list.children].indexOf(document.activeElement);
       const { scrollTop } = list;
-      replace(list, runs.map(item));
+      const stop = runs[at] ?? runs.find((run) => chosen.has(run.name)) ?? runs[0];
+      replace(
+        list,
+        runs.map((run) => item(run, stop)),
+      );
       list.children[at]?.focus();
       if (drawn) list.scrollTop = scrollTop;
       else list.scrollTop = list.querySelector("[aria-pressed=true]").offsetTop - 60;
       drawn = true;
+    };
+
+    roving(list, () => [...list.children]);
+
+    /** Draw anew; the chart that has the focus and what was opened stay so. */
+    const redraw = (...parts) => {
+      const at = [...shown.querySelectorAll(".chart")].indexOf(document.activeElement);
+      const open = shown.querySelector("details")?.open;
+      replace(shown, ...parts);
+      shown.querySelectorAll(".chart")[at]?.focus();
+      if (open !== undefined && shown.querySelector("details")) shown.querySelector("details").open = open;
     };
 
     const read = async () => {
@@ -190,10 +211,9 @@ export default {
       );
       if (answers.some((answer) => !answer)) return;
       seen = asked;
-      if (mine[0].kind === "study") replace(shown, study(answers[0]));
+      if (mine[0].kind === "study") redraw(study(answers[0]));
       else
-        replace(
-          shown,
+        redraw(
           answers.length === 1 ? facts(answers[0]) : null,
           el("div", { class: "charts" }, charts(answers)),
           answers.every((answer) => !answer.curves.length)

@@ -1,4 +1,4 @@
-"""Runs and studies below the served folders, read for the playground while they may still be written.
+"""Runs and studies below a folder, read for the playground while they may still be written.
 
 Only files with known names are read, and no symbolic link is followed. A client names a run as `find_runs` lists it;
 no part of a request is ever opened as a path. What the files hold is untrusted: it is limited in size, and checked.
