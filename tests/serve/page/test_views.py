@@ -153,6 +153,11 @@ def test_the_map_shows_passages_zooms_and_colours(tab: Tab) -> None:
         page.keyboard.press(key)
         seen.add(page.locator(".map-card .reading").text_content())
     assert len(seen) >= 3
+    link, text = page.url, page.locator(".map-card .reading").text_content()
+    page.goto("about:blank")
+    page.goto(link)
+    page.locator(".map-card .reading").wait_for()
+    assert page.locator(".map-card .reading").text_content() == text, "the passage is part of the address"
     before = canvas.evaluate("c => c.toDataURL()")
     canvas.hover()
     page.mouse.wheel(0, -400)

@@ -164,7 +164,6 @@ export function headPicture(tokens, weights, focus, onfocus = () => {}) {
     left.forEach((word, i) => word.classList.toggle("chosen", i === from));
     const hint = byHand("Point at a token on the left to see what it looks at.", "Tap a token on the left.");
     replace(readout, from === null ? el("span", { class: "soft" }, hint) : describe(tokens, weights, from));
-    onfocus(from);
   };
   const word = (token, index, [x, at, anchor], properties) =>
     svg(
@@ -180,7 +179,10 @@ export function headPicture(tokens, weights, focus, onfocus = () => {}) {
       role: "button",
       "aria-label": `Attention of ${token}, token ${index + 1}`,
       onpointerenter: () => draw(index),
-      onfocus: () => draw(index),
+      onfocus: () => {
+        draw(index);
+        onfocus(index);
+      },
     }),
   );
   const right = tokens.map((token, index) => word(token, index, [far + 6, far + 12, "start"], { class: "word seen" }));

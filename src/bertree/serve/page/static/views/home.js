@@ -26,7 +26,7 @@ const STARTS = [
   ["embed", "Compare meanings", "Which of your sentences say the same in other words?", "similarity", {}],
   ["layers", "Look inside", "Every attention head, and what each layer would already answer.", "layers", {}],
 ];
-const MOST_STARTS = 7;
+const MOST_STARTS = 6;
 
 const card = (title, text, href) => el("a", { class: "card", href }, el("strong", {}, title), el("span", {}, text));
 
@@ -84,10 +84,17 @@ export default {
     const { served } = page;
     const models = served.entries.filter((entry) => entry.kind !== "index");
     const starts = STARTS.filter(([ability]) => served.able(ability).length).slice(0, MOST_STARTS);
+    const cards = el(
+      "div",
+      { class: "cards" },
+      starts.map(([, title, text, view, values]) => card(title, text, link(view, values))),
+      card("Turn BERT's axes", "The whole family in one plot: what each choice costs.", "#family"),
+    );
     const runs = el("div", { class: "stack" });
     const watch = async () => {
       const answer = await page.channel()("runs", undefined, { shown: false });
       if (!answer?.runs.length) return;
+      cards.append(card("Watch a training", "Curves as they are written, and the tables of studies.", "#runs"));
       const count = (kind, one, many) => {
         const number = answer.runs.filter((run) => run.kind === kind).length;
         return number ? `${number} ${number === 1 ? one : many}` : null;
@@ -106,17 +113,7 @@ export default {
     page.calls.set("v1/models");
     return [
       page.problem,
-      el(
-        "section",
-        { class: "stack" },
-        el("h2", {}, "Begin here"),
-        el(
-          "div",
-          { class: "cards" },
-          starts.map(([, title, text, view, values]) => card(title, text, link(view, values))),
-          card("Turn BERT's axes", "The whole family in one plot: what each choice costs.", "#family"),
-        ),
-      ),
+      el("section", { class: "stack" }, el("h2", {}, "Begin here"), cards),
       list("Models", models.map(model)),
       list("Indexes", served.indexes.map(index)),
       runs,

@@ -62,7 +62,7 @@ export default {
       name.textContent = `Layer ${layer + 1}, head ${head + 1}`;
       const at = page.state.token === "" ? null : Number(page.state.token) - 1;
       const token = at !== null && answer.tokens[at] !== undefined ? at : null;
-      const keep = (index) => index !== token && page.save({ token: index === null ? "" : String(index + 1) });
+      const keep = (index) => index !== token && page.save({ token: String(index + 1) });
       replace(single, headPicture(answer.tokens, answer.attention[layer][head], token, keep));
     };
 

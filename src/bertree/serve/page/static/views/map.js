@@ -79,6 +79,7 @@ class IndexMap {
       () => this.shown ?? (this.canvas.matches(":focus-visible") && this.show(this.points[0])),
     );
     onScheme(() => this.colour(), page.signal);
+    this.shown = this.points[page.state.passage === "" ? -1 : Number(page.state.passage)] ?? null;
     this.colour();
     this.tell();
   }
@@ -189,14 +190,20 @@ class IndexMap {
 
   pick(x, y) {
     const point = this.near(x, y, 30);
-    if (point) this.show(point);
+    if (point) this.keep(point);
   }
 
   key(event) {
     if (event.shiftKey || !event.key.startsWith("Arrow")) return false;
-    this.show(neighbour(this.points, this.shown ?? this.points[0], event.key));
+    this.keep(neighbour(this.points, this.shown ?? this.points[0], event.key));
     this.plane.centre(this.shown);
     return true;
+  }
+
+  /** Show a point, and put it into the address. */
+  keep(point) {
+    this.show(point);
+    this.page.save({ passage: String(this.points.indexOf(point)) });
   }
 
   show(point) {
@@ -243,7 +250,7 @@ export default {
     "Every dot is a passage; those that mean the same lie together. Shown are the two main directions of the vectors." +
     " Clusters are named by the words that tell them from the others.",
   does: "index",
-  defaults: { colour: "cluster" },
+  defaults: { colour: "cluster", passage: "" },
 
   build(page) {
     const place = el("div", { class: "stack" }, el("p", { class: "hint" }, "Reading the map…"));

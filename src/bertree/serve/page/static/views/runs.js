@@ -228,7 +228,8 @@ export default {
         if (answer) {
           runs = answer.runs;
           if (!runs.length) return replace(place, none());
-          const first = runs.find((run) => state(run) === "running") ?? runs[0];
+          const newest = runs.reduce((one, other) => (other.changed > one.changed ? other : one));
+          const first = runs.find((run) => state(run) === "running") ?? newest;
           if (!runs.some((run) => chosen.has(run.name))) {
             chosen.clear();
             chosen.add(first.name);
