@@ -230,15 +230,14 @@ def test_texts_and_pairs_are_classified(tab: Tab) -> None:
 
 def test_two_models_stand_side_by_side(tab: Tab) -> None:
     page = tab.open("compare", kind="similarity", left="default", right="tagger")
-    page.get_by_label("Second model").get_by_role("gridcell").first.wait_for()
-    sides = [page.get_by_label(f"{name} model").get_by_role("gridcell") for name in ("First", "Second")]
-    assert [side.count() for side in sides] == [16, 16]
+    sides = [page.get_by_label(f"{name} model", exact=True).get_by_role("gridcell") for name in ("First", "Second")]
+    tab.wait_until(lambda: [side.count() for side in sides] == [16, 16])
     assert sides[0].nth(1).text_content() != sides[1].nth(1).text_content()
     page.get_by_text("layers", exact=True).click()
     page.get_by_label("Second model").locator(".heads button").first.wait_for()
-    assert page.get_by_label("First model").locator(".heads button").count() == 72
+    tab.wait_until(lambda: page.get_by_label("First model").locator(".heads button").count() == 72)
     page.locator("select").nth(1).select_option("reader")
-    assert "right=reader" in page.url
+    tab.wait_until(lambda: "right=reader" in page.url)
 
 
 def test_curves_grow_with_their_run_and_a_study_is_a_table(tab: Tab, runs: Path) -> None:

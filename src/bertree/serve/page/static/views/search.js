@@ -34,6 +34,9 @@ const metadata = (values, add) =>
       ),
     );
 
+/** What the number of a hit is, by mode. */
+const SCORES = { hybrid: "both ranks combined, 0 to 1", vectors: "cosine", words: "BM25" };
+
 const place = (name, rank) => `${name} ${rank ?? "–"}`;
 
 /** What found a passage: its rank by words and by vectors; of one part, nothing. */
@@ -118,9 +121,9 @@ export default {
         answer.hits.map((hit, index) => passage(hit, index + 1, answer.mode, { add, reranked: Boolean(rerank) })),
       );
       const time = answer.milliseconds === undefined ? "" : ` in ${Number(answer.milliseconds).toFixed(0)} ms`;
-      count.textContent = answer.hits.length
-        ? `${answer.hits.length} ${answer.hits.length === 1 ? "passage" : "passages"}${time}`
-        : "Nothing fits the filter.";
+      const number = answer.hits.length === 1 ? "1 passage" : `${answer.hits.length} passages`;
+      const score = rerank ? `that of ${rerank}` : SCORES[answer.mode];
+      count.textContent = answer.hits.length ? `${number}${time}; score: ${score}` : "Nothing fits the filter.";
     };
     const soon = debounce(query, 120);
     const change = (name) => (value) => {
