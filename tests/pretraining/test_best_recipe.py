@@ -31,7 +31,7 @@ def test_masks_and_lengths_change_from_phase_to_phase() -> None:
 
 
 def test_context_beats_counting() -> None:
-    phase = "phases=[{steps=80, max_length=32, batch_tokens=512, mask_rate=0.15}]"
+    phase = "phases=[{steps=45, max_length=32, batch_tokens=512, mask_rate=0.15}]"
     found = tried("modernbert-tiny", repeated, phase, "schedule.warmup=8")
     assert found["mlm"] < found["bigram"] - 0.4
     assert found["mlm"] < found["unigram"] - 0.8

@@ -85,7 +85,7 @@ def test_transformers_opens_what_a_recipe_trains(name: str, stores: dict[str, Pa
         warnings.simplefilter("always")
         if isinstance(recipes.load(name), recipes.DistillRecipe):
             bertree.load("bert-tiny", tokenizer=store / "tokenizer").save(tmp_path / "teacher")
-            bertree.distill(tmp_path / "teacher", student=name, store=store, out=out, overrides=small)
+            bertree.distill(tmp_path / "teacher", student=name, store=store, out=out, seconds=0, overrides=small)
         else:
             bertree.pretrain(name, store=store, out=out, overrides=small)
         contents = folder.read(out / "model")

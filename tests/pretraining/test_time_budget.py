@@ -20,7 +20,7 @@ from bertree.train.loop import Loop
 from bertree.train.schedule import TrainingSchedule
 from tests.support import runs
 
-SHORT = 0.05
+SHORT = 0.02
 
 
 def given(steps: tuple[int, ...], length: float, warmup: int = 0) -> Recipe:

@@ -111,7 +111,7 @@ MORE_AXES = {
     "albert": "embedding_width = 16\n",
     "transformer-xl": 'ffn_width = 64\nmemory = 40\ncutoffs = "100,300"\nembedding_divisor = 2\n',
     "xlnet": "ffn_width = 64\nmemory = 40\n",
-    "reformer": 'axial_shape = "8,8"\nchunk_length = 8\nlsh_chunk_length = 8\nffn_chunk = 16\n',
+    "reformer": 'axial_shape = "8,8"\nchunk_length = 16\nlsh_chunk_length = 16\nffn_chunk = 64\n',
     "elmo": 'ffn_width = 16\nfilters = "1:4,3:8"\ncutoffs = "100,300"\n',
 }
 
