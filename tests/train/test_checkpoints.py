@@ -2,8 +2,11 @@
 
 import os
 import random
+import shlex
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +23,6 @@ from bertree.train.checkpoints.checkpoint import CheckpointFolder, check_optimiz
 from bertree.train.keep import KeepNewestAndBest
 from bertree.train.optimizer import build_optimizer
 from tests.support import runs
-from tests.support.command import run_bertree
 
 UNUSED = ("loop", "checkpoints", "eval_every", "evaluate", "samples", "write_model")  # what a report does not need
 
@@ -255,11 +257,33 @@ def test_runs_are_not_mixed(small: tuple[tuple[str, ...], Path], tmp_path: Path)
     assert runs.finish(*given, "--out", str(whole), "--resume", "run.log_every=7", said=said) == 0
 
 
-def test_a_killed_run_goes_on_in_a_process_of_its_own(small: tuple[tuple[str, ...], Path], tmp_path: Path) -> None:
+PROGRAM = """
+import shlex, sys
+from bertree.__main__ import main
+for line in sys.argv[1:]:
+    sys.argv[1:] = shlex.split(line)
+    try:
+        main()
+    except SystemExit as end:
+        assert not end.code, end.code
+assert "torch.optim" in sys.modules
+print([name for name in ("torch._dynamo", "torch._inductor", "sympy") if name in sys.modules])
+"""
+
+
+def test_a_killed_run_goes_on_in_a_process_of_its_own_that_imports_no_compiler(
+    small: tuple[tuple[str, ...], Path], token_store: Path, tmp_path: Path
+) -> None:
     given, whole = small
     out = tmp_path / "out"
     runs.kill(*given, "--out", str(out), said=tmp_path / "said", after=(2,), moments=random.Random(0))
-    done = run_bertree(*given, "--out", str(out), "--resume", env=os.environ | {"OMP_NUM_THREADS": "1"})
+    other = ("pretrain", str(runs.recipe("xlnet", tmp_path)), "--store", str(token_store), "optim.name=muon")
+    other += ("phases.0.steps=2", "phases.1.steps=1", "schedule.warmup=1", "--out", str(tmp_path / "other"))
+    lines = [shlex.join([*given, "--out", str(out), "--resume"]), shlex.join(other)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    words = [sys.executable, "-c", PROGRAM, *lines]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
+    assert done.stdout.splitlines()[-1] == "[]"
     assert runs.results(out) == runs.results(whole)

@@ -154,18 +154,18 @@ def test_weights_of_another_model_stop_the_run(complete: tuple[tuple[str, ...], 
     assert len(said.read_text().splitlines()) == 1
 
 
-@pytest.mark.parametrize(
-    "name", ["step-²", "step-8", "step-00000008.old", "step-" + "9" * 200, "step-0000000x", "step-"]
-)
-def test_odd_names_are_not_checkpoints(name: str, complete: tuple[tuple[str, ...], Path], tmp_path: Path) -> None:
+def test_odd_names_are_not_checkpoints(complete: tuple[tuple[str, ...], Path], tmp_path: Path) -> None:
     given, whole = complete
     out, said = tmp_path / "out", tmp_path / "said"
     shutil.copytree(whole, out)
     shutil.rmtree(out / "model")
-    (out / "checkpoints" / name).mkdir()
+    names = ("step-²", "step-8", "step-00000008.old", "step-" + "9" * 200, "step-0000000x", "step-")
+    for name in names:
+        (out / "checkpoints" / name).mkdir()
     assert runs.finish(*given, "--out", str(out), "--resume", said=said) == 0, said.read_text()
     assert "note" not in said.read_text()
-    assert (out / "checkpoints" / name).is_dir(), "which is not ours to remove"
+    for name in names:
+        assert (out / "checkpoints" / name).is_dir(), "which is not ours to remove"
     assert (out / "model" / "model.safetensors").read_bytes() == (whole / "model" / "model.safetensors").read_bytes()
 
 
