@@ -103,12 +103,18 @@ def logits(contents: Contents, head: str) -> list[np.ndarray]:
     return np.split(rows, np.cumsum([len(text) for text in TEXTS])[:-1])
 
 
-@pytest.mark.parametrize("readout", [None, Readout(layers="sum-all"), Readout(layers="concat-last-four", frozen=True)])
-@pytest.mark.parametrize("head", ["sequence", "token", "span", "choice"])
+READOUTS = [None, Readout(layers="sum-all"), Readout(layers="concat-last-four", frozen=True)]
+HEADS = ["sequence", "token", "span", "choice"]
+POOLED = Readout(pooled=True)  # a head that reads the vector
+
+
 @pytest.mark.parametrize("name", ["bert-base", "roberta-base", "albert-base", "distilbert-base"])
+@pytest.mark.parametrize(
+    ("head", "readout"), [(head, readout) for head in HEADS for readout in READOUTS] + [("sequence", POOLED)]
+)
 def test_logits_of_what_is_exported(name: str, head: str, readout: Readout | None) -> None:
     a = preset(name).architecture.with_values(SMALL | {"layers": 4})
-    contents = made(a, None, readout, {head: 3})
+    contents = made(a, PoolingConfig("mean", True) if readout is POOLED else None, readout, {head: 3})
     module, given = PaddedModel(contents), padded(TEXTS)
     with torch.no_grad():
         found = module(*(torch.from_numpy(given[name]) for name in module.names))
@@ -117,63 +123,69 @@ def test_logits_of_what_is_exported(name: str, head: str, readout: Readout | Non
         np.testing.assert_allclose(row[: len(wanted)], wanted, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("head", "pooling", "classes", "outputs"),
-    [("sequence", PoolingConfig("mean", True), 3, ["logits"]), ("span", None, 2, ["start_logits", "end_logits"])],
-)
-def test_a_task_head_is_in_the_file(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    head: str,
-    pooling: PoolingConfig | None,
-    classes: int,
-    outputs: list[str],
-) -> None:
-    """A head of one row for each text, which reads its vector, and one of a row for each token."""
-    a, readout = preset("bert-base").architecture.with_values(SMALL), Readout(pooled=True) if pooling else None
-    contents = made(a, pooling, readout, {head: classes})
-    contents.labels = [f"class {i}" for i in range(classes)] if head == "sequence" else []
+def keep_float32(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
+    """Keep a copy of the folder that int8 is made from."""
     quantize = onnx._quantize
 
     def keep_and_quantize(source: Path, target: Path) -> None:
-        shutil.copytree(source.parent, tmp_path / "float32")
+        shutil.copytree(source.parent, path)
         quantize(source, target)
 
     monkeypatch.setattr(onnx, "_quantize", keep_and_quantize)
-    onnx.write(contents, tmp_path / "int8", "int8")
-    config = json.loads((tmp_path / "int8" / "config.json").read_text())
+
+
+def check_logits(path: Path, contents: Contents, head: str, outputs: list[str], labels: list[str]) -> None:
+    """An int8 file and the float32 one beside it compute what the model does, as exactly as is stated."""
+    config = json.loads((path / "int8" / "config.json").read_text())
     assert config["onnx"]["outputs"] == outputs
-    assert list(config.get("id2label", {}).values()) == contents.labels
+    assert list(config.get("id2label", {}).values()) == labels
     stated = config["onnx"]["largest_error"]
     assert 0 < stated < 3
     for name, allowed in (("float32", 1e-5), ("int8", stated)):
-        opened, given = session(tmp_path / name), padded(TEXTS)
+        opened, given = session(path / name), padded(TEXTS)
         found = opened.run(outputs, {i.name: given[i.name] for i in opened.get_inputs()})
         joined = np.stack(found, -1) if head == "span" else found[0]
         for row, wanted in zip(joined, logits(contents, head), strict=True):
             np.testing.assert_allclose(row[: len(wanted)], wanted, atol=allowed, rtol=0)
-    monkeypatch.setattr(onnx, "_results", lambda *_: torch.zeros(classes))
+
+
+def test_a_head_of_a_row_for_each_token_is_in_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    contents = made(preset("bert-base").architecture.with_values(SMALL), None, None, {"span": 2})
+    keep_float32(monkeypatch, tmp_path / "float32")
+    onnx.write(contents, tmp_path / "int8", "int8")
+    check_logits(tmp_path, contents, "span", ["start_logits", "end_logits"], [])
+    monkeypatch.setattr(onnx, "_results", lambda *_: torch.zeros(2))
     with pytest.raises(UserError, match="ONNX: the file's results differ from the model's by"):
         onnx._largest_error(contents, PaddedModel(contents), tmp_path / "float32" / onnx.FILE, "float32")
-    if pooling:
-        with pytest.raises(UserError, match="convert it to onnx, which keeps the head"):
-            folder.write(contents, tmp_path / "theirs", "huggingface")
 
 
-def test_a_trained_classifier_by_the_command(tmp_path: Path, trained: Trained, command: Command) -> None:
-    said = command.well("convert", trained("classification") / "model", tmp_path / "o", "--to", "onnx")
+def test_a_head_that_reads_the_vector_is_only_in_an_onnx_file(tmp_path: Path) -> None:
+    a = preset("bert-base").architecture.with_values(SMALL)
+    contents = made(a, PoolingConfig("mean", True), POOLED, {"sequence": 3})
+    with pytest.raises(UserError, match="convert it to onnx, which keeps the head"):
+        folder.write(contents, tmp_path / "theirs", "huggingface")
+
+
+def test_a_trained_classifier_by_the_command(
+    tmp_path: Path, trained: Trained, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep_float32(monkeypatch, tmp_path / "float32")
+    said = command.well(
+        "convert", trained("classification") / "model", tmp_path / "int8", "--to", "onnx", "--precision", "int8"
+    )
     assert "model.onnx: gives logits of " in said.out
     model = bertree.load(trained("classification") / "model")
-    config = json.loads((tmp_path / "o" / "config.json").read_text())
+    check_logits(tmp_path, folder.read(trained("classification") / "model"), "sequence", ["logits"], model.labels)
+    config = json.loads((tmp_path / "int8" / "config.json").read_text())
     assert config["architectures"] == ["BertForSequenceClassification"]
     assert config["onnx"]["labels"] == list(model.labels)
-    backend = Tokenizer.from_file(str(tmp_path / "o" / "tokenizer.json"))
+    backend = Tokenizer.from_file(str(tmp_path / "int8" / "tokenizer.json"))
     texts = ["a good day", "a bad one, and a long one"]
-    found = computed(tmp_path / "o", [backend.encode(text).ids for text in texts])
+    found = computed(tmp_path / "float32", [backend.encode(text).ids for text in texts])
     predicted = [answer["predicted"] for answer in model.predict(texts)]
     assert [config["id2label"][str(row.argmax())] for row in found] == predicted
     with pytest.raises(UserError, match=r"holds model\.onnx, which ONNX Runtime reads"):
-        bertree.load(tmp_path / "o")
+        bertree.load(tmp_path / "int8")
 
 
 def test_states_of_a_model_without_vectors(tmp_path: Path) -> None:
@@ -206,13 +218,7 @@ def test_real_weights_by_the_command(
     few = shortened(minilm, tmp_path / "few")
     model = bertree.load(few)
     wanted, ids = model.embed(texts), [e.ids for e in model.tokenize(texts)]
-    quantize = onnx._quantize
-
-    def keep_and_quantize(source: Path, target: Path) -> None:
-        shutil.copytree(source.parent, tmp_path / "float32")
-        quantize(source, target)
-
-    monkeypatch.setattr(onnx, "_quantize", keep_and_quantize)
+    keep_float32(monkeypatch, tmp_path / "float32")
     monkeypatch.delenv("ORT_DISABLE_TELEMETRY")
     assert command.well("convert", few, tmp_path / "int8", "--to", "onnx", "--precision", "int8").err == ""
     assert os.environ["ORT_DISABLE_TELEMETRY"] == "1", "nothing goes over the network"

@@ -83,10 +83,11 @@ def attention_of_equal_heads(world: World, sequence_parallel: bool, dropout: flo
 
 
 def compiled(name: str, world: World, sequence_parallel: bool, kind: str) -> tuple[float, str]:
-    """How far gradients of a split network with compiled blocks of a kind are from those of a whole one."""
+    """How far gradients of a split network with compiled blocks of a kind are from those of a whole one. One rank of a
+    pair compiles: the first, or with sequence parallelism the second."""
     batches, whole = make_batches(member(name)), make_network(member(name, layers=1))
     network = split(name, world, sequence_parallel, layers=1)
-    for block in network.encoder.stack.get_submodule(kind).children():
+    for block in network.encoder.stack.get_submodule(kind).children() if world.tensor_rank == sequence_parallel else ():
         block.compile(backend="aot_eager", fullgraph=True, dynamic=False)
     train(whole, batches)
     train(network, batches)
