@@ -103,9 +103,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             for name in needs.markers_of(item) if isinstance(item, pytest.Function) else ():
                 item.add_marker(name)
     if config.option.quick:
-        slow = [item for item in items if any(map(item.get_closest_marker, needs.NOT_QUICK))]
-        config.hook.pytest_deselected(items=slow)
-        items[:] = [item for item in items if item not in set(slow)]
+        slow = {item: None for item in items if any(map(item.get_closest_marker, needs.NOT_QUICK))}
+        config.hook.pytest_deselected(items=list(slow))
+        items[:] = [item for item in items if item not in slow]
     if IN_WORKER:
         place = {Path(__file__).parent / name: number for number, name in enumerate(LONGEST)}
         items.sort(key=lambda item: place.get(item.path, len(place)))

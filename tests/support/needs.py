@@ -48,6 +48,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "ray": ("ray", "'ray'"),
 }
 ENTRIES = {name: [frozenset(entry.split()) for entry in entries] for name, entries in WORDS.items()}
+TELLING = frozenset().union(*(entry for entries in ENTRIES.values() for entry in entries))
 STARTS_PROCESSES = {"browser", "postgres", "ray"}
 NOT_QUICK = {"process", "train", "slow", "peer", "compile", "weights"}
 OF_ALL_TESTS = {"alone", "scratch"}  # fixtures that tell nothing of a test
@@ -58,9 +59,9 @@ def markers_of(item: pytest.Function) -> set[str]:
     """The markers of a test: those that it declares, and those that its code tells."""
     names = [name for name in item.fixturenames if name not in OF_ALL_TESTS]
     fixtures = [f.func for name in names for f in item._fixtureinfo.name2fixturedefs.get(name, ())]
-    words = _words_of_all(item.function, *fixtures)
-    params = set(_strings(item.callspec.params)) if hasattr(item, "callspec") else set()
-    needed = {name for name, entries in ENTRIES.items() if any(e <= words or e <= words | params for e in entries)}
+    words = set(_words_of_all(item.function, *fixtures))
+    words.update(_strings(item.callspec.params) if hasattr(item, "callspec") else ())
+    needed = {name for name, entries in ENTRIES.items() if any(entry <= words for entry in entries)}
     needed |= {marker.name for marker in item.iter_markers()} & MARKERS.keys()
     if "minilm" in item.fixturenames and "small_folder" not in item.fixturenames:  # which needs its vocabulary alone
         needed.add("weights")
@@ -98,7 +99,7 @@ def guard(starts: Callable[..., Any], marker: str, running: Sequence[pytest.Item
 
 @functools.cache
 def _words_of_all(*functions: Callable[..., Any]) -> frozenset[str]:
-    return frozenset().union(*map(_words, functions))
+    return frozenset().union(*map(_words, functions)) & TELLING
 
 
 @functools.cache
