@@ -132,6 +132,7 @@ def test_quiet_prints_the_result_alone(small_folder: Path, command: Command) -> 
     assert quiet.json == loud.json
 
 
+@pytest.mark.slow
 def test_memory_of_long_sequences(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     for name in ("reformer-base", "reformer-enwik8"):

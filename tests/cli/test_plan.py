@@ -8,6 +8,7 @@ import pytest
 from tests.support.command import Command
 
 
+@pytest.mark.slow
 def test_a_plan_is_at_most_80_columns_wide(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     for arguments in (

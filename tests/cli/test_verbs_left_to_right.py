@@ -38,6 +38,7 @@ def made(tmp_path_factory: pytest.TempPathFactory, token_store: Path) -> Path:
     return make_once(common_folder(tmp_path_factory) / "left-to-right-verbs", make)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MEMBERS)
 def test_verbs_that_read_texts(name: str, made: Path, command: Command, tmp_path: Path) -> None:
     model, texts = made / name, made / "texts.txt"

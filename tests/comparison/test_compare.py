@@ -171,6 +171,7 @@ def model(words: Tokenizer, layers: int = 1) -> Model:
     return made
 
 
+@pytest.mark.slow
 def test_models_take_turns_and_medians_are_theirs(words: Tokenizer) -> None:
     clock = Slow(a=0.010, b=0.002)
     subjects = [TimedModel(name, clock.watch(name, model(words))) for name in ("a", "b")]
@@ -215,6 +216,7 @@ def test_training_steps_are_timed_in_turns_and_change_nothing(words: Tokenizer) 
     assert "CPU, training, tokens/s" not in {row.name for row in comparison_rows(FOUND)}
 
 
+@pytest.mark.slow
 def test_time_is_kept_by_slow_models_and_not_wasted_by_fast_ones(
     words: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,6 +235,7 @@ def test_time_is_kept_by_slow_models_and_not_wasted_by_fast_ones(
     )
 
 
+@pytest.mark.slow
 def test_a_wave_of_noise_falls_on_both(words: Tokenizer) -> None:
     clock = Slow(a=0.010, b=0.005)
     subjects = [TimedModel(name, clock.watch(name, model(words))) for name in ("a", "b")]

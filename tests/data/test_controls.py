@@ -98,6 +98,7 @@ def test_every_sequence_begins_with_its_code(shape, setting, budget, shards) -> 
     assert all(same(one[step], other[step]) for step in (3, 0, 7))
 
 
+@pytest.mark.slow
 @example_count(20)
 @given(shapes, st.integers(1, 4), st.integers(9, 24), st.integers(0, 2), st.integers(1, 3))
 def test_every_lane_reads_the_code_again_and_goes_on(shape, lanes, length, epoch, shards) -> None:

@@ -378,6 +378,7 @@ def test_standard_input_goes_on_too(
     assert files(tmp_path / "store") == files(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_a_vocabulary_above_65536_takes_four_bytes(tmp_path: Path) -> None:
     table = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{n}" for n in range(70_000)), "hello"]
     (tmp_path / "tokenizer").mkdir()

@@ -213,6 +213,7 @@ def test_threads_read_what_one_reader_reads() -> None:
     assert all(map(same, alone, shared))
 
 
+@pytest.mark.slow
 def test_step_one_million_needs_no_step_before_it() -> None:
     store = long_store(2_000_000)
     for name in ("full-sentences", "segment-pair+nsp"):

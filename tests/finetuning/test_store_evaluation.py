@@ -72,6 +72,7 @@ def test_a_hugging_face_folder_has_the_figures_of_transformers(token_store: Path
     assert scores["perplexity"] == pytest.approx(math.exp(total / count), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_query_stream_predicts_the_masked_tokens_without_seeing_them(token_store: Path, tmp_path: Path) -> None:
     store = Store.open(token_store)
     axes = {"layers": 2, "width": 32, "heads": 2, "vocab_size": store.vocab_size, "dropout": 0.0, "init_std": 0.2}
