@@ -36,7 +36,7 @@ os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # which writes to the home folder, an
 # The same examples in every run, so that a rare one fails no run by chance; a busy machine is no failure either.
 hypothesis.settings.register_profile("bertree", derandomize=True, deadline=None, database=None)
 hypothesis.settings.load_profile("bertree")
-hypothesis.settings.register_profile("quick", hypothesis.settings.get_profile("bertree"), max_examples=20)
+hypothesis.settings.register_profile("quick", hypothesis.settings.get_profile("bertree"), max_examples=10)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a background job: tests and their children need it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 BOOKS = Path(__file__).parents[1] / "corpus" / "books.txt"

@@ -38,6 +38,7 @@ def texts_of(made: Path) -> list[str]:
     return (made / "texts.txt").read_text().splitlines()
 
 
+@pytest.mark.slow
 def test_verbs_that_read_texts(made: Path, command: Command, tmp_path: Path) -> None:
     model, texts = made / "both", made / "texts.txt"
     assert "chunked,lsh" in command.well("info", model, "--length", 512).out

@@ -198,6 +198,7 @@ def test_orders_are_a_function_of_the_draws() -> None:
     assert len(orders) == 50
 
 
+@pytest.mark.slow
 def test_all_orders_of_targets_are_as_likely() -> None:
     ids = [3, 4, 5]
     orders: dict[tuple[int, ...], int] = {}

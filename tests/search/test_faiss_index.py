@@ -89,6 +89,7 @@ def test_finds_what_comparing_finds(kind: str, tmp_path: Path, monkeypatch: pyte
     index.verify()
 
 
+@pytest.mark.slow
 def test_rebuilt_as_another_kind(tmp_path: Path) -> None:
     model = Given()
     index = Index.build(model, model.documents(0, COUNT), tmp_path / "index", kind="ivfpq")
@@ -167,6 +168,7 @@ def test_threads_are_those_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.set_num_threads(before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["hnsw", "ivfpq"])
 def test_as_many_are_found_as_asked_for(kind: str, tmp_path: Path) -> None:
     """Also of copies of one vector, which a graph does not lead to, and of more than the searched cells hold."""

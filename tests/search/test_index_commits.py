@@ -18,6 +18,7 @@ from tests.support.search_samples import SHIPS, ids
 from tests.support.standin import Words
 
 
+@pytest.mark.slow
 def test_removed_vectors_leave_the_disk_and_files_stay_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(index_writer, "MERGE", 4)
     index = Index.build(Words(), SHIPS, tmp_path / "index")

@@ -38,6 +38,7 @@ def defined(seed: Tensor, given: list[Tensor | None]) -> tuple[Tensor, list[Tens
     return F.layer_norm(x + dropped, x.shape[1:], weight, norm_bias, EPS), inputs
 
 
+@pytest.mark.slow
 def test_operators_are_known_to_compilers_and_have_the_right_gradient() -> None:
     x, f = (torch.randn(5, 128, dtype=torch.float64, requires_grad=True) for _ in range(2))
     bias, weight, norm_bias = (torch.randn(128, dtype=torch.float64, requires_grad=True) for _ in range(3))

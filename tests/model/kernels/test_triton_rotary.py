@@ -17,6 +17,7 @@ def angles(tokens: int, width: int, dtype: torch.dtype = torch.float32) -> tuple
     return cos.to(dtype), sin.to(dtype)
 
 
+@pytest.mark.slow
 def test_the_operator_is_known_to_compilers_and_has_the_right_gradient() -> None:
     qkv = torch.randn(5, 3, 2, 8, requires_grad=True)
     torch.library.opcheck(triton_rotary._rotate, (qkv, *angles(5, 8), False))
