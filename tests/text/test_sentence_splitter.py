@@ -53,7 +53,7 @@ def test_the_library_gets_short_pieces_and_no_text_many_times(unit: str, monkeyp
         return segment(language, text)
 
     monkeypatch.setattr(sentence_splitter, "_segment", counted)
-    text = unit * (400_000 // len(unit))
+    text = unit * (100_000 // len(unit))
     split_sentences(text)
     assert max(calls) <= MAX_CALL
     assert len(text) <= sum(calls) < 2.5 * len(text)
