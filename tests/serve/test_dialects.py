@@ -291,10 +291,7 @@ def test_a_run_is_served_by_the_name_of_its_folder(trained: Trained) -> None:
 
 
 def test_classes_that_are_numbers_in_files_have_names() -> None:
-    named = {
-        name: class_names(SimpleNamespace(task=glue_task(name)))  # type: ignore[arg-type]
-        for name in ("sst-2", "mrpc", "mnli")
-    }
+    named = {name: class_names(SimpleNamespace(task=glue_task(name))) for name in ("sst-2", "mrpc", "mnli")}
     assert named == {
         "sst-2": ["negative", "positive"],
         "mrpc": ["not_equivalent", "equivalent"],
