@@ -88,13 +88,17 @@ def test_a_study_runs_shares_models_and_goes_on(study_file: Path, token_store: P
     assert "difference from 80" in page
     assert "none, published: -10.00" in page
     assert "80 again, here: +0.00" in page, "it has the model of the first cell"
-    # A step whose result is lost, as after a kill, is computed again with the same figures.
+    # A step whose result is lost, as after a kill, is computed again with the same figures. What a power cut has kept
+    # of a step that is done is removed.
+    leftover = out / folders["80", "sst2"] / "run" / "checkpoints"
+    leftover.mkdir()
     rows = (out / "rows.jsonl").read_text()
     lost = out / folders["none", "held-out"] / "result.json"
     lost.unlink()
     assert len(study_report(out).rows) == len(results.rows) - 1
     run_study(study_file, store=token_store, tasks=tasks, out=out)
     assert without_times((out / "rows.jsonl").read_text()) == without_times(rows)
+    assert not leftover.exists()
 
 
 def without_times(rows: str) -> list[dict[str, object]]:

@@ -95,6 +95,9 @@ def run_study(
         with make_folders(folder), exclusive_lock(folder):
             machine = processor(torch.device(choose_device(device)))
             write_plan(folder, plan, study, {"machine": machine, "torch": torch.__version__, "jobs": jobs})
+            for step in plan.distinct:
+                if _is_done(folder / step.folder / RESULT):  # a kill or a power cut may have kept what was removed
+                    _remove_unneeded(step, folder / step.folder, step.identity in plan.sources)
             signal, began = None, time.perf_counter()
             try:
                 compute_all(waiting, folder, jobs, compute_step, StudyProgress(plan, waiting), plan.sources)
@@ -178,11 +181,16 @@ def compute_step(planned: PlannedStep, folder: Path, keep: bool) -> str:
         result |= {"state": "failed", "message": f"{type(error).__name__}: {first} (error.txt)", "figures": {}}
     result |= {"step": planned.step.key, "seconds": round(time.perf_counter() - began, 1)}
     write_into_folder(place / RESULT, json_text(result, 1) + "\n")
-    shutil.rmtree(place / RUN / CHECKPOINTS, ignore_errors=True)
-    if planned.step.do in ("finetune", "distill") and planned.step.task and not keep:
-        shutil.rmtree(place / RUN / MODEL, ignore_errors=True)  # only the figures are kept: a study has many models
+    _remove_unneeded(planned, place, keep)
     outcome = result.get("message") or ", ".join(f"{name} {value:.4g}" for name, value in result["figures"].items())
     return f"{planned.cell}, seed {planned.seed}, {planned.step.key}: {result['state']}: {outcome}"
+
+
+def _remove_unneeded(planned: PlannedStep, place: Path, keep: bool) -> None:
+    """Remove what a step with a result does not need: a study has many models."""
+    shutil.rmtree(place / RUN / CHECKPOINTS, ignore_errors=True)
+    if planned.step.do in ("finetune", "distill") and planned.step.task and not keep:
+        shutil.rmtree(place / RUN / MODEL, ignore_errors=True)
 
 
 def _choose(planned: PlannedStep, folder: Path, place: Path, result: Json) -> dict[str, float]:
