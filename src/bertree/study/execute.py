@@ -15,6 +15,7 @@ import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from statistics import mean
 
@@ -94,7 +95,7 @@ def run_study(
             return StudyResults(study=loaded, size=size, rows=())
         with make_folders(folder), exclusive_lock(folder):
             machine = processor(torch.device(choose_device(device)))
-            write_plan(folder, plan, study, {"machine": machine, "torch": torch.__version__, "jobs": jobs})
+            write_plan(folder, plan, study, {"machine": machine, "torch": version("torch"), "jobs": jobs})
             for step in plan.distinct:
                 if _is_done(folder / step.folder / RESULT):  # a kill or a power cut may have kept what was removed
                     _remove_unneeded(step, folder / step.folder, step.identity in plan.sources)

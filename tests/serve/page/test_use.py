@@ -234,7 +234,7 @@ def test_a_server_that_is_gone_is_said(browser: Any, address: str) -> None:
 def test_a_slow_answer_is_shown_as_work(browser: Any, address: str) -> None:
     tab = Tab(browser, address)
     held: list[Any] = []
-    tab.page.route("**/fill", held.append)
+    tab.page.route("**/fill", lambda route: held.append(route))
     page = tab.open("fill")
     tab.wait_until(lambda: bool(held))
     assert page.locator(".view").get_attribute("aria-busy") == "true"
