@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test quick fuzz kill crash check format clean
+.PHONY: help install demo test quick fuzz kill crash check format docs docs-serve clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -48,8 +48,15 @@ format: $(VENV)/.installed-lint ## put the code into its format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-clean: ## remove .venv and everything the demo wrote
-	rm -rf $(VENV) demo-out
+docs: $(VENV)/.installed-docs ## build the documentation site into site/; a broken link is an error
+	$(BIN)/python -m docs.build
+
+PORT ?= 8000
+docs-serve: docs ## build the site and show it on http://127.0.0.1:8000; PORT=9000
+	$(BIN)/python -m http.server $(PORT) --bind 127.0.0.1 --directory site
+
+clean: ## remove .venv, the site and everything the demo wrote
+	rm -rf $(VENV) demo-out site
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "bertree needs Python 3.11 or newer: make PYTHON=python3.12 ..."; exit 2; }
@@ -62,7 +69,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@$(PIP) -e .
 	@touch $@
 
-# An extra of pyproject.toml: lint, test, peers, benchmarks, or dev, which is all of them.
+# An extra of pyproject.toml: lint, test, docs, peers, benchmarks, or dev, which is all of them.
 $(VENV)/.installed-%: $(VENV)/.installed
 	@echo "installing the extra $*"
 	@$(PIP) -e '.[$*]'
