@@ -48,7 +48,9 @@ def places() -> dict[Path, str]:
     found |= {page: page.name for page in sorted(DOCS.glob("*.md"))}
     for folder in study_folders():
         found |= {folder / "table.md": f"studies/{folder.name}.md"}
-        found |= {folder / name: f"studies/{folder.name}/{name}" for name in ("report.html", "rows.jsonl", "study.toml")}
+        found |= {
+            folder / name: f"studies/{folder.name}/{name}" for name in ("report.html", "rows.jsonl", "study.toml")
+        }
     return found
 
 
@@ -89,7 +91,9 @@ def study_page(folder: Path) -> str:
 
     table = markdown_table(read_results(folder)) + "\n"
     if table != (folder / "table.md").read_text(encoding="utf-8"):
-        raise SiteError(f"studies/{folder.name}/table.md does not equal its rows: bertree study report studies/{folder.name}")
+        raise SiteError(
+            f"studies/{folder.name}/table.md does not equal its rows: bertree study report studies/{folder.name}"
+        )
     definition = (folder / "study.toml").read_text(encoding="utf-8")
     links = f"[Report with figures and curves]({folder.name}/report.html) · [all rows]({folder.name}/rows.jsonl)"
     return f"{table}\n{links} · [all studies](../studies.md)\n\n## Definition\n\n```toml\n{definition}```\n"
@@ -97,7 +101,11 @@ def study_page(folder: Path) -> str:
 
 def recipes_page() -> str:
     """The page of all built-in recipes, from their files."""
-    lines = ["# Built-in recipes", "", "The files of all built-in recipes, to look up a value or to begin your own recipe with."]
+    lines = [
+        "# Built-in recipes",
+        "",
+        "The files of all built-in recipes, to look up a value or to begin your own recipe with.",
+    ]
     lines += ["[Pretraining](pretraining.md#recipes) explains the settings."]
     for path in sorted((ROOT / "src/bertree/pretraining/recipes").glob("*.toml")):
         lines += ["", f"## {path.stem}", "", f"```toml\n{path.read_text(encoding='utf-8').strip()}\n```"]
