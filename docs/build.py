@@ -108,7 +108,7 @@ def recipes_page() -> str:
     ]
     lines += ["[Pretraining](pretraining.md#recipes) explains the settings."]
     for path in sorted((ROOT / "src/bertree/pretraining/recipes").glob("*.toml")):
-        lines += ["", f"## {path.stem}", "", f"```toml\n{path.read_text(encoding='utf-8').strip()}\n```"]
+        lines += ["", f"## Recipe {path.stem}", "", f"```toml\n{path.read_text(encoding='utf-8').strip()}\n```"]
     return "\n".join(lines) + "\n"
 
 

@@ -50,7 +50,7 @@ def test_the_site_builds_and_a_broken_anchor_stops_it(tmp_path: Path, monkeypatc
     site = tmp_path / "site"
     build.build(site)
     titles = {item["title"] for item in json.loads((site / "search.json").read_text())["items"]}
-    assert {"ALBERT", "Sentence order prediction", "bert-base-tiny"} <= titles  # a page, a study, a recipe
+    assert {"ALBERT", "Sentence order prediction", "Recipe bert-base-tiny"} <= titles  # a page, a study, a recipe
     before = (site / "xlnet.html").read_bytes()
 
     def write_broken_page(folder: Path) -> None:
