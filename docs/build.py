@@ -44,14 +44,14 @@ class SiteError(Exception):
 
 def places() -> dict[Path, str]:
     """Every file of the repository that the site holds, with its place in the site."""
-    found = {ROOT / name: place for name, place in OTHERS.items()}
-    found |= {page: page.name for page in sorted(DOCS.glob("*.md"))}
+    files = {ROOT / name: place for name, place in OTHERS.items()}
+    files |= {page: page.name for page in sorted(DOCS.glob("*.md"))}
     for folder in study_folders():
-        found |= {folder / "table.md": f"studies/{folder.name}.md"}
-        found |= {
+        files |= {folder / "table.md": f"studies/{folder.name}.md"}
+        files |= {
             folder / name: f"studies/{folder.name}/{name}" for name in ("report.html", "rows.jsonl", "study.toml")
         }
-    return found
+    return files
 
 
 def study_folders() -> list[Path]:
@@ -153,15 +153,15 @@ class Resources(HTMLParser):
 
 def outside_resources(site: Path) -> list[str]:
     """One line for each address outside that a page or a style sheet of the site loads."""
-    found = []
+    problems = []
     for page in sorted(site.rglob("*.html")):
         parser = Resources()
         parser.feed(page.read_text(encoding="utf-8"))
-        found += [f"{page.relative_to(site)} loads {address}" for address in parser.outside]
+        problems += [f"{page.relative_to(site)} loads {address}" for address in parser.outside]
     for sheet in sorted(site.rglob("*.css")):
         loads = re.findall(r"url\([\"']?((?:https?:)?//[^)\"']+)|@import", sheet.read_text(encoding="utf-8"))
-        found += [f"{sheet.relative_to(site)} loads {address}" for address in loads]
-    return found
+        problems += [f"{sheet.relative_to(site)} loads {address}" for address in loads]
+    return problems
 
 
 def build(out: Path) -> None:
