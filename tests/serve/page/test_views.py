@@ -278,7 +278,7 @@ def test_members_stand_in_a_plot_and_two_can_be_pinned(tab: Tab) -> None:
     page.get_by_role("button", name=re.compile("^bert-tiny:")).press("Enter")
     page.get_by_role("button", name="Pin to compare").click()
     page.get_by_role("button", name=re.compile("^bert-base:")).press("Enter")
-    page.get_by_role("columnheader", name="bert-base").wait_for()
+    page.get_by_role("columnheader", name="bert-base", exact=True).wait_for()
     heads = page.locator(".figures thead th").all_text_contents()
     assert heads == ["", "albert-base", "bert-tiny", "bert-base"]
     assert "hashes" not in page.locator(".axes").all_text_contents()[0], "only axes that matter"
