@@ -163,8 +163,8 @@ class StudyResults:
             UNRESOLVED: "Whether the paper's pattern holds is not resolved here",
         }[self.verdict]
         return (
-            f"{words}: of {len(states)} differences {counts[HOLDS]} hold, {counts[REVERSED]} are reversed and "
-            f"{counts[UNRESOLVED]} are not resolved (smaller than twice their standard error, or too few seeds)."
+            f"{words}. Of {len(states)} claims, {counts[HOLDS]} hold, {counts[REVERSED]} reversed, "
+            f"{counts[UNRESOLVED]} not resolved (a difference below twice its standard error, or too few seeds)."
         )
 
     @property
