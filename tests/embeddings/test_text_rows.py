@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from bertree.embeddings import text_rows as module
-from bertree.embeddings.text_rows import LONGEST, TextRows
 from bertree.errors import UserError
+from bertree.inference import text_rows as module
+from bertree.inference.text_rows import LONGEST, TextRows
 
 TEXTS = ["one", "", "two, three", 'say "so"', "  four ", "fünf"]
 

@@ -24,7 +24,16 @@ from bertree.embeddings.sts import PairPart, PairSet
 from bertree.files.formats import Json
 from bertree.finetuning.page import finetuning_page
 from bertree.inference.trained_run import Run
-from bertree.report.comparison import Comparison, ModelCosts, Speed
+from bertree.report.calibration import calibrate
+from bertree.report.comparison import (
+    AnsweredExample,
+    Comparison,
+    Disagreement,
+    ModelCosts,
+    PublishedRow,
+    ScoreDifference,
+    Speed,
+)
 from bertree.report.comparison_page import comparison_page
 from bertree.report.run_page import run_page
 from bertree.report.svg import group, standalone_picture
@@ -101,7 +110,16 @@ def compared(text: str) -> Comparison:
     )
     sizes = {"embeddings": 20, "encoder": 70, "head": 10, "weight_bytes": 400, "on_disk": True, "tokens_a_text": 25.0}
     models = [ModelCosts(name=f"{text}{n}", parameters=100 + n, speeds=speeds, **sizes) for n in range(2)]
-    return Comparison(tuple(models), {text: (0.5, 0.4), f"{text} loss": (2.0, None)}, text)
+    example = AnsweredExample((text, text), text, (text, text), (0.9, None), 1)
+    return Comparison(
+        tuple(models),
+        {text: (0.5, 0.4), f"{text} loss": (2.0, None)},
+        text,
+        published=(PublishedRow(text, {text: 90.0}, text, text, text, text),),
+        calibration=(calibrate(np.array([0.9, 0.7]), np.array([1.0, 0.0])), None),
+        differences=(ScoreDifference(text, -0.1, (-0.2, 0.1), 0.4),),
+        disagreements=(Disagreement({text: 3}, (example,)),),
+    )
 
 
 def pretraining(text: str, place: Path) -> str:
@@ -157,7 +175,11 @@ def finetuned(task: Any, lines: list[Json], text: str, place: Path) -> str:
     seeds.append({"seed": f"2{seed}", task.metric: None, "diverged": text})
     found = {task.metric: 0.5, text: 0.25, "seeds": seeds, "best_seed": seed, "mean": 0.5, "model": text}
     found |= {f"accuracy-{text}": 0.5, "cut": {text: {"examples": 1, "tokens": 2}}}
-    found["distillation"] = {"teacher_model": text, "kept": 0.9, "teacher": {task.metric: 0.5}}
+    found["distillation"] = {"teacher_model": text, "kept": 0.9, "teacher": {task.metric: 0.5}, "kind": text}
+    legal = text.replace("\ud800", "x")
+    example = {"texts": [legal], "gold": legal, "classes": [legal, "b"], "shares": [[0.9], [0.1]]}
+    effect = {"temperatures": [1.0], "entropy": [0.5], "calibration_error": [0.1], "answers": 1, "examples": [example]}
+    (folder / "temperature.json").write_text(json.dumps(effect))
     return finetuning_page(folder, task, found, {f"dev{text}": lines, "test": [{"predicted": text}]})
 
 

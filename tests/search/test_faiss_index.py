@@ -138,12 +138,12 @@ def test_without_faiss_other_kinds_are_refused_before_the_work(tmp_path: Path, m
     monkeypatch.setattr(builtins, "__import__", absent)
     index = Index.build(model, model.documents(0, 50), tmp_path / "index")
     assert index.nearest(model.vectors[:1], 1)[0][0].document == "d0", "a small index needs none of it"
-    with pytest.raises(UserError, match=r"pip install -e '\.\[search\]'"):
+    with pytest.raises(UserError, match=r"pip install 'bertree\[search\]'"):
         index.settle("hnsw")
     assert index.info["kind"] == "flat"
     other = Given()
     monkeypatch.setattr(other, "embed", lambda texts: pytest.fail("it is said before the work"))
-    with pytest.raises(UserError, match=r"pip install -e '\.\[search\]'"):
+    with pytest.raises(UserError, match=r"pip install 'bertree\[search\]'"):
         Index.build(other, other.documents(0, 50), tmp_path / "other", kind="ivfpq")
 
 

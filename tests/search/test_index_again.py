@@ -104,6 +104,7 @@ def test_metadata_named_like_our_own(tmp_path: Path) -> None:
     assert index.remove(where={"source": tmp_path / "b.txt"}) == 1
 
 
+@pytest.mark.slow
 def test_a_filter_of_very_many_values(tmp_path: Path) -> None:
     index = Index.build(Words(), [{"id": f"{n}", "text": f"A text {n}."} for n in range(20)], tmp_path / "index")
     assert texts(index, where={"id": [str(n) for n in range(19, 300_000)]}) == {"A text 19."}

@@ -38,11 +38,12 @@ def sentences(count: int) -> list[str]:
 def lucene(documents: list[list[str]], query: list[str]) -> list[float]:
     """BM25 by its formula, a document at a time."""
     mean = sum(map(len, documents)) / len(documents)
+    holding = {term: sum(term in document for document in documents) for term in query}
     scores = []
     for document in documents:
         counts, score = Counter(document), 0.0
         for term in query:
-            n = sum(term in other for other in documents)
+            n = holding[term]
             norm = 1.2 * (1 - 0.75 + 0.75 * len(document) / mean)
             score += math.log(1 + (len(documents) - n + 0.5) / (n + 0.5)) * counts[term] / (counts[term] + norm)
         scores.append(score)

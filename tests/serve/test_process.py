@@ -21,6 +21,7 @@ from bertree.serve.settings import ServerSettings, read_keys
 from tests.support import learnable
 from tests.support.command import Command
 from tests.support.processes import PATIENCE, wait_until
+from tests.support.shared import suite_has
 
 KEY = "test-key"
 LOAD = 12  # clients that ask without pause
@@ -86,7 +87,7 @@ async def ask_until_closed(port: int, counts: dict[str, int]) -> None:
         writer.close()
 
 
-@pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
+@pytest.mark.parametrize("loop", suite_has(["uvloop"], ["uvloop", "asyncio"]))
 def test_under_load_a_model_is_swapped_and_sigterm_loses_no_request(tmp_path: Path, loop: str) -> None:
     folder = learnable.model(tmp_path / "words", learnable.tokenizer())
     variables = dict(THREADS)  # else it would start again, as another program

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, fields, make_dataclass, replace
 from typing import Annotated, Any, get_type_hints
 
 from bertree.config.overrides import Override, parse
-from bertree.config.settings import AtLeast, AtMost
+from bertree.config.settings import AtLeast, AtMost, setting
 from bertree.errors import UserError
 from bertree.finetuning import config as configs
 from bertree.finetuning.config import FineTuneConfig
@@ -22,10 +22,12 @@ DIMENSIONS = ("dimensions", "loss.dimensions")
 class PoolingSettings:
     """How hidden states become a vector; `layers`, which of them, is a setting of `readout`."""
 
-    pooling: str = "mean"  # cls, mean, max, ...; several side by side: mean+max
-    normalize: bool = False  # vectors of length 1
-    # Width of a linear layer after the pooling. None: as the model has it; not written, as recipes were before.
-    dense: Annotated[int | None, AtLeast(1), AtMost(MOST)] = None
+    pooling: str = setting("mean", "cls, mean, max, min, last, sqrt, weighted; several side by side: mean+max")
+    normalize: bool = setting(False, "vectors of length 1")
+    # None is not written: recipes without this setting stay as they were before there was one.
+    dense: Annotated[int | None, AtLeast(1), AtMost(MOST)] = setting(
+        None, "width of a linear layer after the pooling; none: as the model has it"
+    )
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from bertree.report.formats import end_of_path
 from bertree.report.html import render
 from bertree.report.svg import cloud_svg
 from bertree.report.tables import BarRow, BarTable, CaptionedChart, Cell, PageTable, Piece, start_of
-from bertree.tasks.intervals import Interval, correlation_interval
+from bertree.tasks.intervals import Interval, correlation_statistic, interval
 from bertree.tasks.metrics import pearson, ranks, spearman
 
 MEASURES = ("cosine", "dot", "euclidean", "manhattan")
@@ -90,7 +90,7 @@ def score_set(pairs: PairSet, vectors: Sequence[tuple[Vectors, Vectors]]) -> Set
     overall = correlations(all_gold, all_scores)
     intervals: dict[str, Interval] = {}
     for kind in [kind for kind in KINDS if overall[kind]["cosine"] is not None]:
-        low, high = correlation_interval(kind, all_gold, all_scores["cosine"])
+        low, high = interval(correlation_statistic(kind, all_gold, all_scores["cosine"]))
         intervals[kind] = 100 * low, 100 * high
     if len(pairs.parts) == 1:
         return SetScores(overall, None, None, {}, scores, intervals)

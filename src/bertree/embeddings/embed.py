@@ -16,7 +16,6 @@ from bertree.config.precision import parse_precision
 from bertree.console import bar, note, showing
 from bertree.embeddings import npy_file
 from bertree.embeddings.npy_file import Fingerprint, VectorFile
-from bertree.embeddings.text_rows import RowCounts, TextRows
 from bertree.engines.engine import HERE, Engine, Workers
 from bertree.engines.local import choose_engine
 from bertree.errors import TextsCut, UserError
@@ -24,6 +23,7 @@ from bertree.inference.embedding import BLOCK, FIRST_BLOCK, Vectors, block_end, 
 from bertree.inference.embedding_workers import EmbeddedBlock, TextBlock, embed_in_order, start_embedding
 from bertree.inference.load import choose_device, load_or_take
 from bertree.inference.model import Model
+from bertree.inference.text_rows import RowCounts, TextRows
 from bertree.text.memory import Rows, takes_rows, task_fields
 
 
@@ -58,9 +58,9 @@ class EmbeddedFile:
     """A .npy file of vectors: its shape, and how fast it was written."""
 
     path: Path
-    rows: int
-    dimension: int
-    dtype: str
+    rows: int  # a vector for each text of the file
+    dimension: int  # of a vector
+    dtype: str  # float32 or float16
     new_rows: int  # 0: the file was complete already
     seconds: float
 

@@ -18,7 +18,6 @@ from bertree.embeddings import clustering, mining
 from bertree.embeddings.clustering import Clusters
 from bertree.embeddings.cross_pairs import CrossOptions, cross_pairs
 from bertree.embeddings.embed import Embedder, EmbedOptions, TextSource, embed_texts, read_texts_and_vectors
-from bertree.embeddings.text_rows import TextRows
 from bertree.errors import TextsCut, UserError
 from bertree.files.atomic import write_into_folder
 from bertree.files.formats import Json, json_text
@@ -26,6 +25,7 @@ from bertree.inference.embedding import Vectors
 from bertree.inference.load import choose_device, load_or_take
 from bertree.inference.model import Model
 from bertree.inference.similarity import pair_similarities, percentiles, random_sentences
+from bertree.inference.text_rows import TextRows
 from bertree.text.memory import Rows, takes_rows, task_fields
 from bertree.text.sources import STANDARD_INPUT, format_of
 
@@ -47,7 +47,7 @@ class Matches:
 
     a: Side
     b: Side
-    nearest: Sequence[Sequence[tuple[int, float]]]
+    nearest: Sequence[Sequence[tuple[int, float]]]  # of each text of A
     random_pairs: Vectors  # cosines of random pairs of sentences, in ascending order
 
     def percentile(self, cosine: float) -> float:
@@ -68,9 +68,9 @@ class SimilarPairs:
 class TextClusters:
     """The texts of a file and their clusters, largest first. `rows` are the rows that have text, from 0."""
 
-    texts: Sequence[str]
-    rows: Sequence[int]
-    clusters: Clusters
+    texts: Sequence[str]  # of all rows of the file
+    rows: Sequence[int]  # of the texts in the file
+    clusters: Clusters  # `clusters`: rows and central text of each; `labels`: of each of `rows`, -1: none
 
     @property
     def unclustered(self) -> int:

@@ -34,7 +34,7 @@ class Candidate(NamedTuple):
     """A token for a mask."""
 
     token: str
-    probability: float
+    probability: float  # of this token among all of the vocabulary
     id: int
 
 
@@ -43,7 +43,7 @@ class FilledMask(NamedTuple):
 
     start: int
     end: int
-    candidates: list[Candidate]
+    candidates: list[Candidate]  # the most likely one first
 
 
 class MaskedText(NamedTuple):

@@ -39,11 +39,12 @@ from bertree.inference.states import Inspection, Layers, hidden_states, inspect_
 
 if TYPE_CHECKING:
     from bertree.inference import prediction
+    from bertree.report.layers import LayerMeasures
 
 
 @methods_check_arguments
 class Model(LoadedModel):
-    """A loaded model: `embed`, `similarity`, `hidden`, `attentions`, `inspect`, `fill_mask`, `generate`, `save`.
+    """A loaded model: `embed`, `similarity`, `hidden`, `inspect`, `layers`, `fill_mask`, `generate`, `save`.
 
     `bertree.load` gives a model with the head of a task as a `TaskModel`, which also has `predict` and `answer`.
     """
@@ -152,6 +153,24 @@ class Model(LoadedModel):
         layer that is a view into the model, not what it predicts.
         """
         return inspect_text(self, text, k, max_length)
+
+    def layers(
+        self,
+        texts: Iterable[Input],
+        *,
+        max_length: int | None = None,
+        batch_tokens: int = 0,
+        progress: bool | None = None,
+    ) -> "LayerMeasures":
+        """Measure what each layer does to texts: distance and cosine of its input and output, norms and anisotropy of
+        its states, CKA of all layers, what each attention head looks at, and what each layer would predict.
+
+        Texts are read once, and only sums are kept. `bertree.layers` compares two models and writes a page.
+        """
+        from bertree.inference.layers.measure import analyze
+
+        with showing(progress):
+            return analyze([self], texts, max_length, batch_tokens).models[0]
 
     # Masks, for models with an MLM head
 

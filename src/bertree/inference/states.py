@@ -3,7 +3,7 @@
 Shape letters: t tokens of one text, n heads, d head width, h width, v vocabulary.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -100,24 +100,29 @@ def text_attentions(
 
 
 def attention_probabilities(encoder: Encoder, batch: Batch) -> Tensor:
-    """Return the attention probabilities of a batch of one text (layers x n x t x t), in float32.
+    """Return the attention probabilities of a batch of one text (layers x n x t x t), in float32."""
+    if unknown := unknown_attention(encoder):
+        raise UserError(f"attentions: {unknown}, whose attention cannot be computed")
+    return torch.stack([one_ntt for _, _, one_ntt in layer_attentions(encoder, encoder.states(batch), batch)])
+
+
+def layer_attentions(encoder: Encoder, states: Iterable[Tensor], batch: Batch) -> Iterator[tuple[int, slice, Tensor]]:
+    """Yield, layer by layer, the place of each text in the batch and its attention probabilities (n x t x t).
 
     The fast kernels never hold them, so they are computed again from each layer's input and weights.
     """
-    if unknown := unknown_attention(encoder):
-        raise UserError(f"attentions: {unknown}, whose attention cannot be computed")
     assert isinstance(encoder, TransformerEncoder)
-    probabilities = []
-    for (index, _), state_th in zip(encoder.stack.sharing, encoder.states(batch), strict=False):
+    bounds = batch.cu_seqlens.tolist()
+    for layer, ((index, _), state_th) in enumerate(zip(encoder.stack.sharing, states, strict=False)):
         block = cast(Block, encoder.stack.attention[index])
         attention = cast(Attention, block.part)
         input_th = encoder.stack.residual.read(state_th, block)
         qkv_t3nd = attention.qkv(input_th).unflatten(-1, (3, attention.heads, attention.head_width))
         q_ntd, k_ntd, _ = qkv_t3nd.permute(1, 2, 0, 3).float()
-        scores_ntt = q_ntd @ k_ntd.transpose(1, 2) * attention.head_width**-0.5
-        seen_tt = attention.mask.sees(batch.positions, batch.positions)
-        probabilities.append(scores_ntt.masked_fill(~seen_tt, float("-inf")).softmax(-1))
-    return torch.stack(probabilities)
+        for place in map(slice, bounds, bounds[1:]):
+            scores_ntt = q_ntd[:, place] @ k_ntd[:, place].transpose(1, 2) * attention.head_width**-0.5
+            seen_tt = attention.mask.sees(batch.positions[place], batch.positions[place])
+            yield layer, place, scores_ntt.masked_fill(~seen_tt, float("-inf")).softmax(-1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,18 +157,28 @@ def inspect_text(model: LoadedModel, text: str | tuple[str, str], k: int, max_le
 def logit_lens(network: Network, states: list[Tensor], tokenizer: Tokenizer, k: int) -> Lens | None:
     """Return the k most likely tokens at each token of each layer, as the MLM or LM head reads its states (t x h).
 
-    States before the last layer are normalized as the last ones are. None if there is no such head, or if it reads
-    other states: those of a query stream, or of a readout.
+    States before the last layer are normalized as the last ones are. None if there is no such head.
     """
-    encoder = network.encoder
-    if "mask" not in network.heads or network.features is not None or not isinstance(encoder, TransformerEncoder):
-        return None
-    if encoder.query_start is not None:
+    if not has_lens(network):
         return None
     lens: Lens = []
     for depth, state_th in enumerate(states):
-        normed_th = encoder.norm(state_th) if encoder.norm is not None and depth < encoder.depth else state_th
-        every_t = torch.arange(len(state_th), device=state_th.device)
-        probabilities_tv = network.mask_logits(normed_th, every_t).float()[:, : tokenizer.size].softmax(-1)
-        lens.append(top_candidates(probabilities_tv, tokenizer, k))
+        lens.append(
+            top_candidates(lens_logits(network, state_th, depth)[:, : tokenizer.size].softmax(-1), tokenizer, k)
+        )
     return lens
+
+
+def has_lens(network: Network) -> bool:
+    """Return whether an MLM or LM head reads the states: not those of a query stream, or of a readout."""
+    encoder = network.encoder
+    plain = isinstance(encoder, TransformerEncoder) and encoder.query_start is None
+    return plain and "mask" in network.heads and network.features is None
+
+
+def lens_logits(network: Network, state_th: Tensor, depth: int) -> Tensor:
+    """Return the logits (t x v) that the MLM or LM head makes of the states of a layer, in float32."""
+    encoder = network.encoder
+    assert isinstance(encoder, TransformerEncoder)
+    normed_th = encoder.norm(state_th) if encoder.norm is not None and depth < encoder.depth else state_th
+    return network.mask_logits(normed_th, torch.arange(len(state_th), device=state_th.device)).float()

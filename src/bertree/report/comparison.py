@@ -5,7 +5,7 @@ one the others are compared with: in a distillation the teacher, with one studen
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Annotated
@@ -14,10 +14,12 @@ from bertree.config.settings import Above, read
 from bertree.errors import UserError
 from bertree.files.atomic import write_atomically
 from bertree.files.formats import Json, read_json
+from bertree.report.calibration import Calibration
 from bertree.report.formats import digits, smaller_is_better
 from bertree.run_folder import COMPARISON
 
 VERSION = 1
+SAME_COST = 1.05  # ratio
 KEPT = 0.99  # share of a score that counts as all of it, if its interval is not known
 Count = Annotated[int, Above(0)]
 Positive = Annotated[float, Above(0)]
@@ -75,14 +77,52 @@ class PublishedRow:
 
 
 @dataclass(frozen=True)
+class ScoreDifference:
+    """By how much a model's score is above the first one's (paired bootstrap over the examples)."""
+
+    score: str
+    value: float
+    interval: tuple[float, float]  # 95 %
+    p: float  # two-sided
+
+    @property
+    def verdict(self) -> str:
+        """Return whether it is significant: higher, lower, or not."""
+        return "higher" if self.interval[0] > 0 else "lower" if self.interval[1] < 0 else "not significant"
+
+
+@dataclass(frozen=True)
+class AnsweredExample:
+    """An example with the answers of the first model and of another."""
+
+    texts: tuple[str, ...]  # the beginning of each
+    gold: str
+    answers: tuple[str, str]
+    confidence: tuple[float | None, float | None]
+    better: int  # index of the model whose answer is nearer to the gold one
+
+
+@dataclass(frozen=True)
+class Disagreement:
+    """Where the first model and another give answers that are not equally good."""
+
+    counts: Mapping[str, int]  # examples: both right, only the first ...; of numbers: the first closer ...
+    examples: tuple[AnsweredExample, ...] = ()  # the clearest
+
+
+@dataclass(frozen=True)
 class Comparison:
     """Models compared with the first of them. A score that is missing or not finite is None."""
 
-    models: tuple[ModelCosts, ...]
-    scores: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
+    models: tuple[ModelCosts, ...]  # parameters, bytes and speeds of each
+    scores: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)  # by metric, one for each model
     measured_on: str = ""  # which texts, in a few words
     intervals: Intervals = field(default_factory=dict)  # 95 % confidence, of the scores
     published: tuple[PublishedRow, ...] = ()  # scores of others on the task, if they were asked for
+    # Of the scored examples, where there are some:
+    calibration: tuple[Calibration | None, ...] = ()  # of each model; None: its answers have no confidence
+    differences: tuple[ScoreDifference, ...] = ()  # of each model but the first
+    disagreements: tuple[Disagreement, ...] = ()  # of each model but the first
 
     def __post_init__(self) -> None:
         devices = [[speed.device for speed in model.speeds] for model in self.models]
@@ -93,6 +133,11 @@ class Comparison:
         for name, values in (*self.scores.items(), *self.intervals.items()):
             if len(values) != len(devices):
                 raise UserError(f"scores.{name}: must be a list of {len(devices)} numbers, one for each model")
+        for name, count in (("calibration", 0), ("differences", 1), ("disagreements", 1)):
+            if len(getattr(self, name)) not in (0, len(devices) - count):
+                raise UserError(
+                    f"{name}: must be a list of {len(devices) - count} values, not {len(getattr(self, name))}"
+                )
 
     def _repr_html_(self) -> str:
         from bertree.report.html import notebook_table
@@ -150,11 +195,36 @@ class Comparison:
         return value / first
 
     def is_kept(self, score: str, number: int = 1) -> bool:
-        """Return whether a score is as good as the first model's: within its interval, or if that is unknown, 99 %."""
+        """Return whether a score is as good as the first model's: not significantly lower; if that is unknown, within
+        its interval; if that is unknown too, 99 % of it."""
+        if self.differences and self.differences[number - 1].score == score:
+            return self.differences[number - 1].verdict != "lower"
         value, spans = self.scores[score][number], self.intervals.get(score)
         if value is not None and spans and spans[0] is not None:
             return value >= spans[0][0]
         return (self.share_kept(score, number) or 0.0) >= KEPT
+
+    def frontier(self, cost: Callable[[ModelCosts], float]) -> list[bool]:
+        """Return for each model whether it is on the frontier of cost and first score: no other model scores as high
+        for no more, and better or for less. Costs within 5 % are equal: times are not measured more precisely."""
+        name, values = next(iter(self.scores.items()))
+        sign = -1 if smaller_is_better(name) else 1
+        points = [None if v is None else (sign * v, cost(model)) for model, v in zip(self.models, values, strict=True)]
+
+        def beats(one: tuple[float, float], other: tuple[float, float]) -> bool:
+            near = max(one[1], other[1]) <= SAME_COST * min(one[1], other[1])
+            cheaper = one[1] < other[1] and not near
+            return (one[0] > other[0] and (cheaper or near)) or (one[0] == other[0] and cheaper)
+
+        return [point is not None and not any(other and beats(other, point) for other in points) for point in points]
+
+    def costs(self) -> dict[str, Callable[[ModelCosts], float]]:
+        """Return what a score is weighed against, by name: bytes, and milliseconds for a text on each device."""
+        latencies: dict[str, Callable[[ModelCosts], float]] = {
+            f"latency_ms_{device}": lambda model, device=device: model.speed(device).latency_ms  # type: ignore[misc]
+            for device in self.devices
+        }
+        return latencies | {"weight_bytes": lambda model: model.weight_bytes}
 
     def as_json(self) -> Json:
         """Return plain values, and the ratios that follow from them."""
@@ -179,6 +249,13 @@ class Comparison:
             "intervals": {name: [span and list(span) for span in spans] for name, spans in self.intervals.items()},
             "measured_on": self.measured_on,
             "against_the_first": against,
+            "frontier": {
+                name: [model.name for model, on in zip(self.models, self.frontier(cost), strict=True) if on]
+                for name, cost in (self.costs().items() if self.scores else ())
+            },
+            "calibration": [one and _plain(one) for one in self.calibration],
+            "differences": list(map(_plain, self.differences)),
+            "disagreements": list(map(_plain, self.disagreements)),
         } | ({"published": [asdict(row) for row in self.published]} if self.published else {})
 
     @classmethod
@@ -197,6 +274,12 @@ class Comparison:
         text = json.dumps(self.as_json(), ensure_ascii=False, indent=2, allow_nan=False)
         write_atomically(folder / COMPARISON, text + "\n")
         return folder / COMPARISON
+
+
+def _plain(value: Calibration | ScoreDifference | Disagreement) -> Json:
+    """Return a value as JSON gives it back, with lists in place of tuples."""
+    plain: Json = json.loads(json.dumps(asdict(value)))
+    return plain
 
 
 def read_comparison(path: Path) -> Comparison:

@@ -9,21 +9,23 @@ from markupsafe import Markup
 
 from bertree.errors import UserError
 from bertree.report.comparison import Comparison, ModelCosts, Speed, device_name, read_comparison, times, verdict
+from bertree.report.comparison_details import NAME, detail_sections, difference_texts
 from bertree.report.formats import (
+    byte_size,
     digits,
     end_of_path,
     format_interval,
     format_score,
     label,
+    percent,
     quantity,
     smaller_is_better,
 )
 from bertree.report.html import render
 from bertree.report.svg import ModelBar, bars_svg
-from bertree.report.tables import Cell, PageTable, Piece, Tile, one_line
+from bertree.report.tables import Cell, PageTable, Piece, Section, Tile, one_line
 from bertree.run_folder import COMPARISON
 
-NAME = 28  # letters of a model's name in the head of the table
 WORSE = ("larger", "slower", "fewer")
 SCORES = 4  # with tiles and bars; the table has all of them
 
@@ -39,6 +41,7 @@ class ComparisonSection:
     charts: Sequence[Markup] = ()
     table: PageTable | None = None
     method: str = ""
+    sections: Sequence[Section] = ()
 
 
 def comparison_page(comparison: Comparison) -> str:
@@ -69,6 +72,7 @@ def _section(comparison: Comparison, title: str = "") -> ComparisonSection:
         charts=_charts(comparison),
         table=_table(comparison),
         method=method(comparison),
+        sections=list(detail_sections(comparison)),
     )
 
 
@@ -157,6 +161,9 @@ class _Measure(NamedTuple):
 def comparison_rows(comparison: Comparison) -> list[ComparisonRow]:
     """Return scores, size, then speed on each device."""
     rows = [row for name in comparison.scores for row in _score(comparison, name)]
+    if any(comparison.calibration):
+        errors = ["–" if one is None else percent(one.error, 1) for one in comparison.calibration]
+        rows.append(ComparisonRow("calibration error", errors, [Against("")] * (len(errors) - 1)))
     on_disk = all(model.on_disk for model in comparison.models)
     measures = _sizes("weights on disk" if on_disk else "weights")
     for device in comparison.devices:
@@ -178,6 +185,10 @@ def _score(comparison: Comparison, name: str) -> list[ComparisonRow]:
     intervals = [format_interval(name, interval) for interval in comparison.intervals.get(name, ())]
     if any(intervals):
         rows.append(ComparisonRow("  95 % interval", intervals, [Against("")] * len(against)))
+    if comparison.differences and comparison.differences[0].score == name:
+        texts = [difference_texts(difference) for difference in comparison.differences]
+        spans = [Against(f"{span}, p {p}") for _, span, p in texts]
+        rows.append(ComparisonRow("  difference", ["", *(value for value, *_ in texts)], spans))
     return rows
 
 
@@ -220,11 +231,6 @@ def _row(measure: _Measure, models: tuple[ModelCosts, ...]) -> ComparisonRow:
     judged = [None if text in ("", "the same") else text.endswith(WORSE) for text in texts]
     against = [Against(text, worse) for text, worse in zip(texts, judged, strict=True)]
     return ComparisonRow(measure.name, [measure.text(value) for value in values], against)
-
-
-def byte_size(count: float) -> str:
-    """Write a number of bytes in MB or GB."""
-    return f"{digits(count / 1e6)} MB" if count < 1e9 else f"{digits(count / 1e9)} GB"
 
 
 def rate(value: float) -> str:

@@ -93,6 +93,11 @@ def quantity(value: float, count: int = 3) -> str:
     return digits(value, max(count, 4))
 
 
+def byte_size(count: float) -> str:
+    """Write a number of bytes in MB or GB."""
+    return f"{digits(count / 1e6)} MB" if count < 1e9 else f"{digits(count / 1e9)} GB"
+
+
 def describe_architecture(a: Architecture) -> str:
     """Describe the size of an architecture, for messages."""
     return f"{counted(a.layers, 'layer')}, width {a.width}, {quantity(parameters(a).total)} parameters"

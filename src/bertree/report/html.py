@@ -58,12 +58,17 @@ def _environment() -> "Environment":
         lstrip_blocks=True,
     )
     environment.filters |= {"clip": clip, "percent": percent, "thousands": "{:,}".format}
-    style, script = stylesheet() + _asset("report.css"), _asset("report.js")
-    environment.globals |= {"style": style, "script": script, "policy": _policy(style, script)}
+    style, script = page_style(), asset("report.js")
+    environment.globals |= {"style": style, "script": script, "policy": content_policy(style, script)}
     return environment
 
 
-def _policy(style: str, script: str) -> str:
+def page_style(*more: str) -> Markup:
+    """Return the style of pages, and that of further files in assets/."""
+    return stylesheet() + Markup("").join(asset(name) for name in ("report.css", *more))
+
+
+def content_policy(style: str, script: str) -> str:
     """Return the content security policy of a page: only these two texts, and widths in attributes."""
     hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (style, script)]
     return (
@@ -72,8 +77,14 @@ def _policy(style: str, script: str) -> str:
     )
 
 
-def _asset(name: str) -> Markup:
-    return Markup(files("bertree.report").joinpath("assets", name).read_text(encoding="utf-8"))
+def asset(name: str) -> Markup:
+    """Return a file in assets/."""
+    return Markup(files("bertree.report").joinpath("assets", *name.split("/")).read_text(encoding="utf-8"))
+
+
+def in_one_scope(scripts: Iterable[str]) -> Markup:
+    """Return scripts from assets/ as one, with names of its own."""
+    return Markup('\n(() => {{\n"use strict";\n{}\n}})();\n').format(Markup("\n".join(scripts)))
 
 
 def _clean(value: object) -> object:

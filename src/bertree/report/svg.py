@@ -167,6 +167,45 @@ def differences_svg(title: str, rows: Sequence[tuple[str, Mapping[str, Dot]]], u
     return picture(title, bottom + 24, parts, MARGIN)
 
 
+class ScorePoint(NamedTuple):
+    """A model in a plot of scores against costs; `best`: it is on the frontier."""
+
+    name: str
+    cost: float
+    score: float
+    interval: tuple[float, float] | None
+    best: bool
+    hint: str
+
+
+def scatter_svg(title: str, points: Sequence[ScorePoint], across: Axis, axes: str) -> Markup:
+    """Draw scores over costs: points of the frontier filled and joined, others as circles, each with its name."""
+    ends = [end for point in points for end in (point.score, *(point.interval or ()))]
+    x, y = scale(across, np.array([point.cost for point in points])), scale(Axis(), np.array(ends))
+    frontier = sorted((point.cost, point.score) for point in points if point.best)
+    line = _points(x, y, *np.array(frontier).reshape(-1, 2).T)
+    parts = [*_grid(x, y, axes), group("s7", path("ideal", f"M{line}" if len(frontier) > 1 else ""))]
+    boxes: list[tuple[float, float, float]] = []  # names that are drawn: left, right, middle
+    for number, point in enumerate(points):
+        (at,), (up,) = _across(x, np.array([point.cost])), _up(y, np.array([point.score]))
+        wide = LETTER * 1.06 * len(point.name)
+        before = at + 9 + wide > WIDTH
+        left = at - 9 - wide if before else at + 9
+        places = [up + 4 + 14 * step for step in (0, -1, 1, -2, 2, -3, 3)]
+        free = [
+            place for place in places if all(left > b or left + wide < a or abs(place - m) > 13 for a, b, m in boxes)
+        ]
+        middle = next((place for place in free if TOP < place < BOTTOM), places[0])
+        boxes.append((left, left + wide, middle))
+        span = _up(y, np.array(point.interval or ()))
+        shapes = [path("line", f"M{at:.1f},{span[0]:.1f} {at:.1f},{span[1]:.1f}")] if span else []
+        circle = element("circle", kind="dot" if point.best else "open", cx=f"{at:.1f}", cy=f"{up:.1f}", r=5)
+        parts += [group(f"s{number % COLOURS}", element("title", point.hint), *shapes, circle)]
+        x_of_name, anchor = (at - 9, "end") if before else (at + 9, "")
+        parts += [text(f"{x_of_name:.1f}", f"{middle:.1f}", point.name, "key word", anchor)]
+    return picture(title, HEIGHT, parts)
+
+
 def agreement_svg(title: str, gold: Floats, predicted: Floats) -> Markup:
     """Draw gold against predicted values on one scale, with the line on which they agree."""
     finite = np.isfinite(gold) & np.isfinite(predicted)

@@ -11,10 +11,9 @@ import numpy as np
 from markupsafe import Markup
 
 from bertree.files.formats import Json
-from bertree.report.curves import Series, curve_svg
+from bertree.report.calibration import calibrate, reliability_svg
 from bertree.report.formats import digits, percent
 from bertree.report.history import Floats
-from bertree.report.scales import Axis
 
 NAME = 40  # characters of a name, before it is shortened
 MISTAKES, CLOSE = 20, 5  # rows of the tables of mistakes and of the least confident right answers
@@ -79,6 +78,22 @@ class ConfusionMatrix:
     counts: Sequence[Sequence[int]]
 
 
+@dataclass(frozen=True)
+class HeatTable:
+    """Numbers (rows x columns) as colours from `low` to `high`; each is shown under the pointer, and written in its
+    field where there are at most 16 columns. NaN is an empty field."""
+
+    title: str
+    under: str
+    rows: Sequence[str]
+    columns: Sequence[str]
+    values: Floats
+    _: KW_ONLY
+    corner: str = ""
+    low: float = 0.0
+    high: float = 1.0
+
+
 class CaptionedChart(NamedTuple):
     """A chart and a line under it."""
 
@@ -86,7 +101,7 @@ class CaptionedChart(NamedTuple):
     under: str
 
 
-Block = Markup | str | PageTable | BarTable | ConfusionMatrix | CaptionedChart  # str: a paragraph
+Block = Markup | str | PageTable | BarTable | ConfusionMatrix | HeatTable | CaptionedChart  # str: a paragraph
 
 
 class Section(NamedTuple):
@@ -140,29 +155,12 @@ def confidence(scores: Floats, right: Floats, counts: BarTable | None = None) ->
     finite = np.isfinite(scores)
     cards: list[Block] = []
     if finite.any():
-        cards.append(_calibration(scores[finite], right[finite]))
+        calibration = calibrate(scores, right)
+        title = f"Expected calibration error {percent(calibration.error, 1)}" if calibration else ""
+        cards.append(reliability_svg(title, {"share of right answers": calibration}))
         counts = counts or by_tenth("Answers by confidence", scores[finite], right[finite])
     cards += [counts] if counts else []
     return [Section("Confidence", cards)] if cards else []
-
-
-def _calibration(scores: Floats, right: Floats) -> Markup:
-    tenth_of = _tenths(scores)
-    count = np.bincount(tenth_of, minlength=10)
-    filled = count > 0
-    sure, share = (np.bincount(tenth_of, values, 10)[filled] / count[filled] for values in (scores, right))
-    gap = float((np.abs(sure - share) * count[filled]).sum() / count.sum())
-    axis, ends = Axis(text=percent, zero=True), np.array([0.0, 1.0])
-    return curve_svg(
-        f"Calibration: mean gap {percent(gap, 1)}",
-        [
-            Series(name="perfect calibration", x=ends, y=ends, style="line", colour=7),
-            Series(name="share of right answers", x=sure, y=share, style="dots", colour=0),
-        ],
-        x=axis,
-        y=axis,
-        x_label="confidence",
-    )
 
 
 def _tenths(scores: Floats) -> np.ndarray:

@@ -14,7 +14,7 @@ class Passage:
 
     text: str
     document: str  # id of its document
-    source: str
+    source: str  # the file, or what a record names
     start: int  # of the passage in its document, in characters
     end: int
     metadata: Mapping[str, Any] = field(default_factory=dict)

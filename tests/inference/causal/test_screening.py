@@ -28,6 +28,7 @@ def made(seed: int, spread: float, bias: bool) -> tuple[nn.Linear, torch.Tensor]
     return linear, torch.randn(1, 96) * (1 + 20 * torch.rand(1))
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 10_000), spread=st.floats(0, 4), bias=st.booleans(), banned=st.integers(0, 3))
 @example_count(150)
 @torch.no_grad()

@@ -1,20 +1,22 @@
 """The files of the playground: all of them are listed, small, linked correctly, and served with a strict policy."""
 
+import json
 import re
 import shutil
 import subprocess
 from collections.abc import Iterator
+from os.path import normpath
 from pathlib import Path
 
 import pytest
 
+from bertree.report.layers_page import bundle
 from bertree.serve.registry import Registry
-from bertree.serve.routes.page import FILES, POLICY
+from bertree.serve.routes.page import FILES, POLICY, SHARED, STATIC
 from bertree.serve.settings import ApiKeys, RequestSettings
 from tests.support import asking
 from tests.support.asking import Asker
 
-STATIC = Path(__file__).parents[3] / "src" / "bertree" / "serve" / "page" / "static"
 SCRIPTS = [name for name in FILES if name.endswith(".js")]
 MOST_BYTES = 200_000
 IMPORT = re.compile(r'^import\s+(?:(\w+)|\* as \w+|\{([^}]*)\})\s+from "(\.[^"]+)";', re.MULTILINE)
@@ -34,25 +36,23 @@ def empty_server() -> Iterator[Asker]:
 
 
 def test_the_list_is_what_is_there_and_small() -> None:
-    found = {str(path.relative_to(STATIC)) for path in STATIC.rglob("*") if path.is_file()}
-    assert found == set(FILES)
-    assert sum(path.stat().st_size for path in STATIC.rglob("*") if path.is_file()) <= MOST_BYTES
+    own, shared = (sorted(path for path in Path(str(f)).rglob("*") if path.is_file()) for f in (STATIC, SHARED))
+    assert sorted([*own, *shared]) == sorted(map(Path, map(str, FILES.values())))
+    assert sum(path.stat().st_size for path in [*own, *shared]) <= MOST_BYTES
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_imports_name_what_other_scripts_export(name: str) -> None:
-    text = (STATIC / name).read_text()
+    text = FILES[name].read_text()
     assert text.count("\nimport ") + text.startswith("import ") == len(IMPORT.findall(text)), "an import on its own"
     for default, names, target in IMPORT.findall(text):
-        other = (STATIC / name).parent / target
-        assert str(other.resolve().relative_to(STATIC.resolve())) in FILES
-        exported = other.read_text()
+        exported = FILES[normpath(Path(name).parent / target)].read_text()
         assert not default or "export default" in exported
         assert {part.split()[0] for part in names.split(",") if part.strip()} <= set(EXPORT.findall(exported)), target
 
 
 def test_every_export_is_used() -> None:
-    texts = [(STATIC / name).read_text() for name in SCRIPTS]
+    texts = [FILES[name].read_text() for name in SCRIPTS]
     imports = [names.split(",") for text in texts for _, names, _ in IMPORT.findall(text)]
     used = {part.split()[0] for names in imports for part in names if part.strip()}
     whole = {"read", "link", "write"}  # of state.js, which is imported as a whole
@@ -61,7 +61,7 @@ def test_every_export_is_used() -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_no_file_makes_markup_of_text_or_asks_another_server(name: str) -> None:
-    text = (STATIC / name).read_text()
+    text = FILES[name].read_text()
     assert not FORBIDDEN.findall(text)
     assert name.endswith(".css") or all(len(line) <= 120 for line in text.splitlines())
 
@@ -69,11 +69,13 @@ def test_no_file_makes_markup_of_text_or_asks_another_server(name: str) -> None:
 @pytest.mark.skipif(shutil.which("node") is None, reason="there is no node to check the scripts with")
 def test_scripts_are_valid_modules() -> None:
     checks = 'import { readFileSync } from "node:fs"; import vm from "node:vm";' + "".join(
-        f"new vm.SourceTextModule(readFileSync({str(STATIC / name)!r}, 'utf8'), {{ identifier: {name!r} }});"
+        f"new vm.SourceTextModule(readFileSync({str(FILES[name])!r}, 'utf8'), {{ identifier: {name!r} }});"
         for name in SCRIPTS
     )
     command = ["node", "--experimental-vm-modules", "--no-warnings", "--input-type=module", "-e", checks]
     subprocess.run(command, check=True, timeout=60)
+    bundled = f"new (require('node:vm').Script)({json.dumps(bundle())})"  # in one scope, no name is declared twice
+    subprocess.run(["node", "-e", bundled], check=True, timeout=60)
 
 
 def test_files_are_served_with_the_policy_and_a_version(empty_server: Asker) -> None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from bertree.files.formats import Json
 from bertree.search.passages import Hit
-from bertree.tasks.intervals import RESAMPLES, SEED, Interval, mean_interval
+from bertree.tasks.intervals import Interval, interval, mean_statistic, paired_difference
 
 DEPTH = 100  # passages whose documents are ranked
 FIGURES = ("first", "recall@5", "recall@10", "mrr", "ndcg")
@@ -42,7 +42,7 @@ class ModeScores:
 
     def interval(self, name: str) -> Interval:
         """Return its 95 % confidence interval."""
-        return mean_interval(self.values[name])
+        return interval(mean_statistic(self.values[name]))
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,5 @@ class SearchEvaluation:
 
 def difference(values: Floats, baseline: Floats) -> Json:
     """Return the mean difference of two scores of the same questions, with its interval (paired bootstrap)."""
-    over, counts = np.unique(values - baseline, return_counts=True)
-    drawn = np.random.default_rng(SEED).multinomial(len(values), counts / len(values), RESAMPLES)
-    low, high = np.quantile(drawn @ over / len(values), (0.025, 0.975))
-    return {"mean": float((values - baseline).mean()), "interval": [float(low), float(high)]}
+    over = paired_difference(mean_statistic(baseline), mean_statistic(values))
+    return {"mean": over.value, "interval": list(over.interval)}

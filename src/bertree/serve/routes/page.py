@@ -23,12 +23,14 @@ TYPES = {
     "css": "text/css; charset=utf-8",
     "svg": "image/svg+xml",
 }
-FILES = tuple(
-    f"{folder}{file.name}"
-    for folder in ("", "parts/", "views/")
-    for file in (STATIC / folder).iterdir()
+SHARED = files("bertree.report").joinpath("assets", "parts")  # what pages of reports use too
+FOLDERS = (("", STATIC), ("parts/", STATIC / "parts"), ("parts/", SHARED), ("views/", STATIC / "views"))
+FILES = {
+    f"{name}{file.name}": file
+    for name, folder in FOLDERS
+    for file in folder.iterdir()
     if file.name.rpartition(".")[2] in TYPES
-)
+}
 POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -49,7 +51,7 @@ class StaticFile(Response):
     """A file of the page. A browser that has it already is told so (304)."""
 
     def __init__(self, name: str) -> None:
-        body = STATIC.joinpath(*name.split("/")).read_bytes()
+        body = FILES[name].read_bytes()
         self.etag = f'"{sha256(body).hexdigest()[:32]}"'
         self.kept_headers = {
             "etag": self.etag,

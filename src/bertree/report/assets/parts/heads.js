@@ -12,11 +12,12 @@ export const clean = (token) => token.replace(/^(##|Ġ|▁)/, (mark) => (mark ==
 
 const isSpecial = (token) => /^(\[(CLS|SEP|PAD)\]|<[^>]*>)$/.test(token);
 
-/** The heads of a layer, each n x n weights, from base64 of a byte for each weight. */
-export function unpack(text, n) {
+/** The heads of a layer, each n x n weights, from base64 of one byte for each weight, or of two (`wide`). */
+export function unpack(text, n, wide = false) {
   const bytes = Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
-  const row = (start) => Array.from(bytes.subarray(start, start + n), (byte) => byte / 255);
-  return Array.from({ length: bytes.length / (n * n) }, (_, head) =>
+  const weights = wide ? new Uint16Array(bytes.buffer) : bytes;
+  const row = (start) => Array.from(weights.subarray(start, start + n), (weight) => weight / (wide ? 65535 : 255));
+  return Array.from({ length: weights.length / (n * n) }, (_, head) =>
     Array.from({ length: n }, (_, i) => row((head * n + i) * n)),
   );
 }
@@ -193,6 +194,7 @@ export function headPicture(tokens, weights, focus, onfocus = () => {}) {
       viewBox: `0 0 ${width} ${height}`,
       width,
       height,
+      tabindex: -1, // Chromium stops at an SVG that listens to the focus of what is in it
       role: "group",
       "aria-label": "Attention from the tokens on the left to those on the right",
       onpointerleave: (event) => event.pointerType === "mouse" && draw(null),
