@@ -15,6 +15,7 @@ from bertree.inference.model import Model
 from bertree.search.index import Index
 
 VERBS: dict[str, Any] = {
+    "advise": bertree.advise,
     "plan": bertree.plan,
     "recipe list": bertree.recipes,
     "recipe show": bertree.recipe,
@@ -35,6 +36,7 @@ VERBS: dict[str, Any] = {
     "cluster": bertree.cluster_texts,
     "verify": bertree.verify,
     "compare": bertree.compare,
+    "layers": bertree.layers,
     "evaluate": bertree.evaluate,
     "glue": bertree.glue,
     "study run": bertree.run_study,

@@ -14,10 +14,11 @@ from bertree.text.tokenizer import Tokenizer
 from tests.support import learnable
 from tests.support.command import Command
 from tests.support.left_to_right import MEMBERS, gpt_tokenizer, save_member
-from tests.support.shared import common_folder, make_once
+from tests.support.shared import common_folder, make_once, suite_has
 
 TEXTS = ["a lamp on the road", "the river and the stone by the window", "happy", "a lamp on the table"]
 STEP = ("device=cpu", "batch=8", "epochs=0.1", "lr=1e-3")
+FEW = ("gpt1-both", "transformer-xl")  # two directions, and a memory; many verbs on the others are proofs
 FULL = "is for transformers with full attention"
 
 
@@ -39,7 +40,7 @@ def made(tmp_path_factory: pytest.TempPathFactory, token_store: Path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MEMBERS)
+@pytest.mark.parametrize("name", suite_has(FEW, MEMBERS))
 def test_verbs_that_read_texts(name: str, made: Path, command: Command, tmp_path: Path) -> None:
     model, texts = made / name, made / "texts.txt"
     assert " token predicted" in command.well("info", model, "--length", 32).out
@@ -107,7 +108,7 @@ def test_attentions_are_those_of_the_network_or_refused(name: str, made: Path) -
         assert torch.allclose(block.part.out(mixed.flatten(1)), block.part(x_th, batch), atol=1e-5)
 
 
-@pytest.mark.parametrize("name", MEMBERS)
+@pytest.mark.parametrize("name", suite_has(FEW, MEMBERS))
 def test_tasks_are_learned_judged_and_distilled(name: str, made: Path, command: Command, tmp_path: Path) -> None:
     data = made / "data"
     task = ("--task", "choice", "--data", data)

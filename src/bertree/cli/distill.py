@@ -83,8 +83,9 @@ def compare(comparison: "Comparison", options: SimpleNamespace) -> None:
     Latency is that of one text at a time (median, 90th percentile; from ids, and with tokenization), throughput that of
     many, packed and sorted by length. The models take turns on the same texts, so that other load on the machine
     affects all of them alike. With --data each is scored on the split that `evaluate` would take, timed on its examples
-    with the task's head, and the share of the first model's score that is kept is shown, in red if it is below the
-    first one's confidence interval; without, encoders alone are timed. --training adds the tokens per second of steps
+    with the task's head, and the share of the first model's score that is kept is shown, in red if it is significantly
+    lower (paired bootstrap), with the calibration and, in the report, plots of score against cost and the examples on
+    which models disagree; without, encoders alone are timed. --training adds the tokens per second of steps
     that train the encoders, on sequences of 128 random tokens.
 
     [dim]bertree compare teacher student --data glue/SST-2 --out versus

@@ -11,6 +11,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from bertree.cli import (
+    advise,
     data,
     distill,
     embeddings,
@@ -52,7 +53,20 @@ def _root(
         raise typer.Exit
 
 
-for module in (model, pretrain, data, distill, finetune, embeddings, left_to_right, similar, index, serve, study):
+for module in (
+    model,
+    advise,
+    pretrain,
+    data,
+    distill,
+    finetune,
+    embeddings,
+    left_to_right,
+    similar,
+    index,
+    serve,
+    study,
+):
     module.register(app)
 
 

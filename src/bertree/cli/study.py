@@ -1,5 +1,6 @@
 """The verbs of studies: `study list`, `study show`, `study run`, `study report`, `study compare`."""
 
+import re
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated
 
@@ -8,7 +9,7 @@ import typer
 from bertree.cli.command import TRAIN, print_json, python_verb, verb
 from bertree.cli.options import JsonOption, Option
 from bertree.console import say
-from bertree.errors import UserError
+from bertree.errors import UserError, counted
 
 if TYPE_CHECKING:
     from bertree.study.compare import StudyComparison
@@ -61,24 +62,38 @@ def list_studies(as_json: JsonOption = False) -> None:
     if as_json:
         print_json(
             {
-                name: {"paper": study.paper, "varied": study.varied, "cost": _costs(study)}
+                name: {
+                    "paper": study.paper,
+                    "varied": study.varied,
+                    "cost": {size: _cost(study, size)[1] for size in study.sizes},
+                }
                 for name, study in bundled.items()
             }
         )
         return
+    from rich.table import Column, Table
+
+    from bertree.cli.render import make_console
+    from bertree.study.definition import SIZES
+
+    table = Table(
+        Column("study", min_width=max(map(len, bundled))), "paper", "varied", "cells", *SIZES, box=None, pad_edge=False
+    )
     for name, study in bundled.items():
-        print(f"{name}: {study.title} ({study.paper})")
-        print(f"    varied: {study.varied}")
-        print(f"    {'; '.join(_costs(study).values())}")
+        paper = re.sub(r" \((?!\d{4}\))[^)]*\)", "", study.paper)  # without remarks on its table
+        costs = [_cost(study, size)[0] if size in study.sizes else "" for size in SIZES]
+        table.add_row(name, paper, study.varied, str(len(study.running())), *costs)
+    make_console().print(table)
+    print("Cost: tiny on two CPU cores, small and paper on one NVIDIA H200. ~ is an estimate, others are from a run.")
 
 
-def _costs(study: "Study") -> dict[str, str]:
-    costs = {}
-    for name, size in study.sizes.items():
-        minutes = size.minutes * len(study.running()) * size.seeds
-        amount = f"{minutes / 1440:,.0f} days" if minutes > 2880 else f"{minutes:,.0f} minutes"
-        costs[name] = f"{name}: {len(study.running())} cells x {size.seeds} seeds, about {amount} on {size.machine}"
-    return costs
+def _cost(study: "Study", name: str) -> tuple[str, str]:
+    """Return what a study costs at a size: the time, and what for."""
+    from bertree.report.formats import duration
+
+    size, cells = study.size(name), len(study.running())
+    time = ("" if size.measured else "~") + duration(60 * size.minutes * cells * size.seeds)
+    return time, f"{name}: {cells} cells x {counted(size.seeds, 'seed')}, {time} on {size.machine}"
 
 
 def show(
@@ -91,24 +106,23 @@ def show(
     """
     from bertree.config.settings import as_tree
     from bertree.study.load import load_study
-    from bertree.study.report import markdown_table
-    from bertree.study.results import StudyResults
+    from bertree.study.report import published_table
 
     loaded = load_study(study)
     if as_json:
         print_json(as_tree(loaded))
         return
-    print(markdown_table(StudyResults(study=loaded, size="none yet", rows=())))
-    print("")
-    for cell in loaded.cells:
+    print(f"{published_table(loaded)}\n\nCells:\n")
+    for cell in loaded.running():
         parts = [f"{step}: {' '.join(values)}" for step, values in cell.set.items()]
         parts += [
             f"{step}: {', '.join(f'{name} {value}' for name, value in fields.items())}"
             for step, fields in cell.change.items()
         ]
-        print(f"{cell.name}: {'; '.join(parts) or ('as the study' if cell.run else 'published figures only')}")
-    for cost in _costs(loaded).values():
-        print(cost)
+        print(f"- {cell.name}: {'; '.join(parts) or 'as the study'}")
+    print("\nCost (~: an estimate):\n")
+    for size in loaded.sizes:
+        print(f"- {_cost(loaded, size)[1]}")
 
 
 def run(results: "StudyResults", options: SimpleNamespace) -> None:

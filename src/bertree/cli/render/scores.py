@@ -9,10 +9,10 @@ from rich.text import Text
 
 from bertree.cli.render import make_console
 from bertree.comparison.glue import GlueSummary
-from bertree.comparison.published import score_names
 from bertree.finetuning.evaluate import Scores, teacher_line
 from bertree.inference.trained_run import Run
 from bertree.report.comparison import Comparison, PublishedRow, read_comparison, verdict
+from bertree.report.comparison_details import published_cells
 from bertree.report.comparison_page import comparison_rows, method
 from bertree.report.formats import format_interval
 from bertree.run_folder import COMPARISON, MODEL, PREDICTIONS, REPORT, SCORES
@@ -99,15 +99,14 @@ def _in_brackets(interval: Any) -> str:
 
 def print_published(rows: Sequence[PublishedRow]) -> None:
     """Print published scores with their sources, numbered below the table."""
-    names, sources = score_names(rows), list(dict.fromkeys((row.source, row.note) for row in rows))
-    table = Table("published", "", *names, "", box=None, pad_edge=False)
-    for row in rows:
-        cells = [f"{row.scores[name]:.2f}".removesuffix("0") if name in row.scores else "" for name in names]
-        table.add_row(escape(row.system), row.split, *cells, f"({sources.index((row.source, row.note)) + 1})")
+    (_, *names, _), cells, sources = published_cells(rows)
+    table = Table("published", *names, "", box=None, pad_edge=False)
+    for row in cells:
+        table.add_row(*map(escape, row))
     console = make_console()
     console.print(table)
-    for number, (source, note) in enumerate(sources, 1):
-        console.print(Text(f"({number}) {source}{f'; {note}' if note else ''}", "dim"))
+    for number, source in enumerate(sources, 1):
+        console.print(Text(f"({number}) {source}", "dim"))
 
 
 def print_comparison(comparison: Comparison) -> None:

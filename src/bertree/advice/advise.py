@@ -1,0 +1,203 @@
+"""Which model to take and how to get there, for a task and limits: `bertree.advise`."""
+
+import math
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from bertree.advice.candidates import (
+    AdviceCandidate,
+    CandidateModel,
+    Speeds,
+    Trial,
+    make_candidates,
+    read_folder,
+    rule_applies,
+    rule_concerns,
+    student_of,
+)
+from bertree.advice.knowledge import Knowledge, knowledge
+from bertree.advice.limits import Request, parse_count, read_request
+from bertree.advice.page import advice_page
+from bertree.advice.result import Advice
+from bertree.advice.trial import count_examples, try_out
+from bertree.comparison.timing import processor
+from bertree.console import note, showing, status
+from bertree.errors import UserError, counted
+from bertree.files.atomic import refuse_other, write_atomically
+from bertree.inference.load import choose_device
+from bertree.model.presets import DEFAULT, PRESETS
+
+CHOICES, TO_FETCH = 3, 2
+
+
+def advise(
+    *,
+    task: str,
+    examples: int | str | None = None,
+    latency: str | None = None,
+    memory: str | None = None,
+    length: int = 128,
+    pairs: int | str | None = None,
+    card: float | None = None,
+    data: str | Path | None = None,
+    models: Sequence[str | Path] = (),
+    text: str | None = None,
+    pair: str | None = None,
+    label: str | None = None,
+    device: str = "auto",
+    out: str | Path | None = None,
+    progress: bool | None = None,
+) -> Advice:
+    """Say which model to take for a task, and how: three choices that meet the limits, with size, latency on this
+    machine, the score to be expected and its source, the commands, and why the others were not taken.
+
+    `task` is a kind (classification, pair-classification, similarity, search, tagging, questions, choice) or a task of
+    `finetune`. `examples` are labelled ones; `latency` ("20ms") is that of one text of `length` tokens, `memory`
+    ("500MB") that of weights and one text, `card` a GPU's GiB for training, `pairs` how many pairs are compared.
+    `models` are folders to consider besides the bundled model. With `data`, a file of labelled examples, the models'
+    features are tried out on it; `text`, `pair` and `label` name its columns. `out` is a page (.html) to write.
+
+    >>> advice = bertree.advise(task="classification", examples=5000, latency="200ms", memory="60MB")
+    >>> [advice.commands(choice) for choice in advice.choices]
+    """
+    facts = knowledge()
+    page = None if out is None else Path(out)
+    if page is not None:
+        if page.suffix != ".html":
+            raise UserError(f"`out={out}`: must end in .html")
+        refuse_other(page)
+    with showing(progress):
+        kind = facts.kind(task)
+        pairs_of_texts = task == kind and "pair" in facts.tasks[kind].columns
+        columns = {"text": text, "pair": pair or ("pair" if pairs_of_texts else None), "label": label}
+        if data is None and any((text, pair, label)):
+            raise UserError("`text`, `pair` and `label` name columns of `data`; give it")
+        entry = facts.tasks[kind]
+        if data is not None:
+            count = count_examples(entry, task if task != kind else entry.verb, Path(data), columns)
+            if examples is not None and count < parse_count("examples", examples):
+                raise UserError(f"`examples={examples}`: {data} has {count:,}; leave it out, or give more data")
+            examples = count if examples is None else examples
+        if examples is None and entry.labelled:
+            raise UserError(f"`examples`: say how many labelled examples of {task} there are, or give `data`")
+        request = read_request(facts, task, examples or 0, length, latency, memory, pairs, card)
+        on = choose_device(device)
+        encoders, speeds = _read_encoders(facts, request, models, on)
+        if speeds.busy:
+            note(f"{speeds.load:.1f} programs share each core: latencies are the time of the processor, not of a clock")
+        tried = [] if data is None else try_out(request, [e for e in encoders if e.folder], Path(data), columns, speeds)
+        best = {row.model: row for row in tried}
+        with status("timing models"):
+            ranked = _rank(facts, request, encoders, speeds, best)
+    here = [one for one in ranked if one.encoder.folder]
+    choices = tuple(one for one in here if one.meets)[:CHOICES]
+    to_fetch = _to_fetch(ranked, choices)
+    nearest = None if choices else min((one for one in here if not one.why_not), key=_excess, default=None)
+    shown = [*choices, *to_fetch, *([nearest] if nearest else [])]
+    advice = Advice(
+        request=request,
+        choices=choices,
+        to_fetch=to_fetch,
+        nearest=nearest,
+        others=tuple((one, _why_not(one, choices)) for one in _one_of_a_member(ranked) if one not in shown),
+        rules=tuple(
+            rule
+            for rule in facts.rules
+            if rule_applies(rule.when, request) and any(rule_concerns(rule.when, one) for one in shown)
+        ),
+        trial=tuple(tried),
+        metric=facts.tasks[kind].metric if data is None else "score on your data",
+        device=processor(torch.device(on)) + (", processor time" if speeds.busy else ""),
+        columns="".join(f" --{name} {shlex.quote(value)}" for name, value in columns.items() if value),
+        data=facts.tasks[kind].data if data is None else str(data),
+    )
+    if page is not None:
+        write_atomically(page, advice_page(advice))
+    return advice
+
+
+def _read_encoders(
+    facts: Knowledge, request: Request, models: Sequence[str | Path], device: str
+) -> tuple[list[CandidateModel], Speeds]:
+    """Return the models that are here, timed, and the members of the family."""
+    loaded = [read_folder(name) for name in dict.fromkeys([DEFAULT, *map(str, models)])]
+    names = [encoder.name for encoder, _ in loaded]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise UserError(f"`models`: two are called {twice}; rename a folder")
+    speeds = Speeds(loaded[0][1], request, device)
+    students = {way.student for way in facts.ways if request.kind in way.tasks}
+    with status(f"timing {counted(len(loaded), 'model')} and their students"):
+        for encoder, model in loaded:
+            if request.length <= encoder.longest:
+                speeds.of(model.architecture, model)
+            for student in students:
+                if (network := student_of(encoder.architecture, student)) is not None:
+                    speeds.of(network)
+    members = [
+        CandidateModel(name, "", a, a.longest_input)
+        for name in facts.members
+        if name not in names and (a := PRESETS[name].architecture)
+    ]
+    return [*(encoder for encoder, _ in loaded), *members], speeds
+
+
+def _rank(
+    facts: Knowledge, request: Request, encoders: Sequence[CandidateModel], speeds: Speeds, trial: Trial
+) -> list[AdviceCandidate]:
+    """Return all candidates, the best first. Members that may meet the limits are timed; of those that are closer than
+    the knowledge can tell apart, the faster comes first."""
+    for one in make_candidates(facts, request, encoders, speeds, trial):
+        slow = one.latency_ms > facts.timed_longest * request.latency_ms
+        if not one.timed and not slow and not set(one.misses) - {"latency"} and not one.why_not and one.expected:
+            speeds.of(one.runs)
+    left = list(make_candidates(facts, request, encoders, speeds, trial))
+    ranked: list[AdviceCandidate] = []
+    while left:
+        best = max(one.worth for one in left)
+        ranked.append(
+            min((one for one in left if one.worth >= best - facts.tie_points), key=lambda one: one.latency_ms)
+        )
+        left.remove(ranked[-1])
+    return ranked
+
+
+def _to_fetch(ranked: Sequence[AdviceCandidate], choices: Sequence[AdviceCandidate]) -> tuple[AdviceCandidate, ...]:
+    """Return members that meet the limits and should be better than all choices, each in its best way."""
+    best = choices[0].worth if choices else -math.inf
+    members = {
+        one.encoder.name: one for one in reversed(ranked) if not one.encoder.folder and one.meets and one.expected
+    }
+    better = [one for one in members.values() if one.worth > best]
+    return tuple(sorted(better, key=lambda one: -one.worth)[:TO_FETCH])
+
+
+def _one_of_a_member(ranked: Sequence[AdviceCandidate]) -> list[AdviceCandidate]:
+    """Return all candidates of the models that are here, then the best one of each member."""
+    members: dict[str, AdviceCandidate] = {}
+    for one in ranked:
+        if not one.encoder.folder:
+            members.setdefault(one.encoder.name, one)
+    return [*(one for one in ranked if one.encoder.folder), *members.values()]
+
+
+def _excess(candidate: AdviceCandidate) -> float:
+    """Return by how much a candidate exceeds all limits."""
+    return math.prod(candidate.misses.values())
+
+
+def _why_not(candidate: AdviceCandidate, choices: Sequence[AdviceCandidate]) -> str:
+    """Say why a candidate was not taken."""
+    if candidate.misses:
+        return "; ".join(f"{name} {times:.2g} times the limit" for name, times in candidate.misses.items())
+    if candidate.why_not:
+        return candidate.why_not
+    if candidate.expected is None:
+        return "no measured row says what it scores"
+    if not candidate.encoder.folder:
+        return "its weights are not here, and others are better"
+    if choices and candidate.worth < choices[-1].worth:
+        return f"expected {choices[0].worth - candidate.worth:.1f} points below the first choice"
+    return "as good, but slower"

@@ -1,0 +1,105 @@
+"""Advice as a page: the choices with their commands, the trial as a learning curve, all others, and the rules."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from bertree.advice.candidates import AdviceCandidate
+from bertree.advice.result import Advice, describe_expected
+from bertree.report.curves import Series, curve_svg
+from bertree.report.formats import byte_size, digits
+from bertree.report.html import render
+from bertree.report.scales import Axis
+from bertree.report.tables import Block, Cell, Lines, PageTable, Piece, Section
+
+VERDICTS = {"holds": "good", "contradicted": "bad"}
+HEAD = ("what, and the score to expect", "costs", "commands")
+RULES = ("rule", "source", "our own studies")
+
+
+def advice_page(advice: Advice) -> str:
+    """Return the page."""
+    fetch = "They meet the limits too. Put a folder with the weights and that name beside you."
+    nearest = [advice.nearest] if advice.nearest else []
+    star = "*: from the number of its operations, not measured."
+    sections = [
+        Section("Choices", blocks=_choices(advice.choices, advice, "Their weights are here; the best comes first.")),
+        Section("Nearest", blocks=_choices(nearest, advice, "It exceeds the limits least.")),
+        Section("Better, but not here", blocks=_choices(advice.to_fetch, advice, fetch)),
+        Section(f"Tried out on {advice.data}", cards=_trial(advice)),
+        Section("Rules that apply", blocks=_table(RULES, _rules(advice), kind="cases")),
+        Section("Why not the others", blocks=[*_others(advice), star] if advice.others else []),
+    ]
+    return render(
+        "study",
+        title="advice",
+        heading=advice.choices[0].name if advice.choices else "Nothing here meets the limits",
+        under=f"{advice.request.describe()}; {advice.device}",
+        state=None,
+        tiles=[],
+        sections=[part for part in sections if part.blocks or part.cards],
+    )
+
+
+def _table(
+    head: Sequence[str], rows: Sequence[Sequence[Cell]], kind: str = "", numbers: Sequence[int] = ()
+) -> list[Block]:
+    return [PageTable(head, rows, kind=kind, numbers=numbers)] if rows else []
+
+
+def _choices(ones: Sequence[AdviceCandidate], advice: Advice, under: str) -> list[Block]:
+    return [*_table(HEAD, [_choice(one, advice) for one in ones], kind="cases"), under] if ones else []
+
+
+def _choice(one: AdviceCandidate, advice: Advice) -> list[Cell]:
+    how = " measured" if one.timed else " from its operations"
+    costs: Lines = [
+        [Piece(f"{digits(one.latency_ms)} ms", "strong"), Piece(how, "small")],
+        [Piece(f"{byte_size(one.memory)} in memory")],
+        [Piece(f"{byte_size(one.weight_bytes)} of weights", "small")],
+        *([Piece(f"{name}: {times:.2g} times the limit", "bad")] for name, times in one.misses.items()),
+    ]
+    score = Piece(describe_expected(one, advice.metric), "small")
+    name: Lines = [[Piece(one.encoder.name, "strong"), Piece(f": {one.way.title}")], [score]]
+    return [name, costs, [[Piece(command)] for command in advice.commands(one)]]
+
+
+def _trial(advice: Advice) -> list[Block]:
+    """Return the learning curves, and their points with intervals."""
+    curves = []
+    for name in dict.fromkeys(row.model for row in advice.trial):
+        points = np.array([(row.examples, row.score) for row in advice.trial if row.model == name], np.float64)
+        curves.append(Series(name=name, x=points[:, 0], y=points[:, 1], style="dots"))
+    title = "Score of frozen features by the number of training examples"
+    several = any(len(curve.x) > 1 for curve in curves)
+    charts: list[Block] = [curve_svg(title, curves, x_label="examples", x=Axis(log=None))] if several else []
+    rows = [
+        [row.model, row.way, f"{row.examples:,}", f"{row.score:.1f}", "{:.1f} to {:.1f}".format(*row.interval)]
+        for row in advice.trial
+    ]
+    return charts + _table(["model", "way", "examples", "score", "95 %"], rows, numbers=(2, 3, 4))
+
+
+def _rules(advice: Advice) -> list[list[Cell]]:
+    return [
+        [
+            rule.text,
+            rule.source,
+            [[Piece(rule.ours, VERDICTS.get(rule.ours, "strong"))], [Piece(rule.figures, "small")]],
+        ]
+        for rule in advice.rules
+    ]
+
+
+def _others(advice: Advice) -> list[Block]:
+    rows: list[list[Cell]] = [
+        [
+            one.name,
+            f"{digits(one.latency_ms)}{'' if one.timed else ' *'}",
+            byte_size(one.memory),
+            f"{one.expected.score:.1f}" if one.expected else "–",
+            reason,
+        ]
+        for one, reason in advice.others
+    ]
+    return _table(["what", "ms", "memory", "expected", "why not"], rows, numbers=(1, 2, 3))
