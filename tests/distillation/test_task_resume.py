@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from bertree.distillation import teacher
+from bertree.run_folder import TEMPERATURE
 from tests.support import runs
 from tests.support.learnable import Trained
 from tests.support.lessons import command_of
@@ -30,6 +31,7 @@ def newest(out: Path) -> int:
 
 def same(one: Path, other: Path) -> None:
     names = ("model/model.safetensors", "model/bertree.toml", "metrics.json", "predictions.jsonl", teacher.SCORES_FILE)
+    names += (TEMPERATURE,)
     for name in names:
         assert (one / name).read_bytes() == (other / name).read_bytes(), name
     assert not list(one.rglob(".*"))

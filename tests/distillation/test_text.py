@@ -30,7 +30,7 @@ from tests.support import runs
 from tests.support.batches import axes_of
 from tests.support.command import Command
 from tests.support.learnable import one_thread
-from tests.support.shared import common_folder, make_once
+from tests.support.shared import common_folder, make_once, suite_has
 
 VOCABULARY = 150
 TEACHER = """
@@ -129,7 +129,10 @@ def test_a_teacher_helps_and_so_does_a_warm_start(
     assert found["whole"] < found["random"] - 1.0, "and so do its layers"
 
 
-@pytest.mark.parametrize(("term", "steps"), [("ce", 20), ("cos", 20), ("hidden", 20), ("relation", 40)])
+TERMS_ALONE = [("ce", 20), ("cos", 20), ("hidden", 20), ("relation", 40)]
+
+
+@pytest.mark.parametrize(("term", "steps"), suite_has(TERMS_ALONE[2:], TERMS_ALONE))
 def test_every_term_alone_is_learned(term: str, steps: int, teacher: Path, stories: Path, tmp_path: Path) -> None:
     weights = dict.fromkeys(("ce", "cos", "hidden", "relation"), 0.0) | {term: 1.0}
     given = [f"distill.{name}={weight}" for name, weight in weights.items()]
@@ -278,6 +281,7 @@ def test_killed_and_resumed(teacher: Path, stories: Path, tmp_path: Path) -> Non
     assert runs.results(out) == runs.results(tmp_path / "whole")
 
 
+@pytest.mark.proof  # tests/pretraining/test_time_budget.py kills runs of minutes, by the same job
 def test_a_killed_run_of_minutes_ends_as_one_of_as_many_steps(teacher: Path, stories: Path, tmp_path: Path) -> None:
     said, out, again = tmp_path / "said", tmp_path / "out", tmp_path / "again"
     given = ("distill", str(teacher), "--student", "distilbert-tiny", "--store", str(stories), "--seconds", "0")

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from bertree.comparison.answers import ModelScores, model_scores
 from bertree.comparison.measure import available_devices, compare_all
 from bertree.comparison.published import published_of_task
 from bertree.comparison.timing import TimedModel
@@ -20,7 +21,7 @@ from bertree.console import note, renamed, showing, status
 from bertree.errors import UserError
 from bertree.files.atomic import refuse_other, write_into_folder
 from bertree.files.formats import json_text
-from bertree.finetuning.evaluate import score_examples
+from bertree.finetuning.evaluate import ScoredSplit, score_examples
 from bertree.finetuning.scored import ScoredExamples, read_scored
 from bertree.inference.load import choose_device, load, load_or_take
 from bertree.inference.model import Model
@@ -29,7 +30,7 @@ from bertree.report.comparison_page import comparison_page
 from bertree.report.formats import printable
 from bertree.run_folder import BEST_MODEL, COMPARISON, METRICS, MODEL, REPORT, SCORES
 from bertree.tasks.files import note_all_rows_scored, read_inputs, read_records
-from bertree.tasks.intervals import Interval, few_line
+from bertree.tasks.intervals import few_line
 from bertree.tasks.task import Task
 from bertree.text.memory import Rows, pair_fields, takes_rows, task_fields
 from bertree.text.records import choose_text_column, text_field
@@ -107,19 +108,25 @@ def compare(
         if published and timed[0].task is None:
             raise UserError("`published=True`: is about a task; give its files with `data`")
         others = published_of_task(timed[0].task.name) if published and timed[0].task is not None else ()
-        samples, measured_on, scores, intervals = _samples_and_scores(timed, inputs)
+        samples, measured_on, scores = _samples_and_scores(timed, inputs)
         with status(f"timing {len(timed)} models for about {seconds:g} s"):
             comparison = compare_all(
                 timed,
                 samples,
-                scores=scores,
-                intervals=intervals,
+                scores=scores.values,
+                intervals=scores.intervals,
                 seconds=seconds,
                 devices=devices,
                 measured_on=measured_on,
                 training=training,
             )
-        comparison = replace(comparison, published=others)
+        comparison = replace(
+            comparison,
+            published=others,
+            calibration=scores.calibration,
+            differences=scores.differences,
+            disagreements=scores.disagreements,
+        )
         if folder is not None:
             write_into_folder(folder / COMPARISON, json_text(comparison.as_json(), 2) + "\n")
             write_into_folder(folder / REPORT, comparison_page(comparison))
@@ -229,22 +236,14 @@ def _short_names(models: Sequence[str]) -> list[str]:
     return names if len(set(names)) == len(names) else [f"{name} ({n})" for n, name in enumerate(names, 1)]
 
 
-def _samples_and_scores(
-    models: Sequence[TimedModel], inputs: ComparisonInputs
-) -> tuple[list[Any], str, dict[str, list[float | None]], dict[str, tuple[Interval | None, ...]]]:
-    """Return the samples to time, a description of them, the scores and their intervals."""
-    task, examples = models[0].task, list[Any]()
-    scores: dict[str, list[float | None]] = {}
-    intervals: dict[str, tuple[Interval | None, ...]] = {}
+def _samples_and_scores(models: Sequence[TimedModel], inputs: ComparisonInputs) -> tuple[list[Any], str, ModelScores]:
+    """Return the samples to time, a description of them, and the scores."""
+    task, examples, scores = models[0].task, list[Any](), ModelScores()
     if inputs.data is not None:
         assert task is not None
         sets = read_scored(task, inputs.data, inputs.split, [timed.model.task for timed in models])
         examples = [example for one in sets for example in one.examples]
-        scored = [_score(timed, sets) for timed in models]
-        names = dict.fromkeys(name for values, _ in scored for name in values if not name.endswith("threshold"))
-        for name in sorted(names, key=lambda name: name != task.metric):
-            scores[name] = [values.get(name) for values, _ in scored]
-            intervals[name] = tuple(spans.get(name) for _, spans in scored)
+        scores = model_scores([timed.task for timed in models if timed.task], [_score(timed, sets) for timed in models])
         if sets[0].whole_file:
             note_all_rows_scored(inputs.data)
         for one in sets:
@@ -253,23 +252,20 @@ def _samples_and_scores(
     if inputs.texts is not None:
         texts, path = _texts(inputs.texts, task, inputs.columns), str(inputs.texts)
         place = f"of {inputs.texts.name}" if renamed(path) == path else "in memory"
-        return texts, f"{len(texts):,} texts {place}", scores, intervals
-    return examples, f"{len(examples):,} examples of {task.name}" if task else "", scores, intervals
+        return texts, f"{len(texts):,} texts {place}", scores
+    return examples, f"{len(examples):,} examples of {task.name}" if task else "", scores
 
 
-def _score(timed: TimedModel, sets: Sequence[ScoredExamples]) -> tuple[dict[str, float], dict[str, Interval]]:
-    """Return a model's scores on examples, and their intervals."""
+def _score(timed: TimedModel, sets: Sequence[ScoredExamples]) -> list[ScoredSplit]:
+    """Return a model's predictions on examples, with scores."""
     assert timed.task is not None
-    scores: dict[str, float] = {}
-    intervals: dict[str, Interval] = {}
-    for scored in score_examples(timed.task, timed.model, sets):
+    splits = list(score_examples(timed.task, timed.model, sets))
+    for scored in splits:
         for line in scored.notes:
             note(f"{timed.name}: {line}")
         if not scored.scores:
             raise UserError(f"{scored.file}: has no gold answers to score")
-        scores |= {scored.prefix + key: value for key, value in scored.scores.items()}
-        intervals |= {scored.prefix + key: value for key, value in scored.intervals.items()}
-    return scores, intervals
+    return splits
 
 
 def _texts(path: Path, task: Task[Any] | None, columns: Mapping[str, str | None]) -> list[Any]:

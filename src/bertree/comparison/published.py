@@ -1,6 +1,5 @@
 """Published scores of the family and its rivals, each with paper and table (published.toml)."""
 
-from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
@@ -40,8 +39,3 @@ def published_of_task(task: str) -> tuple[PublishedRow, ...]:
     if not rows:
         raise UserError(f"`published=True`: there are no published scores on {task}")
     return tuple(rows)
-
-
-def score_names(rows: Iterable[PublishedRow]) -> list[str]:
-    """Return the names of the scores of some rows, in the order in which they come."""
-    return list(dict.fromkeys(name for row in rows for name in row.scores))

@@ -1,11 +1,11 @@
 """Distillation on a task: fine-tuning whose student learns from a teacher's scores, computed once before the seeds.
 
-OUT receives what `bertree finetune` writes and teacher.safetensors, the teacher's scores; metrics.json holds the share
-of the teacher's score that the student keeps.
+OUT receives what `bertree finetune` writes, teacher.safetensors, the teacher's scores, and temperature.json, what a
+temperature does to its answers; metrics.json holds the share of the teacher's score that the student keeps.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,10 @@ from bertree.distillation.teacher import (
     read_scores,
     write_scores,
 )
+from bertree.distillation.temperature import temperature_effect
 from bertree.errors import UserError
-from bertree.files.formats import Json
+from bertree.files.atomic import write_atomically
+from bertree.files.formats import Json, json_text
 from bertree.finetuning import config as configs
 from bertree.finetuning.config import TaskDistillConfig, TaskDistillSettings
 from bertree.finetuning.evaluate import EncodedSplit, Measurement, evaluate_dev
@@ -42,6 +44,8 @@ from bertree.inference.model import Model
 from bertree.inference.trained_run import Run
 from bertree.objectives.distill_task import task_distillation_objective
 from bertree.objectives.supervised import HEAD_KINDS
+from bertree.report.temperature import read_temperature
+from bertree.run_folder import TEMPERATURE
 from bertree.tasks.collate import logit_rows
 from bertree.tasks.files import TaskFiles
 from bertree.tasks.logits import inference_autocast
@@ -183,7 +187,12 @@ class Teaching:
             lines.append("no training example has a label, so everything is learned from the teacher")
         if units:
             lines.append(f"its scores of {len(units):,} units are in {SCORES_FILE} ({scores.bytes:,} bytes)")
+        kind = "mse" if tuner.task.regression else settings.kind
+        used = settings.temperature if kind == "soft" and settings.alpha < 1 else None
+        if effect := read_temperature(job.out):
+            lines.append(effect.line(used))
         teacher = {"model": self.teacher.name, "scores": scores.figures, "bytes": scores.bytes}
+        teacher |= {"kind": kind, "temperature": used}
         tuner = replace(tuner, train=splits["train"])
         return replace(job, tuner=tuner, splits=splits, intro=[*job.intro, *lines], teacher=teacher)
 
@@ -242,6 +251,10 @@ class Teaching:
             labeled = any(unit.answer is not None for unit in read[name])
             return predictions, task.score(splits[name].examples, predictions) if labeled else {}
 
+        if not task.regression:
+            used = self.config.distill.temperature
+            effect = temperature_effect(task.head, task.labels, splits["dev"], read["dev"], logits["dev"], used)
+            write_atomically(job.out / TEMPERATURE, json_text(asdict(effect)) + "\n")
         return TeacherScores(logits.get("train", []), evaluate_dev(task, splits, measure)[1])
 
     def _describe_mix(self, regression: bool) -> str:
