@@ -3,7 +3,8 @@
     python -m benchmarks.studies work                           # all studies
     python -m benchmarks.studies work --only bert-size xl-speed --steps 3 --device cuda
 
-Text, tokenizer, store and the files of all tasks are made up below WORK. A study that is done there is not run again.
+Text, tokenizer, stores and the files of all tasks are made up below WORK; `ctrl-styles` gets a store with control
+codes. A study that is done there is not run again.
 The failures are printed by study, cell and step, with a JSON line for each study. A step that was not computed
 because another has failed is counted with that one.
 """
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import bertree
 from benchmarks.common import argument_parser
+from bertree.inference.cloze import BLANK, read_probes
 from bertree.study.load import bundled_studies, load_study
 
 SUBJECTS = ("the sailor", "a farmer", "the old king", "my sister", "the doctor", "a stranger", "the teacher", "our dog")
@@ -32,9 +34,19 @@ def sentence(draw: random.Random) -> str:
 
 
 def write_text(path: Path, draw: random.Random) -> None:
-    """Write documents with blank lines between them."""
-    documents = (" ".join(sentence(draw) for _ in range(SENTENCES)) for _ in range(DOCUMENTS))
+    """Write documents with blank lines between them; the last one has the words of the cloze probes."""
+    documents = [" ".join(sentence(draw) for _ in range(SENTENCES)) for _ in range(DOCUMENTS)]
+    documents.append(" ".join(probe.text.replace(BLANK, probe.word) for probe in read_probes()))
     path.write_text("\n\n".join(documents) + "\n")
+
+
+def write_codes(folder: Path, draw: random.Random) -> None:
+    """Write a file for each control code, every text of which has an address."""
+    folder.mkdir()
+    for code in ("books", "letters"):
+        texts = (" ".join(sentence(draw) for _ in range(SENTENCES)) for _ in range(DOCUMENTS))
+        rows = ({"text": text, "url": f"https://{code}.example/{number}"} for number, text in enumerate(texts))
+        (folder / f"{code}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def write_tasks(folder: Path, draw: random.Random) -> None:
@@ -100,6 +112,7 @@ def write_tasks(folder: Path, draw: random.Random) -> None:
     cloze = {"text": "The sailor saw a red [MASK].", "answer": "ship", "kind": "syntax"}
     put("cloze.jsonl", *(json.dumps(cloze) for _ in range(4)))
     put("attribution.tsv", "code\ttext", *rows("books|letters", "s"))
+    put("links.tsv", "url\ttext", *rows("https://a.example/1890|https://b.example/2004", "s"))
     words = sorted(
         {word for part in (SUBJECTS, VERBS, OBJECTS, PLACES) for text in part for word in text.lower().split()}
     )
@@ -130,6 +143,11 @@ def prepare(work: Path) -> None:
         write_text(work / "text.txt", random.Random(0))
         bertree.train_tokenizer([work / "text.txt"], out=work / "tokenizer", vocab_size=300)
         bertree.prepare([work / "text.txt"], tokenizer=work / "tokenizer", out=work / "store")
+    if not (work / "codes-store").is_dir():
+        write_codes(work / "codes", random.Random(2))
+        bertree.train_tokenizer([work / "codes"], out=work / "codes-tokenizer", kind="bpe", vocab_size=400)
+        tokenizer, out = work / "codes-tokenizer", work / "codes-store"
+        bertree.prepare([work / "codes"], tokenizer=tokenizer, out=out, control="file", given="url")
     if not (work / "tasks").is_dir():
         write_tasks(work / "tasks", random.Random(1))
 
@@ -153,7 +171,7 @@ def main() -> None:
             results = bertree.run_study(
                 name,
                 size=options.size,
-                store=options.work / "store",
+                store=options.work / ("codes-store" if name == "ctrl-styles" else "store"),
                 tasks=options.work / "tasks",
                 out=options.work / "studies" / name,
                 steps=options.steps,

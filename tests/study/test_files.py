@@ -9,16 +9,19 @@ from types import SimpleNamespace
 
 import pytest
 
+from bertree.data.prepare import prepare
 from bertree.errors import BertreeWarning
 from bertree.files.formats import Json, read_toml
 from bertree.model.network import build as build_network
 from bertree.model.presets import preset
 from bertree.pretraining import build
 from bertree.pretraining import recipe as recipes
-from bertree.pretraining.recipe import DataSettings
+from bertree.pretraining.sections import DataSettings
 from bertree.study.definition import SIZES, Study
 from bertree.study.load import bundled_studies, load_study
 from bertree.study.plan import StudyPlan, plan_study
+from bertree.study.report import published_table
+from tests.support.shared import suite_has
 
 # Tokens of the text, by size: as many as the largest batch needs, few enough that static masks repeat.
 TOKENS = {"tiny": 3e6, "small": 3e6, "paper": 3e9}
@@ -31,7 +34,9 @@ FILES = {
     "conll2003/{train,valid,test}.txt": "",
     "sts/STSBenchmark/sts-test.csv": "genre\tfile\t2012\t1\t2.5\tA ship.\tA boat.\n",
     "STS-B/test.tsv": "sentence1\tsentence2\tscore\nA ship.\tA boat.\t2.5\n",
-    "{glove.txt,sentences.txt,speed.txt,questions.jsonl,attribution.tsv}": "",
+    "{glove.txt,sentences.txt,speed.txt,questions.jsonl}": "",
+    "attribution.tsv": "code\ttext\nbooks\tA ship.\n",
+    "links.tsv": "url\ttext\nhttps://a.example\tA ship.\n",
     "wikitext-2/test.raw": "",
     "lambada/lambada_test.jsonl": "",
 }
@@ -61,6 +66,14 @@ def studies() -> dict[str, Study]:
     return {name: load_study(name) for name in bundled_studies()}
 
 
+@pytest.fixture(scope="module")
+def coded_store(tmp_path_factory: pytest.TempPathFactory, token_store: Path) -> Path:
+    folder = tmp_path_factory.mktemp("codes")
+    (folder / "books.jsonl").write_text('{"text": "A ship sailed.", "url": "a"}\n' * 9)
+    prepare([folder], tokenizer=token_store / "tokenizer", out=folder / "store", control="file", given="url", workers=1)
+    return folder / "store"
+
+
 @cache
 def read_once(path: Path) -> Json:
     return read_toml(path)
@@ -70,7 +83,8 @@ def plan(study: Study, size: str, store: Path, tasks: Path, monkeypatch: pytest.
     """Plan a study as if the text were long enough."""
 
     def stores(data: DataSettings) -> tuple[SimpleNamespace, SimpleNamespace]:
-        return SimpleNamespace(tokens=int(TOKENS[size] * data.share), documents=99), SimpleNamespace(documents=9)
+        train = SimpleNamespace(tokens=int(TOKENS[size] * data.share), documents=99, controls=(), has_given=False)
+        return train, SimpleNamespace(documents=9)
 
     monkeypatch.setattr(build, "open_stores", stores)
     monkeypatch.setattr(recipes, "read_toml", lambda path: deepcopy(read_once(path)))
@@ -80,14 +94,20 @@ def plan(study: Study, size: str, store: Path, tasks: Path, monkeypatch: pytest.
         return plan_study(study, size, store=store, tasks=tasks, seeds=seeds)
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", suite_has(("tiny", "paper"), SIZES))
 def test_every_cell_of_every_study_can_be_planned_and_built(
-    size: str, studies: dict[str, Study], token_store: Path, tasks: Path, monkeypatch: pytest.MonkeyPatch
+    size: str,
+    studies: dict[str, Study],
+    token_store: Path,
+    coded_store: Path,
+    tasks: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Recipes, settings, files of tasks, masks; and of the smallest size the networks, with one of their layers."""
     built = set()
     for name, study in studies.items():
-        planned = plan(study, size, token_store, tasks, monkeypatch)
+        store = coded_store if name == "ctrl-styles" else token_store
+        planned = plan(study, size, store, tasks, monkeypatch)
         assert {step.cell for step in planned.steps} == {cell.name for cell in study.running()}, name
         for step in planned.distinct:
             if step.step.do == "pretrain" and size == "tiny":
@@ -97,6 +117,14 @@ def test_every_cell_of_every_study_can_be_planned_and_built(
                 if repr(a) not in built:
                     built.add(repr(a))
                     build_network(a, {"mask": 0})
+
+
+def test_every_study_shows_its_published_figures_and_claims_before_it_is_run(studies: dict[str, Study]) -> None:
+    for study in studies.values():
+        text = published_table(study)
+        assert all(f"| {cell.name} |" in text for cell in study.cells if cell.published), study.name
+        assert all(pattern.claim in text for pattern in study.patterns), study.name
+        assert "resolved" not in text, "nothing was run"
 
 
 def test_every_study_cites_a_paper_and_names_what_it_computes(studies: dict[str, Study]) -> None:

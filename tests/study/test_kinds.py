@@ -3,13 +3,17 @@
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from bertree.errors import UserError
 from bertree.finetuning.linear_head import fit_classifier
 from bertree.study import probe
+from bertree.study.context import effective_length
 from bertree.study.execute import run_study
 from bertree.study.load import load_study
+from bertree.study.steps import attribution
+from tests.support.language_models import CODES, language_model
 
 HEAD = """
 title = "Kinds"
@@ -161,6 +165,44 @@ def test_left_to_right_models_predict_texts(tmp_path: Path, token_store: Path, t
     assert figures["text"]["word_perplexity"] > 1
     assert figures["lambada"]["filtered_accuracy"] >= figures["lambada"]["accuracy"]
     assert figures["time"]["tokens_per_s"] > 0
+
+
+def test_the_effective_length_ends_where_a_longer_context_no_longer_helps() -> None:
+    alone = np.array([[[3.0, 1.0], [2.0, 1.0], [1.999, 0.5]]])  # a model, contexts of 4, 8 and 12, two tokens
+    assert effective_length(alone, 0, [4, 8, 12], 100) == 12
+    assert effective_length(alone, 0, [4, 8, 12], 50) == 8, "of the harder token"
+    both = np.concatenate([alone, np.full((1, 3, 2), 0.4)])
+    assert effective_length(both, 0, [4, 8, 12], 100) == 4, "another model is better with the shortest context"
+
+
+@pytest.mark.train
+def test_the_context_of_a_model_is_relative_to_those_of_other_cells(
+    tmp_path: Path, token_store: Path, tasks: Path
+) -> None:
+    cells = """[[cells]]
+name = "short"
+members = ["long"]
+[[cells]]
+name = "long"
+members = ["short"]
+set = {pretrain = ["model.layers=1"]}
+"""
+    steps = [f'do = "pretrain", recipe = "gpt1", {FEW}']
+    steps += ['do = "context", data = "texts.txt", set = ["step=4", "longest=8", "tokens=6"]']
+    figures = run(tmp_path, token_store, tasks, steps, cells)
+    assert figures["context"]["tokens"] == 6
+    assert figures["context"]["length_100"] in (4, 8)
+    results = run_study(tmp_path / "kinds.toml", store=token_store, tasks=tasks, out=tmp_path / "out")
+    assert len({row["folder"] for row in results.rows if row["step"] == "context"}) == 2, "each has a length of its own"
+
+
+def test_codes_and_addresses_are_told_from_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = language_model("ctrl", CODES)
+    monkeypatch.setattr(type(model), "takes_given", True)
+    rows = [{"code": CODES[number % 2], "text": text} for number, text in enumerate(("red", "a stone", "the lamp"))]
+    assert attribution(model, rows)["texts"] == 3
+    figures = attribution(model, [{"url": f"garden {number}", **row} for number, row in enumerate(rows)])
+    assert 0 <= figures["accuracy"] <= figures["before_another"] <= 1
 
 
 @pytest.mark.train

@@ -81,6 +81,9 @@ def test_shared_figures_count_once_exact_ones_have_no_spread_and_others_are_rela
     assert faster is not None
     assert faster.value == 3.0
     table = markdown_table(results)
+    assert "| small | 4 | 2.00" in table, "the number of parameters has no spread"
+    assert "- all cells: pretrain `phases.0.batch_tokens=256`" in table
+    assert "- small: pretrain `layers=1`" in table
     assert "Nothing else ran beside the steps that measure time" in table
     assert "Up to 2 steps ran at a time" in table
     assert "Cost: 3.0 minutes of a GPU (torch 2)." in table
@@ -140,6 +143,24 @@ def test_failed_and_diverged_cells_are_shown_and_what_needs_them_is_not_computed
     assert {(step.step.key, step.seed) for step in fake} == {
         ("pretrain", 0), ("info", 0), ("evaluate", 0), ("info", 1), ("evaluate", 1),
     }  # fmt: skip
+
+
+def test_the_seconds_of_a_step_include_those_before_a_signal(
+    study_file: Path, token_store: Path, fake: list[PlannedStep], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*arguments: object) -> dict[str, float]:
+        raise steps.Stopped(15)
+
+    out = study_file.parent / "out"
+    with monkeypatch.context() as patched:
+        patched.setattr(execute, "STEPS", dict.fromkeys(steps.STEPS, stop))
+        assert run_study(study_file, store=token_store, out=out, only=["large"], seeds=1).signal == 15
+    (spent,) = out.glob("steps/*/seconds.json")
+    spent.write_text('{"seconds": 1000}')
+    results = run_study(study_file, store=token_store, out=out, only=["large"], seeds=1)
+    assert results.rows[0]["seconds"] >= 1000
+    assert not spent.exists()
+    assert "2 have no figures here" in results.sentence, "of the claims on cells that were not computed"
 
 
 def test_the_estimate_takes_what_was_measured(study_file: Path, token_store: Path, fake: list[PlannedStep]) -> None:

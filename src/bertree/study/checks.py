@@ -1,7 +1,10 @@
 """Checks of a planned step before anything is trained: its settings, its files, its model and its text."""
 
 from bertree.comparison.info import find_point
+from bertree.data.formats import Format
 from bertree.data.masking import Masking
+from bertree.data.store import Store
+from bertree.data.stream import check_codes
 from bertree.distillation.text_recipe import find_recipe
 from bertree.embeddings import sts
 from bertree.errors import UserError
@@ -16,6 +19,7 @@ from bertree.study.load import check_names
 from bertree.study.planned import PlannedStep
 from bertree.tasks.files import TaskFiles
 from bertree.tasks.registry import make_task
+from bertree.text.records import read_records
 
 NO_MODEL_TASKS = ("perplexity", "lambada", "questions", "cloze", "attribution")  # that need no fine-tuned head
 CROSS = "cross"
@@ -41,6 +45,8 @@ def check_step(planned: PlannedStep, brief: bool = False) -> None:
         sts.find(planned.data)
     elif step.do == "info":
         axes(planned)
+    elif step.task == "attribution":
+        _check_attribution(planned)
     elif step.task and step.task not in NO_MODEL_TASKS:
         make_task(step.task)
 
@@ -67,6 +73,17 @@ def _check_task(planned: PlannedStep) -> None:
     TaskFiles.of(planned.data[0]).splits(task)
 
 
+def _check_attribution(planned: PlannedStep) -> None:
+    """Check that a model that a step trains has codes, and given texts where addresses are attributed."""
+    (_, record), *_ = read_records(planned.data[0])
+    if planned.model_step is None or planned.store is None:
+        return
+    if not (store := Store.open(planned.store)).controls:
+        raise UserError(f"{planned.store}: has no control codes; make it with `bertree prepare --control`")
+    if "url" in record and not store.has_given:
+        raise UserError(f"{planned.store}: has no texts after its codes; make it with `bertree prepare --given url`")
+
+
 def _check_pretraining(planned: PlannedStep, brief: bool) -> None:
     assert planned.store is not None
     if not planned.recipe:
@@ -78,6 +95,8 @@ def _check_pretraining(planned: PlannedStep, brief: bool) -> None:
         if (longest := max(phase.max_length for phase in recipe.phases)) > a.max_positions:
             raise UserError(f"sequences of {longest} tokens are longer than the model's {a.max_positions} positions")
     train, held_out = build.open_stores(recipe.data)
+    for phase in () if recipe.data.in_lanes else recipe.phases:
+        check_codes(train, Format.parse(recipe.data.format), phase.max_length)
     if recipe.data.format.endswith("+nsp") and min(train.documents, held_out.documents) < 2:
         raise UserError(f"{planned.store}: NSP needs two documents to train on and two held out; prepare more text")
     if train.tokens < max(phase.batch_tokens for phase in recipe.phases):

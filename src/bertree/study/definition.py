@@ -25,9 +25,11 @@ BUNDLED = Path(__file__).parent / "files"
 SIZES = ("tiny", "small", "paper")
 KINDS = (
     *("pretrain", "distill", "finetune", "embeddings"),  # these train a model
-    *("evaluate", "ensemble", "sts", "info", "plan", "time", "pairs"),
+    *("evaluate", "ensemble", "context", "sts", "info", "plan", "time", "pairs"),
 )
+
 TRAINING = KINDS[:4]
+JOINING = ("ensemble", "context")  # kinds that read the models of several cells
 BASES = ("pretrain", "distill", "embeddings")  # kinds whose model later steps take unless they name another
 EXACT = ("info", "plan")  # kinds whose figures are computed, not measured: they have no spread
 ALONE = ("time", "pairs")  # kinds that measure time, so nothing may run beside them
@@ -119,7 +121,7 @@ class StudyCell:
     at: dict[str, Settings] = field(default_factory=dict)  # by size: what takes the place of `set` there
     change: Changes = field(default_factory=dict)  # other fields of its steps
     steps: tuple[str, ...] = ()  # the names of its steps; none: all
-    members: tuple[str, ...] = ()  # cells whose models an ensemble joins; none: its own
+    members: tuple[str, ...] = ()  # cells whose models an ensemble joins or a context is relative to; none: its own
     published: dict[str, float] = field(default_factory=dict)  # by column
     also_published: dict[str, float] = field(default_factory=dict)  # of a second source that disagrees
 
@@ -155,7 +157,8 @@ class StudySize:
     set: Settings = field(default_factory=dict)
     change: Changes = field(default_factory=dict)  # other fields of the steps of all cells
     seeds: Annotated[int, AtLeast(1)] = 2
-    minutes: Annotated[float, Above(0)] = 1.0  # of a cell and seed, as measured or estimated
+    minutes: Annotated[float, Above(0)] = 1.0  # of a cell and seed
+    measured: bool = False  # the minutes are those of a run, not an estimate
     machine: str = "two CPU cores"  # on which it takes that long
 
 

@@ -29,17 +29,17 @@ from bertree.files.formats import Json, json_text, read_json
 from bertree.inference.load import choose_device
 from bertree.report.formats import duration
 from bertree.run_folder import CHECKPOINTS, MODEL
-from bertree.study.load import load_study
+from bertree.study.load import load_study, write_template
 from bertree.study.plan import StudyPlan, plan_study
 from bertree.study.planned import PlannedStep
 from bertree.study.report import write_tables
 from bertree.study.results import RESULT, StudyResults, end_session, read_results, write_plan
 from bertree.study.schedule import StudyProgress, compute_all
 from bertree.study.steps import NO_MODEL, RUN, STEPS, Stopped
-from bertree.study.template import write_template
 
 # Of a run with one of the settings that a step chooses among: its folder, and its figures.
 CHOICE, TRIAL = "choice-{}", "choice-{}.json"
+SPENT = "seconds.json"  # of a step that a signal has ended: the seconds so far
 
 
 def run_study(
@@ -147,7 +147,8 @@ def _estimate(plan: StudyPlan, waiting: Sequence[PlannedStep], folder: Path, job
     guess = 60 * size.minutes * runs / max(1, len(plan.distinct))  # of a step
     seconds = sum(mean(measured[step.step.key]) if step.step.key in measured else guess for step in waiting)
     unmeasured = {step.step.key for step in waiting} - measured.keys()
-    source = f"on {size.machine}, as the study file estimates" if unmeasured else "as measured here"
+    basis = "as a run has taken" if size.measured else "as the study file estimates"
+    source = f"on {size.machine}, {basis}" if unmeasured else "as measured here"
     beside = f", {jobs} at a time" if jobs > 1 else ", one at a time"
     return (
         f"{plan.study.name}, {plan.size}: {runs} runs of cells, {len(waiting)} of {len(plan.distinct)} steps to "
@@ -164,7 +165,8 @@ def compute_step(planned: PlannedStep, folder: Path, keep: bool) -> str:
     if (place / RESULT).is_file():  # it failed, or its model is gone: from the start
         shutil.rmtree(place)
     make_folder(place)
-    began = time.perf_counter()
+    spent = read_json(place / SPENT)["seconds"] if (place / SPENT).is_file() else 0.0
+    began = time.perf_counter() - spent
     result: Json = {"state": "done", "figures": {}}
     try:
         with showing(False):
@@ -172,6 +174,9 @@ def compute_step(planned: PlannedStep, folder: Path, keep: bool) -> str:
         if not all(math.isfinite(value) for value in figures.values()):
             result |= {"state": "diverged", "message": "a figure is not finite"}
         result["figures"] = {name: value for name, value in figures.items() if math.isfinite(value)}
+    except Stopped:
+        write_into_folder(place / SPENT, json_text({"seconds": time.perf_counter() - began}) + "\n")
+        raise
     except UserError as error:
         state = "diverged" if "finite" in str(error) else "not computed" if NO_MODEL in str(error) else "failed"
         result |= {"state": state, "message": str(error), "figures": {}}
@@ -183,6 +188,8 @@ def compute_step(planned: PlannedStep, folder: Path, keep: bool) -> str:
     result |= {"step": planned.step.key, "seconds": round(time.perf_counter() - began, 1)}
     write_into_folder(place / RESULT, json_text(result, 1) + "\n")
     _remove_unneeded(planned, place, keep)
+    if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
+        torch.cuda.empty_cache()  # the steps beside this one need the memory
     outcome = result.get("message") or ", ".join(f"{name} {value:.4g}" for name, value in result["figures"].items())
     return f"{planned.cell}, seed {planned.seed}, {planned.step.key}: {result['state']}: {outcome}"
 
@@ -190,6 +197,7 @@ def compute_step(planned: PlannedStep, folder: Path, keep: bool) -> str:
 def _remove_unneeded(planned: PlannedStep, place: Path, keep: bool) -> None:
     """Remove what a step with a result does not need: a study has many models."""
     shutil.rmtree(place / RUN / CHECKPOINTS, ignore_errors=True)
+    (place / SPENT).unlink(missing_ok=True)
     if planned.step.do in ("finetune", "distill") and planned.step.task and not keep:
         shutil.rmtree(place / RUN / MODEL, ignore_errors=True)
 

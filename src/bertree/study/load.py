@@ -6,9 +6,11 @@ from pathlib import Path
 
 from bertree.config import settings
 from bertree.errors import UserError, suggest
+from bertree.files.atomic import write_into_folder
 from bertree.files.formats import read_toml
 from bertree.study.definition import BUNDLED, EXACT, SIZES, Column, Plot, Study, StudyStep
 
+TEMPLATE = BUNDLED.parent / "template.toml"  # fields that most studies need, with comments
 AXES = ("steps", "tokens", "seconds")
 NEEDED = {
     "pretrain": ("recipe",),
@@ -16,6 +18,7 @@ NEEDED = {
     "finetune": ("task", "data"),
     "embeddings": ("loss", "data"),
     "ensemble": ("model", "task", "data"),
+    "context": ("data",),
     "sts": ("data",),
     "time": ("measure",),
     "pairs": ("data",),
@@ -48,6 +51,19 @@ def studies() -> dict[str, Study]:
     >>> bertree.studies()["bert-size"].paper
     """
     return {name: load_study(name) for name in bundled_studies()}
+
+
+def write_template(path: Path, study: str = "") -> Study:
+    """Write the template, or a built-in study, to a new file; return the study in it."""
+    if path.suffix != ".toml":
+        raise UserError(f"{path}: must end in .toml")
+    if path.exists():
+        raise UserError(f"{path}: exists already; give another path")
+    if study:
+        load_study(study)
+    source = Path(study) if study.endswith(".toml") else BUNDLED / f"{study}.toml" if study else TEMPLATE
+    write_into_folder(path, source.read_bytes())
+    return load_study(path)
 
 
 def _check(study: Study, where: str) -> None:

@@ -13,7 +13,7 @@ from bertree.errors import UserError
 from bertree.model.presets import PRESETS
 from bertree.pretraining import recipe as recipes
 from bertree.study.checks import check_step
-from bertree.study.definition import ALONE, BASES, Study, StudyCell, StudySize, StudyStep
+from bertree.study.definition import ALONE, BASES, JOINING, Study, StudyCell, StudySize, StudyStep
 from bertree.study.load import check_names
 from bertree.study.planned import PlannedStep
 
@@ -87,8 +87,6 @@ def plan_study(
         raise UserError(f"{study.name}: needs a token store (`store=DIR`): `bertree prepare` makes one of your text")
     if tasks is not None and not tasks.is_dir():
         raise UserError(f"{tasks}: no such folder; `tasks` is the folder with the data of the tasks")
-    if tasks is None and any(step.data for step in study.steps):
-        note("`tasks`: no folder with the data of the tasks, so only the figures of pretraining are computed")
     text = Store.open(store).fingerprint if store is not None else ""
     inputs = Inputs(store=store, text=text, tasks=tasks, device=device, steps=steps)
     by_cell: dict[tuple[str, int], list[PlannedStep]] = {}
@@ -98,10 +96,10 @@ def plan_study(
             of_cell = replace(cell, set=cell.at.get(size, cell.set))
             by_cell[cell.name, seed] = _plan_cell(study, chosen, of_cell, seed, inputs, skip, first)
             first = first or by_cell[cell.name, seed]
-    work = [step for planned in by_cell.values() for step in planned if step.step.do != "ensemble"]
+    work = [step for planned in by_cell.values() for step in planned if step.step.do not in JOINING]
     for (name, seed), planned in by_cell.items():
         for step in planned:
-            if step.step.do == "ensemble":
+            if step.step.do in JOINING:
                 work.append(_with_members(step, study.cell(name).members or (name,), seed, by_cell))
     checked: set[str] = set()
     for step in work:
@@ -111,6 +109,8 @@ def plan_study(
         except UserError as error:
             raise UserError(f"{study.name}: cell '{step.cell}': {step.step.key}: {error}") from None
         checked.add(step.identity)
+    if tasks is None and any(step.data for step in study.steps):
+        note("`tasks`: no folder with the data of the tasks, so only the figures of pretraining are computed")
     return StudyPlan(study=study, size=size, steps=work, brief=steps)
 
 
@@ -183,7 +183,7 @@ def _shortened(planned: PlannedStep, steps: int) -> PlannedStep:
         added += ["schedule.warmup=1", "run.minutes=0.0", f"run.eval_every={steps}", "run.eval_tokens=4096"]
     else:
         examples = [f"examples={FEW_EXAMPLES}"] if step.task else []
-        added = ["epochs=1", *examples] if step.trains else []
+        added = ["epochs=1", *examples] if step.trains else ["tokens=8"] if step.do == "context" else []
     return replace(planned, settings=(*settings, *added))
 
 
@@ -191,12 +191,15 @@ def _with_members(
     step: PlannedStep, cells: Sequence[str], seed: int, by_cell: dict[tuple[str, int], list[PlannedStep]]
 ) -> PlannedStep:
     """Return an ensemble with its members: of one seed, or of all if it is the same for all."""
+    name_of_step = step.step.model
+    if step.model_step:  # a context is that of the cell's own model
+        name_of_step, cells = step.model_step.step.key, (*cells, step.cell)
     members = tuple(
         member
         for (name, number), planned in by_cell.items()
         if name in cells and (number == seed or not step.step.seeded)
         for member in planned
-        if member.step.key == step.step.model
+        if member.step.key == name_of_step
     )
     if len(members) < 2:
         raise UserError(

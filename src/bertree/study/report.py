@@ -1,17 +1,18 @@
 """The tables of a study: table.md for texts, report.html for people; ours with the published figures beside them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from bertree.console import showing
 from bertree.files.atomic import write_atomically, write_json_lines
+from bertree.files.formats import Json
 from bertree.report.formats import duration
 from bertree.report.html import render, write_report
 from bertree.report.tables import Block, Cell, PageTable, Piece, Section, Tile, one_line
-from bertree.study.definition import Column, StudyCell
+from bertree.study.definition import ALONE, Column, Study, StudyCell
 from bertree.study.plots import plots
-from bertree.study.remarks import remarks
-from bertree.study.results import HOLDS, REVERSED, ROWS, Estimate, StudyResults, Verdict, read_results
+from bertree.study.probe import PROBE
+from bertree.study.results import HOLDS, REVERSED, ROWS, Estimate, StudyResults, read_results
 
 TABLE = "table.md"
 KINDS = {HOLDS: "good", REVERSED: "bad"}
@@ -34,24 +35,60 @@ def write_tables(folder: Path, results: StudyResults) -> None:
 
 def markdown_table(results: StudyResults) -> str:
     """Return the table, the published figures in brackets, and the verdicts."""
-    study = results.study
-    head = [study.varied, *(column.label or column.name for column in study.columns)]
-    lines = [f"# {study.title}", "", study.question, "", f"Published: {study.paper}. Size: {results.size}.", ""]
-    lines += [_row(head), _row(["---", *("--:" for _ in study.columns)])]
-    for cell in study.cells:
+    study, columns = results.study, results.columns
+    head = [study.varied, *(column.label or column.name for column in columns)]
+    lines = [*_heading(results.study), f"Published: {study.paper}. Size: {results.size}.", ""]
+    lines += [_row(head), _row(["---", *("--:" for _ in columns)])]
+    for cell in results.cells:
         figures = []
-        for column in study.columns:
-            figures.append(f"{_estimate(results.estimate(cell.name, column), column)}{_published(cell, column)}")
+        for column in columns:
+            figures.append(figure_with_published(results, cell, column))
         lines.append(_row([cell.name, *figures]))
     second = f" After a semicolon: {study.second_source}." if study.second_source else ""
-    lines += ["", f"In brackets: published.{second}"]
-    if verdicts := results.verdicts():
-        lines += ["", results.sentence, "", _row(["claim", "difference", "published", ""]), _row(["---"] * 4)]
-        lines += [_row([verdict.pattern.claim, *_verdict_figures(verdict), verdict.state]) for verdict in verdicts]
+    lines += ["", f"In brackets: published.{second}"] if any(cell.published for cell in study.cells) else []
+    if claims := _claims(results):
+        lines += ["", results.sentence, "", _row(claims[0]), _row(["---"] * len(claims[0])), *map(_row, claims[1:])]
     problems = [f"- {cell.name}: {problem}" for cell in study.cells for problem in results.problems(cell.name)]
     lines += ["", *problems] if problems else []
     lines += ["", *(f"- {remark}" for remark in noted)] if (noted := remarks(results)) else []
+    if settings := _settings(results):
+        lines += ["", f"Settings at size {results.size}:", ""]
+        lines += [
+            f"- {name}: {'; '.join(f'{step} `{texts}`' for step, texts in by_step)}" for name, by_step in settings
+        ]
     return "\n".join(lines)
+
+
+def published_table(study: Study) -> str:
+    """Return what is known of a study before it is run: the published figures, and the claims that are checked."""
+    empty = StudyResults(study=study, size="", rows=())
+    columns = empty.columns
+    lines = [*_heading(study), f"Published: {study.paper}.", ""]
+    if columns:
+        lines += [_row([study.varied, *(column.label or column.name for column in columns)])]
+        lines += [_row(["---", *("--:" for _ in columns)])]
+        lines += [_row([cell.name, *(_published(cell, column) or "–" for column in columns)]) for cell in empty.cells]
+        lines += [f"\nAfter a semicolon: {study.second_source}."] if study.second_source else []
+    rest = [column.label or column.name for column in study.columns if column not in columns]
+    lines += ["", f"Also computed: {', '.join(rest)}."] if columns and rest else []
+    lines += [f"No figures are published. Computed: {', '.join(rest)}."] if not columns else []
+    lines += ["", "Claims that are checked:", ""]
+    labels = {column.name: column.label or column.name for column in study.columns}
+    for verdict in empty.verdicts():
+        one, difference = verdict.pattern, verdict.published
+        published = "" if difference is None else f" (published: {difference:+.2f})"
+        lines.append(f"- {one.claim}: {labels[one.column]} of {one.better} against {one.worse}{published}")
+    return "\n".join(lines)
+
+
+def _heading(study: Study) -> list[str]:
+    return [f"# {study.title}", "", study.question, ""]
+
+
+def figure_with_published(results: StudyResults, cell: StudyCell, column: Column) -> str:
+    """Return the figure of a cell in a column, with the published one in brackets."""
+    published = f" ({text})" if (text := _published(cell, column)) else ""
+    return f"{_estimate(results.estimate(cell.name, column), column)}{published}"
 
 
 def _row(cells: Sequence[str]) -> str:
@@ -61,23 +98,33 @@ def _row(cells: Sequence[str]) -> str:
 def _estimate(estimate: Estimate | None, column: Column) -> str:
     if estimate is None:
         return "–"
-    spread = "" if estimate.deviation is None or estimate.seeds == 1 else f" ± {estimate.deviation:.{column.digits}f}"
+    counted = column.figure.startswith(("info.", "plan."))  # the same with every seed
+    no_spread = counted or estimate.deviation is None or estimate.seeds == 1
+    spread = "" if no_spread else f" ± {estimate.deviation:.{column.digits}f}"
     return f"{estimate.value:.{column.digits}f}{spread}{' †' if estimate.probe else ''}"
 
 
 def _published(cell: StudyCell, column: Column) -> str:
-    """Return the published figures in brackets: of the paper, and of a second source."""
+    """Return the published figures: of the paper, and of a second source."""
     sources = [cell.published.get(column.name), cell.also_published.get(column.name)]
     if sources == [None, None]:
         return ""
     figures = ["–" if figure is None else f"{figure:.{column.digits}f}" for figure in sources]
-    return f" ({'; '.join(figures if sources[1] is not None else figures[:1])})"
+    return "; ".join(figures if sources[1] is not None else figures[:1])
 
 
-def _verdict_figures(verdict: Verdict) -> list[str]:
-    error = "" if verdict.error is None else f" ± {verdict.error:.2f}"
-    ours = "–" if verdict.difference is None else f"{verdict.difference:+.2f}{error}"
-    return [ours, "–" if verdict.published is None else f"{verdict.published:+.2f}"]
+def _claims(results: StudyResults) -> list[list[str]]:
+    """Return a table of the claims, its head first: the differences here and as published, and whether each holds."""
+    verdicts = results.verdicts()
+    published = any(verdict.published is not None for verdict in verdicts)
+    rows = [["claim", "difference here", *(["published"] if published else []), ""]]
+    for verdict in verdicts:
+        error = "" if verdict.error is None else f" ± {verdict.error:.2f}"
+        ours = "–" if verdict.difference is None else f"{verdict.difference:+.2f}{error}"
+        theirs = "–" if verdict.published is None else f"{verdict.published:+.2f}"
+        state = verdict.state if verdict.difference is not None else "no figures"
+        rows.append([verdict.pattern.claim, ours, *([theirs] if published else []), state])
+    return rows if verdicts else []
 
 
 def study_page(results: StudyResults) -> str:
@@ -105,48 +152,44 @@ def _tiles(results: StudyResults) -> list[Tile]:
 
 
 def _tables(results: StudyResults) -> list[Section]:
-    study = results.study
-    head: list[Cell] = ["", *(column.label or column.name for column in study.columns)]
+    study, columns = results.study, results.columns
     ours: list[list[Cell]] = []
     published: list[list[Cell]] = []
-    for cell in study.cells:
+    for cell in results.cells:
         name: Cell = [[Piece(cell.name, "strong")], *([[Piece(cell.note, "small")]] if cell.note else [])]
         if cell.run:
-            figures: list[Cell] = [_estimate(results.estimate(cell.name, column), column) for column in study.columns]
+            figures: list[Cell] = [_estimate(results.estimate(cell.name, column), column) for column in columns]
             ours.append([name, *figures])
             ours += [
-                [one_line(Piece(problem, "bad")), *("" for _ in study.columns)]
-                for problem in results.problems(cell.name)
+                [one_line(Piece(problem, "bad")), *("" for _ in columns)] for problem in results.problems(cell.name)
             ]
         for source in (cell.published, cell.also_published):
             if source:
-                figures = [f"{source[c.name]:.{c.digits}f}" if c.name in source else "–" for c in study.columns]
+                figures = [f"{source[c.name]:.{c.digits}f}" if c.name in source else "–" for c in columns]
                 published.append([name, *figures])
-    numbers = range(1, len(study.columns) + 1)
     way = "median" if study.median else "mean"
-    tables: list[Block] = [
-        PageTable(
-            head, ours, numbers=numbers, kind="study", title="Here", under=f"{way} ± standard deviation over the seeds"
-        )
-    ]
+    tables: list[Block] = [_table(columns, ours, "Here", f"{way} ± standard deviation over the seeds")]
     if published:
-        also = (
-            f"; where two rows have one name, the second is from {study.second_source}" if study.second_source else ""
-        )
-        tables.append(
-            PageTable(head, published, numbers=numbers, kind="study", title="Published", under=f"{study.paper}{also}")
-        )
+        second = f"; where two rows have one name, the second is from {study.second_source}"
+        under = f"{study.paper}{second if study.second_source else ''}"
+        tables.append(_table(columns, published, "Published", under))
     return [Section("Tables", blocks=tables)]
 
 
+def _table(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], title: str, under: str) -> PageTable:
+    """Return a table without the columns that have no figure in it."""
+    kept = [(n, column) for n, column in enumerate(columns, 1) if any(row[n] not in ("–", "") for row in rows)]
+    head = ["", *(column.label or column.name for _, column in kept)]
+    figures = [[row[0], *(row[n] for n, _ in kept)] for row in rows]
+    return PageTable(head, figures, numbers=range(1, len(head)), kind="study", title=title, under=under)
+
+
 def _patterns(results: StudyResults) -> list[Section]:
-    if not results.study.patterns:
+    if not (claims := _claims(results)):
         return []
-    rows: list[list[Cell]] = []
-    for verdict in results.verdicts():
-        state = one_line(Piece(verdict.state, KINDS.get(verdict.state, "")))
-        rows.append([verdict.pattern.claim, *_verdict_figures(verdict), state])
-    table = PageTable(["claim", "difference here", "published", ""], rows, numbers=[1, 2])
+    head, *lines = claims
+    rows: list[list[Cell]] = [[*line, one_line(Piece(state, KINDS.get(state, "")))] for *line, state in lines]
+    table = PageTable(head, rows, numbers=range(1, len(head) - 1))
     return [Section("Does the pattern hold?", blocks=[results.sentence, table])]
 
 
@@ -158,4 +201,53 @@ def _conditions(results: StudyResults) -> list[Section]:
     lines += remarks(results)
     lines += [f"Computed once and shared: {shared}." for shared in results.shared]
     lines += [f"{cell.name}: only published figures." for cell in study.cells if not cell.run]
-    return [Section("Conditions", blocks=lines)]
+    blocks: list[Block] = [*lines]
+    rows: list[list[Cell]] = [
+        [name, [[Piece(f"{step}: {texts}")] for step, texts in by_step]] for name, by_step in _settings(results)
+    ]
+    if rows:
+        title = f"Settings at size {results.size}"
+        blocks.append(PageTable(["", "changes to the recipes"], rows, title=title))
+    return [Section("Conditions", blocks=blocks)]
+
+
+def _settings(results: StudyResults) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Return how the size and each cell change the recipes of their steps."""
+    study = results.study
+    changes = [("all cells", study.size(results.size).set)]
+    changes += [(cell.name, cell.at.get(results.size, cell.set)) for cell in results.cells if cell.run]
+    return [
+        (name, [(step, " ".join(texts)) for step, texts in settings.items() if texts])
+        for name, settings in changes
+        if any(settings.values())
+    ]
+
+
+def remarks(results: StudyResults) -> list[str]:
+    """Return what a reader of the figures must know: choices, probes, extrapolated times, steps side by side."""
+    lines = dict.fromkeys(line for row in results.rows for line in _remarks_on(row))
+    if results.brief:
+        lines[f"Only tried out, with {results.brief} steps of every run: the figures mean nothing."] = None
+    if results.study.median:
+        lines["Figures are medians; the standard error of a median is taken as 1.25 times that of the mean."] = None
+    jobs = max((session["jobs"] for session in results.sessions), default=1)
+    if jobs > 1:
+        lines[f"Up to {jobs} steps ran at a time, so only the steps `time` compare speeds."] = None
+    if measured := [session for session in results.sessions if "minutes" in session]:
+        machines = ", ".join(dict.fromkeys(f"{one['machine']} (torch {one['torch']})" for one in measured))
+        lines[f"Cost: {sum(one['minutes'] for one in measured):.1f} minutes of {machines}."] = None
+    return list(lines)
+
+
+def _remarks_on(row: Json) -> Iterator[str]:
+    figures, where = row["figures"], f"{row['cell']}, {row['step']}"
+    if len(row.get("trials", ())) > 1:
+        tried = ", ".join(f"{choice}: {value:.4g}" for choice, value in row["trials"].items())
+        yield f"{where}: {row['chosen']}, chosen by {row['by'].removeprefix('-')} with the first seed ({tried})."
+    if figures.get("timed_pairs", 0) < figures.get("pairs", 0) and row.get("do") == "pairs":
+        timed, pairs = figures["timed_pairs"], figures["pairs"]
+        yield f"{where}: {timed:,.0f} of {pairs:,.0f} pairs were timed, and the rest is extrapolated."
+    if any(name.endswith(PROBE) for name in figures):
+        yield "†: accuracy of a linear probe on frozen states, because the model was not trained with this objective."
+    if row.get("do") in ALONE:
+        yield "Nothing else ran beside the steps that measure time."

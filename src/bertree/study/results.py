@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean, median, stdev
 
-from bertree.errors import UserError
+from bertree.errors import UserError, counted
 from bertree.files.atomic import write_atomically
 from bertree.files.formats import Json, json_text, read_json, read_json_lines
 from bertree.run_folder import METRICS
-from bertree.study.definition import BUNDLED, EXACT, Column, Pattern, Study, StudyStep
+from bertree.study.definition import BUNDLED, EXACT, Column, Pattern, Study, StudyCell, StudyStep
 from bertree.study.load import load_study
 from bertree.study.plan import StudyPlan
 from bertree.study.probe import PROBE
@@ -152,9 +152,10 @@ class StudyResults:
     @property
     def sentence(self) -> str:
         """The verdict as a sentence."""
-        states = [verdict.state for verdict in self.verdicts()]
+        verdicts = self.verdicts()
+        states = [verdict.state for verdict in verdicts if verdict.difference is not None]
         counts = {state: states.count(state) for state in (HOLDS, REVERSED, UNRESOLVED)}
-        if not states:
+        if not verdicts:
             return "The study names no pattern."
         words = {
             HOLDS: "The paper's pattern holds here",
@@ -162,10 +163,33 @@ class StudyResults:
             MIXED: "The paper's pattern holds here in part",
             UNRESOLVED: "Whether the paper's pattern holds is not resolved here",
         }[self.verdict]
-        return (
-            f"{words}. Of {len(states)} claims, {counts[HOLDS]} hold, {counts[REVERSED]} reversed, "
-            f"{counts[UNRESOLVED]} not resolved (a difference below twice its standard error, or too few seeds)."
+        left = len(verdicts) - len(states)
+        parts = [
+            (counts[HOLDS], "holds", "hold"),
+            (counts[REVERSED], "is reversed", "are reversed"),
+            (counts[UNRESOLVED], "is not resolved", "are not resolved"),
+            (left, "has no figures here", "have no figures here"),
+        ]
+        outcomes = ", ".join(f"{count} {one if count == 1 else several}" for count, one, several in parts if count)
+        why = (
+            " Not resolved: the difference is below twice its standard error, or there are too few seeds."
+            if counts[UNRESOLVED]
+            else ""
         )
+        return f"{words}. Of {counted(len(verdicts), 'claim')}, {outcomes}.{why}"
+
+    @property
+    def columns(self) -> list[Column]:
+        """The columns with figures, published or computed."""
+        names = {name for cell in self.study.cells for name in (*cell.published, *cell.also_published)}
+        names |= {c.name for c in self.study.columns if any(self.estimate(cell.name, c) for cell in self.study.cells)}
+        return [column for column in self.study.columns if column.name in names]
+
+    @property
+    def cells(self) -> list[StudyCell]:
+        """The cells with figures, published or computed."""
+        computed = {row["cell"] for row in self.rows}
+        return [cell for cell in self.study.cells if cell.name in computed or cell.published or cell.also_published]
 
     @property
     def minutes(self) -> float:

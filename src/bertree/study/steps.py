@@ -3,9 +3,8 @@
 A step's folder holds the run of its verb. Where a verb resumes, a step that was killed goes on with its run.
 """
 
-import csv
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -29,12 +28,15 @@ from bertree.pretraining.plan import plan
 from bertree.pretraining.pretrain import pretrain
 from bertree.run_folder import MODEL
 from bertree.study.checks import axes
+from bertree.study.context import context_lengths
 from bertree.study.planned import PlannedStep
 from bertree.study.probe import probe_pairs
 from bertree.study.timing import read_documents, time_pairs, time_step
+from bertree.text.records import read_records
 
 RUN = "run"  # folder of the verb below that of the step
 CARD = 12  # GB of memory, for the largest batch of training
+ADDRESSES = 4  # among which that of a text is looked for
 SEED_STEP = 100  # between the fine-tuning seeds of two seeds of a study
 NO_MODEL = "has made no model"  # message of a step that takes the model of one that failed
 Figures = dict[str, float]
@@ -181,12 +183,25 @@ def _evaluate_task(planned: PlannedStep, model: Model) -> Figures:
     if step.task == "lambada":
         return _numbers(vars(model.last_words(file)))
     if step.task == "attribution":
-        with file.open(encoding="utf-8", newline="") as lines:
-            rows = list(csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE))
+        return attribution(model, [record for _, record in read_records(file)])
+    return _numbers(evaluate(model, task=step.task, data=file, split=step.split or None, **options).metrics)
+
+
+def attribution(model: Model, rows: Sequence[Json]) -> Figures:
+    """Return how often the code of a text is the most likely one; or its address (`url`) among those of the next rows,
+    and how often it is more likely than another."""
+    if "url" not in rows[0]:
         named = model.attribute([row["text"] for row in rows])
         right = [row["code"] == one.codes[0].code for row, one in zip(rows, named, strict=True)]
         return {"accuracy": mean(right), "texts": float(len(rows))}
-    return _numbers(evaluate(model, task=step.task, data=file, split=step.split or None, **options).metrics)
+    ranks = []
+    for number, row in enumerate(rows):
+        others = {rows[(number + after) % len(rows)]["url"] for after in range(1, ADDRESSES)} - {row["url"]}
+        (ranked,) = model.attribute(row["text"], given=[row["url"], *sorted(others)])
+        best = {one.given: one.log_likelihood for one in reversed(ranked)}  # of all codes
+        ranks.append([best[row["url"]] > best[other] for other in others])
+    beaten = [one for rank in ranks for one in rank]
+    return {"accuracy": mean(map(all, ranks)), "before_another": mean(beaten), "texts": float(len(rows))}
 
 
 def _parse_setting(text: str) -> tuple[str, Any]:
@@ -199,6 +214,14 @@ def _ensemble(planned: PlannedStep, folder: Path, out: Path) -> Figures:
     task, split, device = planned.step.task, planned.step.split or None, planned.device or "auto"
     scores = evaluate(models, ensemble=True, task=task, data=planned.data[0], split=split, device=device)
     return _numbers(scores.metrics) | {"models": float(len(models))}
+
+
+def _context(planned: PlannedStep, folder: Path, out: Path) -> Figures:
+    assert planned.model_step is not None
+    own = [member.identity for member in planned.members].index(planned.model_step.identity)
+    models = [model_path(one, folder, "") for one in planned.members]
+    options = dict(map(_parse_setting, planned.settings))
+    return context_lengths(models, own, planned.data[0], planned.device or "auto", **options)
 
 
 def _sts(planned: PlannedStep, folder: Path, out: Path) -> Figures:
@@ -271,6 +294,7 @@ STEPS: dict[str, Callable[[PlannedStep, Path, Path], Figures]] = {
     "embeddings": _embeddings,
     "evaluate": _evaluate,
     "ensemble": _ensemble,
+    "context": _context,
     "sts": _sts,
     "info": _info,
     "plan": _plan,
