@@ -13,6 +13,7 @@ if not {"ONEDNN_JIT_PROFILE", "DNNL_JIT_PROFILE"} & os.environ.keys():
     os.environ["ONEDNN_JIT_PROFILE"] = "0"
 
 if TYPE_CHECKING:
+    from bertree.advice.advise import advise
     from bertree.comparison.compare import compare
     from bertree.comparison.glue import glue
     from bertree.comparison.info import info, presets
@@ -28,11 +29,13 @@ if TYPE_CHECKING:
     from bertree.finetuning.evaluate import evaluate
     from bertree.finetuning.features import write_features
     from bertree.finetuning.finetune import finetune
+    from bertree.inference.layers.analyze import layers
     from bertree.inference.load import convert, load
     from bertree.inference.model import Model
     from bertree.inference.trained_run import Run
     from bertree.model.presets import register_preset
     from bertree.objectives.embedding_losses import EmbeddingLoss, register_loss
+    from bertree.objectives.pretraining import register_objective
     from bertree.pretraining.adaptation.adapt import adapt
     from bertree.pretraining.plan import plan
     from bertree.pretraining.pretrain import pretrain
@@ -63,6 +66,7 @@ _HOMES = {
     "Tokenizer": "text.tokenizer",
     "UserError": "errors",
     "adapt": "pretraining.adaptation.adapt",
+    "advise": "advice.advise",
     "cluster_texts": "embeddings.mine_files",
     "compare": "comparison.compare",
     "compare_studies": "study.compare",
@@ -76,6 +80,7 @@ _HOMES = {
     "finetune": "finetuning.finetune",
     "glue": "comparison.glue",
     "info": "comparison.info",
+    "layers": "inference.layers.analyze",
     "load": "inference.load",
     "map_index": "embeddings.clustering",
     "mine_negatives": "search.mining",
@@ -86,6 +91,7 @@ _HOMES = {
     "recipe": "pretraining.recipe",
     "recipes": "pretraining.recipe",
     "register_loss": "objectives.embedding_losses",
+    "register_objective": "objectives.pretraining",
     "register_preset": "model.presets",
     "register_task": "tasks.registry",
     "run_study": "study.execute",
@@ -112,6 +118,7 @@ __all__ = [
     "UserError",
     "__version__",
     "adapt",
+    "advise",
     "cluster_texts",
     "compare",
     "compare_studies",
@@ -125,6 +132,7 @@ __all__ = [
     "finetune",
     "glue",
     "info",
+    "layers",
     "load",
     "map_index",
     "mine_negatives",
@@ -135,6 +143,7 @@ __all__ = [
     "recipe",
     "recipes",
     "register_loss",
+    "register_objective",
     "register_preset",
     "register_task",
     "run_study",

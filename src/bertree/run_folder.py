@@ -4,7 +4,7 @@ METRICS, RECIPE, ENVIRONMENT, TENSORBOARD = "metrics.jsonl", "recipe.toml", "env
 REPORT = "report.html"
 CHECKPOINTS, MODEL, BEST_MODEL = "checkpoints", "model", "model-best"
 SCORES, PREDICTIONS = "metrics.json", "predictions.jsonl"
-COMPARISON = "comparison.json"
+COMPARISON, TEMPERATURE = "comparison.json", "temperature.json"
 
 
 def predictions_file(split: str) -> str:

@@ -1,3 +1,3 @@
 """The version of bertree, for the package (pyproject.toml reads it here) and for every module."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

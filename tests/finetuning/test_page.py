@@ -49,7 +49,7 @@ def test_reliability_by_hand() -> None:
     lines = [labelled("a", "a" if hit else "b", score) for score, hit in zip(scores, right, strict=True)]
     found = rendered(classes("a", "b"), lines)
     gap = (4 * abs(0.95 - 0.75) + 2 * abs(0.55 - 0.5)) / 6
-    assert f"mean gap {100 * gap:.1f} %" in found.text
+    assert f"Expected calibration error {100 * gap:.1f} %" in found.titles()[0]
     assert found.row("90 to 100 %") == ["4", "75 %"]
     assert found.row("50 to 60 %") == ["2", "50 %"]
     assert found.row("60 to 70 %") == ["0"]

@@ -65,6 +65,15 @@ def test_the_strength_is_chosen_on_held_out_examples() -> None:
     assert torch.equal(again.weight, meaningful.weight)
 
 
+def test_few_examples_of_unequal_classes_do_not_all_get_the_larger_class() -> None:
+    classes = (torch.arange(1040) % 5 < 2).long()  # two of five
+    signal = 0.5 * (classes[:, None] - 0.5) * (torch.arange(32) < 8)
+    vectors = torch.randn(1040, 32, generator=torch.manual_seed(1)) + signal
+    few, others = slice(0, 40), slice(40, None)
+    answers = outputs(fit_classifier(vectors[few], classes[few], 2), vectors[others]).argmax(1)
+    assert np.mean(answers == classes[others].numpy()) > 0.64  # 0.6: the larger class for all
+
+
 def test_the_nearest_class_mean_answers() -> None:
     vectors, classes = clusters(40, 16, 3, unit=True)
     rows, peer = vectors.double().numpy(), NearestCentroid().fit(vectors.double().numpy(), classes)

@@ -1,7 +1,8 @@
 """Settings are data: trees of plain values, read into frozen dataclasses whose fields carry their bounds.
 
-A bound is written at its field: `lr: Annotated[float, Above(0)]`. Its `check` returns the value to keep, or raises
-ValueError with the reason why it is refused.
+A bound is written at its field: `lr: Annotated[float, Above(0)] = setting(1e-4, "learning rate")`. Its `check` returns
+the value to keep, or raises ValueError with the reason why it is refused. `setting` adds what the value means, for help
+texts and the reference (docs/reference.py).
 
 A configuration is a dataclass of sections: dataclasses, tuples of them, or free tables. Values come from TOML files,
 from the command line (`overrides.py`) and from Python. `read` names the first mistake by file and key, with the nearest
@@ -11,7 +12,7 @@ known name. It reads everything else that is a table of plain values too (model 
 import math
 import types
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, Field, asdict, dataclass, fields, is_dataclass
+from dataclasses import MISSING, Field, asdict, dataclass, field, fields, is_dataclass
 from functools import lru_cache
 from typing import Annotated, Any, Protocol, Union, get_args, get_origin, get_type_hints, runtime_checkable
 
@@ -21,6 +22,11 @@ from bertree.files.formats import Json, toml_text
 LARGEST = 2**63 - 1  # integer: what TOML promises
 NOT_A_SETTING = {"setting": False}  # metadata of a field that is neither read nor written
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+
+
+def setting(default: Any, meaning: str) -> Any:
+    """Declare a setting: its default and what it means. Its bounds stand in its type."""
+    return field(default=default, metadata={"meaning": meaning})
 
 
 @runtime_checkable
@@ -145,8 +151,8 @@ def _read_dataclass(kind: Any, value: Any, where: str, at: str) -> Any:
         if key not in fields_by_name:
             raise UserError(f"{where}: {_join(at, key)}: unknown key, {suggest(key, fields_by_name)}")
         values[key] = read(hints[key], inner, where, _join(at, key))
-    for key, field in fields_by_name.items():
-        if key not in values and field.default is MISSING and field.default_factory is MISSING:
+    for key, each in fields_by_name.items():
+        if key not in values and each.default is MISSING and each.default_factory is MISSING:
             raise UserError(f"{where}: {_join(at, key)}: is missing")
     try:
         result = kind(**values)

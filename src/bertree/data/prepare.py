@@ -34,7 +34,7 @@ class TrainedTokenizer:
 
     folder: Path
     tokenizer: Tokenizer
-    documents: int
+    documents: int  # of the corpus
     report: TokenizerReport | None  # None: too few documents to hold any out
     dropped: list[str]  # readable lines, one per reason
 
@@ -43,8 +43,8 @@ class TrainedTokenizer:
 class PreparedStore:
     """A token store in its folder, its size on disk, and what was left out of the corpus."""
 
-    store: Store
-    bytes: int
+    store: Store  # `documents`, `sentences`, `tokens`
+    bytes: int  # on disk, without the tokenizer
     tokenizer_bytes: int
     seconds: float
     dropped: list[str]  # readable lines, one per reason

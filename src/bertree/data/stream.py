@@ -99,17 +99,7 @@ class Stream:
 
     def _check(self, waste: float | None) -> None:
         where = self.store.name
-        if self.store.controls and self.format.kind not in CODED:
-            raise UserError(
-                f"{where}: has control codes, which {self.format.name} does not support; use format "
-                f"{' or '.join(CODED)}"
-            )
-        longest = self.store.prefixes.longest
-        if self.store.has_given and 2 * longest > self.max_length:
-            raise UserError(
-                f"max_length {self.max_length}: the longest given text of {where} has {longest} tokens with its code, "
-                f"more than half of a sequence; give {2 * longest} or more, or prepare shorter texts"
-            )
+        check_codes(self.store, self.format, self.max_length)
         for kind in () if self.format.kind == "stream" else ("cls", "sep"):
             if kind not in self.store.special:
                 raise UserError(f"{where}: the vocabulary has no {kind} token, which {self.format.name} needs")
@@ -319,6 +309,19 @@ class Stream:
         targets = maker.choose(ids, parts, np.concatenate(is_code) if is_code else None)
         rows = ids.size + np.arange(targets.positions.size)
         return targets.permutation(edges), [rows], [targets.ids]
+
+
+def check_codes(store: Store, format: Format, max_length: int) -> None:
+    """Raise an error if sequences of this format and length cannot begin with the store's control codes."""
+    if store.controls and format.kind not in CODED:
+        raise UserError(
+            f"{store.name}: has control codes, which {format.name} does not support; use format {' or '.join(CODED)}"
+        )
+    if store.has_given and 2 * (longest := store.prefixes.longest) > max_length:
+        raise UserError(
+            f"max_length {max_length}: the longest given text of {store.name} has {longest} tokens with its code, "
+            f"more than half of a sequence; give {2 * longest} or more, or prepare shorter texts"
+        )
 
 
 def _slack(batch_tokens: int, max_length: int, waste: float | None) -> int:

@@ -62,7 +62,7 @@ def device_problem(error: Exception) -> str:
 
 def install_hint(extra: str) -> str:
     """Return the end of an error line: how to install what an optional feature of bertree needs."""
-    return f"install the extra '{extra}': pip install -e '.[{extra}]' in the folder of bertree"
+    return f"install the extra '{extra}': pip install 'bertree[{extra}]'"
 
 
 def suggest(word: str, choices: Iterable[str]) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, TypeVar
 from bertree.config import settings
 from bertree.config.overrides import Override, apply_overrides
 from bertree.config.sections import SHAPES, OptimSettings, RunSettings
-from bertree.config.settings import Above, AtLeast, AtMost, OneOf, Share
+from bertree.config.settings import Above, AtLeast, AtMost, OneOf, Share, setting
 from bertree.errors import UserError
 from bertree.files.formats import Json
 from bertree.model.architecture import Architecture
@@ -25,22 +25,31 @@ MOST_EPOCHS, LARGEST_BATCH = 1e6, 2**20
 class TrainSettings:
     """Length, batch size, schedule, evaluation and early stopping."""
 
-    epochs: Annotated[float, Above(0), AtMost(MOST_EPOCHS)] = 3.0
-    # examples a step (windows of SQuAD, questions with their options)
-    batch: Annotated[int, AtLeast(1), AtMost(LARGEST_BATCH)] = 32
-    max_length: Annotated[int, AtLeast(0)] = 0  # tokens a sequence; 0: the task's default, or the model's limit
-    warmup: Annotated[float, Share()] = 0.1  # share of the steps in which the learning rate rises from 0
-    shape: Annotated[str, OneOf(SHAPES)] = "linear"  # of the learning rate after that
-    evaluations: Annotated[int, AtLeast(1)] = 1  # on the dev split, an epoch
-    patience: Annotated[int, AtLeast(0)] = 3  # stop after this many evaluations without a better score; 0: never
-    # weight of the language-model loss on the task's texts; None: 0.5 if the model reads left to right and has the head
-    lm: Annotated[float | None, AtLeast(0)] = None
-    held_out: Annotated[float, Share()] = 0.1  # share of the training data used as dev split if there is none
-    # training examples that are used, drawn at random with the seed: in all, or of each class. None: all there are
-    examples: Annotated[int | None, AtLeast(1)] = None
-    per_class: Annotated[int | None, AtLeast(1)] = None
-    few_shot: bool | None = (
-        None  # the encoder learns to tell the classes apart by pairs of texts; then the head is solved
+    epochs: Annotated[float, Above(0), AtMost(MOST_EPOCHS)] = setting(3.0, "passes over the training examples")
+    batch: Annotated[int, AtLeast(1), AtMost(LARGEST_BATCH)] = setting(
+        32, "examples of a step (windows of SQuAD, questions with their options)"
+    )
+    max_length: Annotated[int, AtLeast(0)] = setting(
+        0, "tokens of a sequence; 0: the task's default, or the model's limit"
+    )
+    warmup: Annotated[float, Share()] = setting(0.1, "share of the steps in which the learning rate rises from 0")
+    shape: Annotated[str, OneOf(SHAPES)] = setting("linear", "how the learning rate falls after the warm-up")
+    evaluations: Annotated[int, AtLeast(1)] = setting(1, "evaluations on the dev split in each epoch")
+    patience: Annotated[int, AtLeast(0)] = setting(
+        3, "stop after this many evaluations without a better score; 0: never"
+    )
+    lm: Annotated[float | None, AtLeast(0)] = setting(
+        None,
+        "weight of the language-model loss on the task's texts; none: 0.5 if the model reads left to right and has "
+        "that head",
+    )
+    held_out: Annotated[float, Share()] = setting(0.1, "share of the training data used as dev split if there is none")
+    examples: Annotated[int | None, AtLeast(1)] = setting(
+        None, "training examples that are used, drawn at random with the seed; none: all"
+    )
+    per_class: Annotated[int | None, AtLeast(1)] = setting(None, "the same, of each class")
+    few_shot: bool | None = setting(
+        None, "the encoder learns to tell the classes apart by pairs of texts; then the head is solved (--few-shot)"
     )
 
 
@@ -48,16 +57,24 @@ class TrainSettings:
 class ReadoutSettings:
     """What the heads read of the encoder, and whether the encoder is trained."""
 
-    layers: Annotated[str, OneOf(tuple(DEPTHS))] = "last"  # the hidden states that are read of a trained encoder
-    # freezes the encoder and names the hidden states that are read of it; "": the encoder is trained
-    frozen: Annotated[str, OneOf(("", *DEPTHS))] = ""
-    lstm: Annotated[int, AtLeast(0), AtMost(MOST)] = 0  # width of each direction of a BiLSTM over them; 0: none
-    lstm_layers: Annotated[int, AtLeast(1), AtMost(64)] = 2
-    crf: bool = False  # a CRF chooses the tags of the token head together
-    # heads on whole texts read the text's vector, as `embed` gives it; None: where the head is solved
-    pooled: bool | None = None
-    # C of a head that is solved: a small one keeps its weights small, as in scikit-learn. None: chosen on the examples
-    c: Annotated[float | None, Above(0)] = None
+    layers: Annotated[str, OneOf(tuple(DEPTHS))] = setting("last", "the hidden states that heads read")
+    frozen: Annotated[str, OneOf(("", *DEPTHS))] = setting(
+        "",
+        "freezes the encoder and names the hidden states that are read of it; none: the encoder is trained (--frozen)",
+    )
+    lstm: Annotated[int, AtLeast(0), AtMost(MOST)] = setting(
+        0, "width of each direction of a BiLSTM between hidden states and head; 0: none"
+    )
+    lstm_layers: Annotated[int, AtLeast(1), AtMost(64)] = setting(2, "layers of the BiLSTM")
+    crf: bool = setting(False, "a CRF chooses the tags of the token head together")
+    pooled: bool | None = setting(
+        None, "heads on whole texts read the text's vector, as embed gives it; none: where the head is solved"
+    )
+    c: Annotated[float | None, Above(0)] = setting(
+        None,
+        "C of a head that is solved: a small one keeps its weights small, as in scikit-learn; none: chosen on the "
+        "examples",
+    )
 
     def __post_init__(self) -> None:
         if self.frozen and self.layers != "last":
@@ -77,16 +94,16 @@ class ReadoutSettings:
 class FineTuneOptimSettings(OptimSettings):
     """The optimizer. Learning rate 0: chosen by the model's width."""
 
-    lr: Annotated[float, AtLeast(0)] = 0.0
-    eps: Annotated[float, Above(0)] = 1e-8
+    lr: Annotated[float, AtLeast(0)] = setting(0.0, "the highest learning rate; 0: chosen by the model's width")
+    eps: Annotated[float, Above(0)] = setting(1e-8, "added to the denominator of a step of Adam and LAMB")
 
 
 @dataclass(frozen=True)
 class FineTuneRunSettings(RunSettings):
     """How a run is computed, logged and saved. Saving is triggered by time alone."""
 
-    log_every: Annotated[int, AtLeast(1)] = 25
-    save_every: Annotated[int, AtLeast(1)] = 1
+    log_every: Annotated[int, AtLeast(1)] = setting(25, "steps between two lines of the log")
+    save_every: Annotated[int, AtLeast(1)] = setting(1, "not used: checkpoints are saved by time")
 
 
 @dataclass(frozen=True)
@@ -108,16 +125,19 @@ class FineTuneConfig:
 class TaskDistillSettings:
     """How a teacher's predictions are used, and how the training examples are augmented."""
 
-    # soft: the teacher's softened probabilities; hard: its most likely class; mse: its logits
-    kind: Annotated[str, OneOf(KINDS)] = "soft"
-    # weight of the gold labels; the rest is the weight of the teacher. For mse: 0 unless given
-    alpha: Annotated[float, Share(closed=True)] = 0.5
-    temperature: Annotated[float, Above(0)] = 2.0  # of soft
-    # augmented copies of each example, which only the teacher labels
-    copies: Annotated[int, AtLeast(0), AtMost(MOST_COPIES)] = 0
-    masking: Annotated[float, Share()] = 0.1  # share of a copy's words that are masked
-    replacing: Annotated[float, Share()] = 0.1  # share of a copy's words that are replaced by others
-    ngram: Annotated[float, Share(closed=True)] = 0.25  # share of the copies that are cut to a short n-gram
+    kind: Annotated[str, OneOf(KINDS)] = setting(
+        "soft", "soft: the teacher's softened probabilities; hard: its most likely class; mse: its logits"
+    )
+    alpha: Annotated[float, Share(closed=True)] = setting(
+        0.5, "weight of the gold labels; the rest is the weight of the teacher. For mse: 0 unless it is set"
+    )
+    temperature: Annotated[float, Above(0)] = setting(2.0, "of soft")
+    copies: Annotated[int, AtLeast(0), AtMost(MOST_COPIES)] = setting(
+        0, "augmented copies of each example, which only the teacher labels"
+    )
+    masking: Annotated[float, Share()] = setting(0.1, "share of a copy's words that are masked")
+    replacing: Annotated[float, Share()] = setting(0.1, "share of a copy's words that are replaced by others")
+    ngram: Annotated[float, Share(closed=True)] = setting(0.25, "share of the copies that are cut to a short n-gram")
 
 
 @dataclass(frozen=True)

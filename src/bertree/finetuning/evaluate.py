@@ -60,10 +60,10 @@ def encode_split(
 class Scores:
     """The scores of a model on a task, and its predictions on each split."""
 
-    task: str
-    splits: Sequence[str]
-    metrics: Json
-    predictions: dict[str, list[Json]]
+    task: str  # its name
+    splits: Sequence[str]  # names of those that were scored
+    metrics: Json  # the scores from 0 to 1, with intervals: metrics.json
+    predictions: dict[str, list[Json]]  # of each split, an object for each example: predictions.jsonl
 
     def _repr_html_(self) -> str:
         from bertree.report.html import notebook_table

@@ -277,6 +277,8 @@ def _write_results(job: EncodedJob, results: Sequence[Json]) -> Json:
         metrics["distillation"] = scores_of.compare_to_teacher(metrics, job.teacher["scores"], task.metric) | {
             "teacher_model": job.teacher["model"],
             "teacher_bytes": job.teacher["bytes"],
+            "kind": job.teacher["kind"],
+            "temperature": job.teacher["temperature"],
         }
     write_into_folder(job.out / SCORES, json_text(metrics, 2) + "\n")
     _write_page(job, metrics)

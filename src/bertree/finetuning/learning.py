@@ -11,7 +11,7 @@ import numpy as np
 from bertree.files.formats import Json
 from bertree.finetuning import config as configs
 from bertree.finetuning.tuner import FineTuning
-from bertree.tasks.intervals import label_intervals
+from bertree.tasks.intervals import interval, label_statistics
 
 FEWEST_PREDICTIONS = 10  # fewer may all be the same by chance, without the run being degenerate
 FEWEST_FOR_CHANCE = 30  # predictions; with fewer, a run that has learned something may look like chance
@@ -47,7 +47,8 @@ def _chance(gold: Sequence[object], predicted: Sequence[object]) -> str | bool:
         return False
     label, count = Counter(g for g, _ in pairs).most_common(1)[0]
     right = sum(g == p for g, p in pairs)
-    if right > count or label_intervals(("matthews",), *map(list, zip(*pairs, strict=True)))["matthews"][0] > 0:
+    matthews = label_statistics(("matthews",), *map(list, zip(*pairs, strict=True)))["matthews"]
+    if right > count or interval(matthews)[0] > 0:
         return False
     share, always = 100 * right / len(pairs), 100 * count / len(pairs)
     return f"accuracy {share:.2f} is not above that of always answering '{label:.40}' ({always:.2f})"

@@ -25,6 +25,7 @@ from bertree.report.history import History, column, number, read_history
 from bertree.report.html import render, write_report
 from bertree.report.scales import Axis
 from bertree.report.tables import BarRow, BarTable, Block, Cell, PageTable, Piece, Section, Tile, one_line
+from bertree.report.temperature import temperature_sections
 from bertree.run_folder import METRICS, REPORT
 from bertree.tasks.intervals import FEW, few_line
 from bertree.tasks.task import Task
@@ -59,7 +60,12 @@ def finetuning_page(out: Path, task: Task[Any], metrics: Json, splits: Mapping[s
         state=None if learned else ("no seed has learned the task", "bad"),
         tiles=_tiles(task, metrics, splits),
         comparison=comparison_of_run(out),
-        sections=[*_scores(out, task, metrics, seeds), *_curves(out, task, seeds), *_solved_head(metrics)],
+        sections=[
+            *_scores(out, task, metrics, seeds),
+            *_curves(out, task, seeds),
+            *_solved_head(metrics),
+            *temperature_sections(out, metrics.get("distillation", {})),
+        ],
         splits=[(name, _split(task, lines, metrics)) for name, lines in splits.items()],
     )
 

@@ -12,10 +12,10 @@ Shape letters: q questions, w texts of a question, d width of a vector, n negati
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection
-from dataclasses import Field, dataclass, field, fields, replace
+from dataclasses import Field, dataclass, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 
-from bertree.config.settings import Above, AtLeast, OneOf
+from bertree.config.settings import Above, AtLeast, OneOf, setting
 from bertree.errors import UserError, suggest
 
 if TYPE_CHECKING:
@@ -35,11 +35,6 @@ CROSS = "cross"  # not a loss for vectors, but chosen in the same place: a model
 CROSS_LABEL = "no vectors, but a model that reads both texts at once"
 DISTANCES = ("euclidean", "manhattan", "cosine")
 SHORT_MARGIN = 0.5  # where no distance exceeds 2
-
-
-def setting(default: Any, help: str) -> Any:
-    """Declare a setting of a loss with a default and a help text; its bounds stand in its type."""
-    return field(default=default, metadata={"help": help})
 
 
 @dataclass(frozen=True)
@@ -139,7 +134,7 @@ def loss_defaults_help(setting: str) -> str:
 def _setting_help(setting: Field[Any]) -> str:
     value = setting.default
     shown = f"{value:g}" if isinstance(value, float) else str(value).lower() if isinstance(value, bool) else value
-    return f"{setting.name}={shown} ({setting.metadata.get('help', '')})"
+    return f"{setting.name}={shown} ({setting.metadata.get('meaning', '')})"
 
 
 @register_loss

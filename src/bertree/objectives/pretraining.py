@@ -1,16 +1,17 @@
 """The terms of the pretraining loss, each with everything the rest of the package needs to know about it.
 
-To add an objective, write a term and add it to `TERMS`: its weight becomes a setting (`objective.NAME`), the network
-gets its head, and training, evaluation and reports know its name.
+To add an objective, write a term and add it to `TERMS`, or in a program of your own to `register_objective`: its weight
+becomes a setting (`objective.NAME`), the network gets its head, and training, evaluation and reports know its name.
 """
 
 import math
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from bertree.batch import IGNORED, Batch, PretrainingLabels
+from bertree.errors import UserError
 from bertree.model.network import Network
 from bertree.objectives.objective import Loss, Term, WeightedTerms, cross_entropy
 
@@ -31,6 +32,9 @@ class PretrainingTerm(Term, Protocol):
 
     def more_figures(self, loss: float) -> dict[str, float]:
         """Return what evaluation reports in addition to mean loss and accuracy."""
+
+
+PARTS = (*PretrainingTerm.__annotations__, "count", "loss", "more_figures")
 
 
 class MaskedTokens:
@@ -99,6 +103,36 @@ LABELS = {name: term.label for name, term in TERMS.items()} | {
 # The names of the token loss where tokens are not masked, by the setting data.masking.
 UNMASKED_LABELS = {"next": {"mlm": "LM loss"}, "permutation": {"mlm": "PLM loss"}}
 LABELS["lm"] = "LM loss"  # that fine-tuning may add to a task's loss (objectives/supervised.py)
+BUILT_IN = frozenset((*LABELS, "ce", "cos", "hidden", "relation", "vector"))  # with those of a teacher
+OwnTerm = TypeVar("OwnTerm", bound=type)
+
+
+def register_objective(objective: OwnTerm) -> OwnTerm:
+    """Make a pretraining objective known by its name in this process: its weight is the setting `objective.NAME`, which
+    is 0 unless a recipe sets it. Works as a decorator.
+
+    The class is a `PretrainingTerm`, most simply a subclass of `MaskedTokens` with a `name` and a `loss`. Where there
+    are no gradients, `loss` also counts the correct predictions."""
+    title, kind = objective.__name__, vars(objective)
+    name = kind.get("name")
+    if not isinstance(name, str) or not name.isidentifier():
+        raise UserError(f"{title}: name: must be a word, the NAME of the setting objective.NAME, not {name!r}")
+    if name in BUILT_IN:
+        raise UserError(f"{name}: there is such an objective already; choose another name")
+    names = {"label": f"{name} loss", "accuracy": f"{name}_accuracy", "accuracy_label": f"{name} accuracy"}
+    for field, value in ({"weight": 0.0} | names).items():
+        if field not in kind:
+            setattr(objective, field, value)
+    try:
+        term: Any = objective()
+    except TypeError as error:
+        raise UserError(f"{title}: cannot be created without arguments ({error})") from None
+    missing = [part for part in PARTS if not hasattr(term, part)]
+    if missing:
+        raise UserError(f"{title}: has no {', '.join(missing)}; a subclass of MaskedTokens has all but the name")
+    TERMS[name], WEIGHTS[name] = term, float(term.weight)
+    LABELS.update({name: term.label, term.accuracy: term.accuracy_label})
+    return objective
 
 
 def pretraining_objective(**weights: float) -> WeightedTerms:

@@ -23,7 +23,8 @@ from bertree.interop.contents import Contents
 from bertree.model.architecture import Architecture, Transformer
 from bertree.model.presets import preset
 from bertree.objectives.pretraining import TERMS
-from bertree.pretraining.recipe import DataSettings, Recipe, check_architecture
+from bertree.pretraining.recipe import Recipe, check_architecture
+from bertree.pretraining.sections import DataSettings
 from bertree.scale.world import World
 from bertree.text.identity import tokenizer_hash
 from bertree.train.checkpoints.checkpoint import CheckpointFolder

@@ -14,8 +14,8 @@ from bertree.model import cost
 from bertree.model.architecture import Architecture, Transformer, check_type, parse_override
 from bertree.model.presets import PRESETS, preset
 from bertree.pretraining.build import mask_share
+from bertree.pretraining.plan_chart import plan_svg
 from bertree.pretraining.recipe import Recipe, bundled_recipes, load
-from bertree.report.plan_chart import plan_svg
 from bertree.scale.plan.meshes import Batches, Hardware
 from bertree.scale.plan.plan import Plan, make_plan
 

@@ -17,72 +17,28 @@ from typing import Annotated, Any
 
 from bertree.config import settings
 from bertree.config.overrides import Override, apply_overrides, overrides_of, parse
-from bertree.config.sections import OptimSettings, Phase, RunSettings, ScaleSettings, ScheduleSettings
-from bertree.config.settings import Above, AtLeast, AtMost, Keys, OneOf, Share
+from bertree.config.sections import OptimSettings, Phase, ScaleSettings, ScheduleSettings
+from bertree.config.settings import AtLeast, Keys, setting
 from bertree.errors import UserError, suggest
 from bertree.files.formats import Json, read_toml
 from bertree.model.architecture import TYPES, Architecture
 from bertree.objectives.pretraining import TERMS, WEIGHTS
+from bertree.pretraining.sections import LANES, DataSettings, DistillSettings, PretrainingRunSettings
 from bertree.pretraining.warmup import scale_warmup, total_steps
 from bertree.train.schedule import MOST_STEPS
 
 BUNDLED = Path(__file__).parent / "recipes"
-LANES = ("lanes", "lanes+documents", "lanes+pairs")
 MODEL_KEYS = ("preset", "start", *TYPES)
-
-
-@dataclass(frozen=True)
-class DataSettings:
-    """Which text, and what an example is."""
-
-    store: str = ""  # folder of a token store (`bertree prepare`)
-    held_out: str = ""  # another store to evaluate on; without one, a share of the documents is held out
-    held_out_share: Annotated[float, Share()] = 0.01
-    share: Annotated[float, Above(0), AtMost(1)] = 1.0  # of the training documents that are read, spread evenly
-    # What an example is (data/formats.py); or lanes: each step continues the text of the one before it, for a model
-    # with a memory. In lanes+documents a document starts without a memory of the one before it; in lanes+pairs two
-    # segments stand beside text that continues the step before.
-    format: str = "full-sentences"
-    masking: str = "token"  # or permutation: tokens are predicted in a random order
-    mask_rate: Annotated[float, Above(0)] = 0.15
-    mask: Annotated[float, Share(closed=True)] = 0.8  # share of the chosen tokens that become [MASK]
-    random: Annotated[float, Share(closed=True)] = 0.1  # share that becomes a random token; the rest stays
-    ngram: Annotated[int, AtLeast(1)] = 3  # masking=ngram: longest n-gram, in words
-    partial: Annotated[int, AtLeast(1)] = 6  # permutation: one token in this many is predicted
-    spans: Annotated[int, AtLeast(1)] = 5  # permutation: longest span of targets, in words; 1: single tokens
-    backward: bool = False  # half of the lanes run through the text from its end
-    reuse: Annotated[float, Share()] = 0.5  # lanes+pairs: share of a segment that continues the step before
-
-    @property
-    def in_lanes(self) -> bool:
-        """Whether each step continues the text of the one before it."""
-        return self.format in LANES
-
-    @property
-    def paired(self) -> bool:
-        """Whether lanes have pairs."""
-        return self.format == "lanes+pairs"
-
-
-@dataclass(frozen=True)
-class PretrainingRunSettings(RunSettings):
-    """How a run is computed, watched and saved, and how long it takes."""
-
-    # Minutes of steps, as fast as they are found to be at the start: the steps of all phases and the warm-up are
-    # multiplied by one factor. 0: as many steps as there are
-    minutes: Annotated[float, AtLeast(0), AtMost(10_000_000)] = 0.0
-    # Whether `minutes` only makes the run shorter, never longer. None: no; not written, as recipes were before.
-    at_most: bool | None = None
 
 
 @dataclass(frozen=True)
 class Recipe:
     """The settings of a run."""
 
-    name: str = ""
-    note: str = ""
+    name: str = setting("", "of the recipe")
+    note: str = setting("", "what it is, in a line")
     model: Json = field(default_factory=dict)  # preset or start, and axes of the architecture
-    data: DataSettings = DataSettings()
+    data: DataSettings = field(default_factory=DataSettings)
     # Weights of the loss terms; 0 leaves one out.
     objective: Annotated[dict[str, float], Keys(WEIGHTS), AtLeast(0)] = field(default_factory=lambda: dict(WEIGHTS))
     optim: OptimSettings = field(default_factory=OptimSettings)
@@ -102,40 +58,10 @@ class Recipe:
 
 
 @dataclass(frozen=True)
-class DistillSettings:
-    """Distillation on text. Weights of terms: 0 leaves one out; that of the true tokens is objective.mlm."""
-
-    teacher: str = ""  # folder of a model with an MLM head or, for `vector`, with sentence vectors
-    ce: Annotated[float, AtLeast(0)] = 5.0  # its distribution at the masked tokens
-    cos: Annotated[float, AtLeast(0)] = 1.0  # the direction of its last hidden states
-    hidden: Annotated[float, AtLeast(0)] = 0.0  # the hidden states of its layers in between
-    relation: Annotated[float, AtLeast(0)] = 0.0  # how its queries, keys and values relate tokens (MiniLM)
-    # The direction of its sentence vectors, of every sequence. None: 0; not written, as recipes were before.
-    vector: Annotated[float | None, AtLeast(0)] = None
-    temperature: Annotated[float, Above(0)] = 2.0
-    everywhere: bool = False  # ce at every token instead of the masked ones
-    # The student's initial weights: teacher (some of its layers), random.
-    start: Annotated[str, OneOf(("teacher", "random"))] = "teacher"
-    layers: str = ""  # which of the teacher's layers those are, from 1: "1,3,5"; none: evenly spread from the first
-    match: str = ""  # which of its layers each of the student's is compared with; none: evenly spread up to the last
-    relation_layer: Annotated[int, AtLeast(0)] = 0  # of the teacher; 0: the last
-    # 0: the teacher's attention heads, or fewer where the widths need it
-    relation_heads: Annotated[int, AtLeast(0)] = 0
-    cache: str = ""  # folder to keep the teacher's likeliest tokens in, so that other students need not run it again
-    top_k: Annotated[int, AtLeast(1)] = 32  # how many of them
-
-    @property
-    def weights(self) -> dict[str, float]:
-        """The weights of the terms that need the teacher."""
-        weights = {"ce": self.ce, "cos": self.cos, "hidden": self.hidden, "relation": self.relation}
-        return weights | {"vector": self.vector or 0.0}
-
-
-@dataclass(frozen=True)
 class DistillRecipe(Recipe):
     """The settings of a student's run. model.preset may be "half": half of the teacher."""
 
-    distill: DistillSettings = DistillSettings()
+    distill: DistillSettings = field(default_factory=DistillSettings)
 
 
 def bundled_recipes() -> list[str]:

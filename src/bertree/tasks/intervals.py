@@ -1,22 +1,22 @@
-"""95 % confidence intervals of scores: what other examples of the same kind would have given.
+"""95 % confidence intervals of scores and differences: what other examples of the same kind would have given.
 
 One rule: a share of right answers (accuracy, exact match, recall at k) has Wilson's interval, which holds for few
 examples too. Every other score is computed again on 1,000 samples that are drawn from the examples with replacement
-(the percentile bootstrap, with a fixed seed). Examples that count alike are drawn as one cell of a multinomial, so the
-cost depends on the number of different answers, not of examples. Neither says anything about the choice of a model on
-the same examples, nor about other seeds.
+(the percentile bootstrap, with a fixed seed). So is the difference of two models, both on the same samples. None of it
+says anything about the choice of a model on the same examples, nor about other seeds.
+
+A task gives its scores as values of `Statistic`; intervals and differences follow from them.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 Interval = tuple[float, float]
 Floats = NDArray[np.float64]
-Statistic = Callable[[Floats], Floats]  # counts of each cell in b samples (b x cells) -> b scores
 
 RESAMPLES = 1000
 SEED = 0
@@ -46,100 +46,142 @@ def share_interval(share: float, count: int) -> Interval:
     return max(0.0, min(share, middle - half)), min(1.0, max(share, middle + half))
 
 
-def mean_interval(values: ArrayLike) -> Interval:
-    """Return the interval of the mean of a value for each example: Wilson's if all of them are 0 or 1."""
-    values_n = np.asarray(values, np.float64)
-    if np.isin(values_n, (0.0, 1.0)).all():
+class Statistic(NamedTuple):
+    """A score as a function of how often each example is drawn."""
+
+    rows_nk: Floats  # the numbers of each example
+    of_samples: Callable[[Floats, Floats], Floats]  # counts of each cell (b x m), its numbers (m x k) -> b scores
+    mean: bool = False  # the score is the mean of the first number
+    resamples: int = RESAMPLES
+
+
+class Difference(NamedTuple):
+    """The difference of two scores on the same examples (paired bootstrap, with a fixed seed)."""
+
+    value: float
+    interval: Interval  # 95 %
+    p: float  # two-sided: twice the share of samples whose difference has the other sign or is 0
+
+
+def interval(statistic: Statistic) -> Interval:
+    """Return the interval of a score: Wilson's if it is the mean of values that are all 0 or 1."""
+    values_n = statistic.rows_nk[:, 0]
+    if statistic.mean and np.isin(values_n, (0.0, 1.0)).all():
         return share_interval(float(values_n.mean()), len(values_n))
-    return ratio_interval(values_n, np.ones_like(values_n))
+    value, drawn = _resample(statistic)
+    return _percentiles(drawn, value, len(values_n))
 
 
-def ratio_interval(numerators: ArrayLike, denominators: ArrayLike) -> Interval:
-    """Return the interval of a ratio of two sums over the examples, such as precision, recall or F1 of entities."""
+def paired_difference(first: Statistic, second: Statistic) -> Difference:
+    """Return by how much the second score is above the first; a sample draws the same examples for both."""
+    width = first.rows_nk.shape[1]
+
+    def subtract(counts_bm: Floats, cells_mk: Floats) -> Floats:
+        return second.of_samples(counts_bm, cells_mk[:, width:]) - first.of_samples(counts_bm, cells_mk[:, :width])
+
+    if first.mean and second.mean:
+        both = mean_statistic(second.rows_nk[:, 0] - first.rows_nk[:, 0])
+    else:
+        rows_nk = np.hstack([first.rows_nk, second.rows_nk])
+        both = Statistic(rows_nk, subtract, resamples=min(first.resamples, second.resamples))
+    value, drawn = _resample(both)
+    drawn = drawn[np.isfinite(drawn)]
+    if value == 0 and not drawn.any():
+        return Difference(0.0, (0.0, 0.0), 1.0)
+    other_sign = int(min((drawn <= 0).sum(), (drawn >= 0).sum()))
+    p = min(1.0, 2 * (1 + other_sign) / (1 + len(drawn)))
+    return Difference(value, _percentiles(drawn, value, len(both.rows_nk)), p)
+
+
+def mean_statistic(values: ArrayLike) -> Statistic:
+    """Return the mean of a value for each example."""
+    values_n = np.asarray(values, np.float64)
+    return ratio_statistic(values_n, np.ones_like(values_n))._replace(mean=True)
+
+
+def ratio_statistic(numerators: ArrayLike, denominators: ArrayLike) -> Statistic:
+    """Return a ratio of two sums over the examples, such as precision, recall or F1 of entities."""
     rows_n2 = np.stack([np.asarray(side, np.float64) for side in (numerators, denominators)], 1)
-    cells_m2, counts_m = np.unique(rows_n2, axis=0, return_counts=True)
-    return _bootstrap(counts_m, lambda counts_bm: _ratio(*(counts_bm @ cells_m2).T))
+    return Statistic(rows_n2, lambda counts_bm, cells_m2: _ratio(*(counts_bm @ cells_m2).T))
 
 
-def label_intervals(figures: Sequence[str], gold: Sequence[str], predicted: Sequence[str]) -> dict[str, Interval]:
-    """Return the intervals of figures of a classification: accuracy, f1, macro_f1, matthews."""
+def label_statistics(figures: Sequence[str], gold: Sequence[str], predicted: Sequence[str]) -> dict[str, Statistic]:
+    """Return figures of a classification: accuracy, f1, macro_f1, matthews."""
     labels = sorted({*gold, *predicted})
     numbers = {label: number for number, label in enumerate(labels)}
-    pairs_n2 = np.array([[numbers[g], numbers[p]] for g, p in zip(gold, predicted, strict=True)])
-    cells_m2, counts_m = np.unique(pairs_n2, axis=0, return_counts=True)
-    gold_ml, predicted_ml = (np.eye(len(labels))[cells_m2[:, side]] for side in (0, 1))
-    right_m = cells_m2[:, 0] == cells_m2[:, 1]
+    pairs_n2 = np.array([[numbers[g], numbers[p]] for g, p in zip(gold, predicted, strict=True)], np.float64)
 
-    def f1_by_class(counts_bm: Floats) -> tuple[Floats, Floats]:
+    def one_hot(cells_m2: Floats) -> tuple[Floats, Floats]:
+        gold_ml, predicted_ml = (np.eye(len(labels))[side_m] for side_m in cells_m2.T.astype(np.int64))
+        return gold_ml, predicted_ml
+
+    def f1_by_class(counts_bm: Floats, cells_m2: Floats) -> tuple[Floats, Floats]:
+        gold_ml, predicted_ml = one_hot(cells_m2)
         true_bl, total_bl = counts_bm @ (gold_ml * predicted_ml), counts_bm @ (gold_ml + predicted_ml)
         return _ratio(2 * true_bl, total_bl), total_bl
 
-    def f1(counts_bm: Floats) -> Floats:
-        return f1_by_class(counts_bm)[0][:, numbers["1"]] if "1" in numbers else np.zeros(len(counts_bm))
+    def f1(counts_bm: Floats, cells_m2: Floats) -> Floats:
+        return f1_by_class(counts_bm, cells_m2)[0][:, numbers["1"]] if "1" in numbers else np.zeros(len(counts_bm))
 
-    def macro_f1(counts_bm: Floats) -> Floats:
-        scores_bl, total_bl = f1_by_class(counts_bm)
+    def macro_f1(counts_bm: Floats, cells_m2: Floats) -> Floats:
+        scores_bl, total_bl = f1_by_class(counts_bm, cells_m2)
         return scores_bl.sum(1) / (total_bl > 0).sum(1)
 
-    def matthews(counts_bm: Floats) -> Floats:
+    def matthews(counts_bm: Floats, cells_m2: Floats) -> Floats:
+        gold_ml, predicted_ml = one_hot(cells_m2)
         total_b, true_bl, guessed_bl = counts_bm.sum(1), counts_bm @ gold_ml, counts_bm @ predicted_ml
-        covariance_b = (counts_bm @ right_m) * total_b - (true_bl * guessed_bl).sum(1)
+        right_b = counts_bm @ (gold_ml * predicted_ml).sum(1)
+        covariance_b = right_b * total_b - (true_bl * guessed_bl).sum(1)
         spread_b = (total_b**2 - (true_bl**2).sum(1)) * (total_b**2 - (guessed_bl**2).sum(1))
         return _defined_ratio(covariance_b, np.sqrt(spread_b))
 
-    statistics: dict[str, Statistic] = {"f1": f1, "macro_f1": macro_f1, "matthews": matthews}
-    share = float(counts_m[right_m].sum() / counts_m.sum())
-    return {
-        name: share_interval(share, len(gold)) if name == "accuracy" else _bootstrap(counts_m, statistics[name])
-        for name in figures
-    }
+    statistics = {function.__name__: Statistic(pairs_n2, function) for function in (f1, macro_f1, matthews)}
+    statistics["accuracy"] = mean_statistic(pairs_n2[:, 0] == pairs_n2[:, 1])
+    return {name: statistics[name] for name in figures}
 
 
-def correlation_interval(kind: str, gold: ArrayLike, predicted: ArrayLike) -> Interval:
-    """Return the interval of a correlation, `pearson` or `spearman`."""
+def correlation_statistic(kind: str, gold: ArrayLike, predicted: ArrayLike) -> Statistic:
+    """Return a correlation, `pearson` or `spearman`."""
     pairs_n2 = np.stack([np.asarray(side, np.float64) for side in (gold, predicted)], 1)
-    cells_m2, counts_m = np.unique(pairs_n2, axis=0, return_counts=True)
-    groups = [np.unique(cells_m2[:, side], return_inverse=True)[1] for side in (0, 1)]
 
-    def correlate(counts_bm: Floats) -> Floats:
+    def correlate(counts_bm: Floats, cells_m2: Floats) -> Floats:
         if kind == "spearman":
+            groups = [np.unique(side_m, return_inverse=True)[1] for side_m in cells_m2.T]
             sides = [_ranks(counts_bm, group_m) for group_m in groups]
         else:
-            sides = [np.broadcast_to(cells_m2[:, side], counts_bm.shape) for side in (0, 1)]
+            sides = [np.broadcast_to(side_m, counts_bm.shape) for side_m in cells_m2.T]
         total_b1 = counts_bm.sum(1, keepdims=True)
         x_bm, y_bm = (side - (counts_bm * side).sum(1, keepdims=True) / total_b1 for side in sides)
         products = [(counts_bm * left * right).sum(1) for left, right in ((x_bm, y_bm), (x_bm, x_bm), (y_bm, y_bm))]
         return _defined_ratio(products[0], np.sqrt(products[1] * products[2]))
 
-    return _bootstrap(counts_m, correlate)
+    return Statistic(pairs_n2, correlate)
 
 
-def score_intervals(
+def score_statistics(
     score: Callable[[Sequence[Any], Sequence[Any]], Mapping[str, float]],
     examples: Sequence[Any],
     predictions: Sequence[Any],
-) -> dict[str, Interval]:
-    """Return the intervals of what any function scores. Scores that are means of the scores of single examples are
-    found as such; the others are computed again on samples, on fewer of them where there are many examples."""
-    overall = score(examples, predictions)
+) -> dict[str, Statistic]:
+    """Return what any function scores. Scores that are means of the scores of single examples are found as such; the
+    others are computed again on samples, on fewer of them where there are many examples."""
     alone = [score([example], [line]) for example, line in zip(examples, predictions, strict=True)]
-    intervals: dict[str, Interval] = {}
-    for name, value in overall.items():
+    resamples = max(FEWEST_RESAMPLES, min(RESAMPLES, SCORED_AT_ONCE // len(examples)))
+    numbers_n1 = np.arange(len(examples), dtype=np.float64)[:, None]
+
+    def statistic(name: str, value: float) -> Statistic:
         values = [scores[name] for scores in alone if name in scores]
         if values and math.isclose(float(np.mean(values)), value, abs_tol=1e-9):
-            intervals[name] = mean_interval(values)
-    others = [name for name in overall if name not in intervals]
-    if not others or len(examples) < 2:
-        return intervals
-    random = np.random.default_rng(SEED)
-    resamples = max(FEWEST_RESAMPLES, min(RESAMPLES, SCORED_AT_ONCE // len(examples)))
-    drawn: dict[str, list[float]] = {name: [] for name in others}
-    for _ in range(resamples):
-        chosen = random.integers(len(examples), size=len(examples)).tolist()
-        scores = score([examples[number] for number in chosen], [predictions[number] for number in chosen])
-        for name in others:
-            drawn[name].append(scores.get(name, math.nan))
-    return intervals | {name: _percentiles(np.array(drawn[name]), overall[name], len(examples)) for name in others}
+            return mean_statistic(values)
+
+        def score_again(counts_bm: Floats, cells_m1: Floats) -> Floats:
+            drawn = [np.repeat(cells_m1[:, 0], counts_m.astype(np.int64)) for counts_m in counts_bm]
+            sides = [[[side[int(n)] for n in chosen] for side in (examples, predictions)] for chosen in drawn]
+            return np.array([score(*side).get(name, math.nan) for side in sides])
+
+        return Statistic(numbers_n1, score_again, resamples=resamples)
+
+    return {name: statistic(name, value) for name, value in score(examples, predictions).items()}
 
 
 def _ranks(counts_bm: Floats, group_m: NDArray[np.int64]) -> Floats:
@@ -161,15 +203,17 @@ def _defined_ratio(numerator: Floats, denominator: Floats) -> Floats:
     return np.where(denominator > 0, _ratio(numerator, denominator), np.nan)
 
 
-def _bootstrap(counts_m: NDArray[np.int64], statistic: Statistic) -> Interval:
-    count = int(counts_m.sum())
-    value = float(np.nan_to_num(statistic(counts_m[None].astype(np.float64))[0]))
-    random, chunk = np.random.default_rng(SEED), max(1, AT_ONCE // len(counts_m))
-    drawn = []
-    for start in range(0, RESAMPLES, chunk):
-        samples_bm = random.multinomial(count, counts_m / count, size=min(chunk, RESAMPLES - start))
-        drawn.append(statistic(samples_bm.astype(np.float64)))
-    return _percentiles(np.concatenate(drawn), value, count)
+def _resample(statistic: Statistic) -> tuple[float, Floats]:
+    """Return a score (0 if it is undefined), and that of samples drawn with replacement. Examples with the same numbers
+    are one cell of a multinomial, so the cost depends on the number of different answers, not of examples."""
+    cells_mk, counts_m = np.unique(statistic.rows_nk, axis=0, return_counts=True)
+    count, chunk = int(counts_m.sum()), max(1, AT_ONCE // len(counts_m))
+    random, drawn = np.random.default_rng(SEED), []
+    for start in range(0, statistic.resamples, chunk):
+        samples_bm = random.multinomial(count, counts_m / count, size=min(chunk, statistic.resamples - start))
+        drawn.append(statistic.of_samples(samples_bm.astype(np.float64), cells_mk))
+    value = statistic.of_samples(counts_m[None].astype(np.float64), cells_mk)[0]
+    return float(np.nan_to_num(value)), np.concatenate(drawn)
 
 
 def _percentiles(scores: Floats, value: float, count: int) -> Interval:

@@ -25,7 +25,7 @@ from bertree.files.formats import Json
 from bertree.objectives.embedding_losses import ROWS, EmbeddingLoss, default_loss, loss_named
 from bertree.tasks import metrics, similarity_files
 from bertree.tasks.columns import TextExample
-from bertree.tasks.intervals import Interval, correlation_interval, label_intervals, score_intervals
+from bertree.tasks.intervals import Statistic, correlation_statistic, label_statistics, score_statistics
 from bertree.tasks.similarity_files import ColumnNames, SentenceExample
 from bertree.tasks.task import INTERNAL, Logits, Splits, Task, Truncation, Unit, check_label_count
 from bertree.tasks.text import TOKENIZE_AT_ONCE, TextTask, text_task
@@ -170,13 +170,16 @@ class SimilarityTask(Task[SentenceExample]):
         shares = {f"recall_at_{k}": float((ranks <= k).mean()) for k in (1, 10)}
         return {"mrr": float((1 / ranks).mean())} | shares
 
-    def intervals(self, examples: Sequence[SentenceExample], predictions: Sequence[Json]) -> dict[str, Interval]:
+    def statistics(self, examples: Sequence[SentenceExample], predictions: Sequence[Json]) -> dict[str, Statistic]:
         if self.dev_kind not in ("score", "label"):
-            return score_intervals(self.score, examples, predictions)
+            return score_statistics(self.score, examples, predictions)
         gold, predicted = [line["gold"] for line in predictions], [line["predicted"] for line in predictions]
         if self.dev_kind == "label":
-            return label_intervals(self.figures, gold, predicted)
-        return {kind: correlation_interval(kind, gold, predicted) for kind in self.figures}
+            return label_statistics(self.figures, gold, predicted)
+        return {kind: correlation_statistic(kind, gold, predicted) for kind in self.figures}
+
+    def confidence(self, line: Json) -> float | None:
+        return super().confidence(line) if self.dev_kind == "label" else None
 
     def labels_in(self, examples: Sequence[SentenceExample]) -> tuple[str, ...]:
         labels = tuple(sorted({example.gold for example in examples if isinstance(example.gold, str)}))

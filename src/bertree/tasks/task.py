@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from bertree.config import settings
 from bertree.errors import UserError, suggest
 from bertree.files.formats import Json
-from bertree.tasks.intervals import Interval, score_intervals
+from bertree.tasks.intervals import Interval, Statistic, interval, score_statistics
 from bertree.text.tokenizer import Encoded, Tokenizer
 
 Example = TypeVar("Example")
@@ -150,10 +150,23 @@ class Task(ABC, Generic[Example]):
     def score(self, examples: Sequence[Example], predictions: Sequence[Json]) -> dict[str, float]:
         """Return the scores of a split with gold answers, the task's `metric` among them, from 0 to 1."""
 
+    def statistics(self, examples: Sequence[Example], predictions: Sequence[Json]) -> dict[str, Statistic]:
+        """Return each score as a function of how often every example is drawn."""
+        labeled = [pair for pair in zip(examples, predictions, strict=True) if pair[1].get("gold") is not None]
+        return score_statistics(self.score, *zip(*labeled, strict=True)) if labeled else {}
+
     def intervals(self, examples: Sequence[Example], predictions: Sequence[Json]) -> dict[str, Interval]:
         """Return the 95 % confidence interval of each score."""
-        labeled = [pair for pair in zip(examples, predictions, strict=True) if pair[1].get("gold") is not None]
-        return score_intervals(self.score, *zip(*labeled, strict=True)) if labeled else {}
+        return {name: interval(statistic) for name, statistic in self.statistics(examples, predictions).items()}
+
+    def error(self, line: Json) -> float:
+        """Return how wrong a prediction with a gold answer is: 0 is right, 1 wrong; of numbers, the distance."""
+        gold, predicted = line["gold"], line["predicted"]
+        return abs(predicted - gold) if isinstance(predicted, float) else float(predicted != gold)
+
+    def confidence(self, line: Json) -> float | None:
+        """Return the probability that a model gives to its prediction; None: it gives none."""
+        return None if isinstance(line["predicted"], float) else line.get("score")
 
     def prediction_text(self, line: Json) -> str:
         """Return a readable prediction: one line or more, with tabs between columns."""

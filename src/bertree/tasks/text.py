@@ -13,13 +13,14 @@ from typing import Any, Self
 
 import numpy as np
 
+from bertree.config.settings import setting
 from bertree.console import note
 from bertree.errors import UserError, suggest
 from bertree.errors.arguments import methods_check_arguments
 from bertree.files.formats import Json, read_text
 from bertree.tasks import metrics, splits
 from bertree.tasks.columns import Columns, RawRow, TextExample
-from bertree.tasks.intervals import Interval, correlation_interval, label_intervals
+from bertree.tasks.intervals import Statistic, correlation_statistic, label_statistics
 from bertree.tasks.task import INTERNAL, Logits, Splits, Task, Truncation, Unit, check_label_count
 from bertree.text.sources import FORMATS
 from bertree.text.tables import read_table
@@ -47,7 +48,7 @@ class TextTask(Task[TextExample]):
     regression: bool = field(default=False, metadata=INTERNAL)
     bounds: tuple[float, float] = (-math.inf, math.inf)  # of a regression's gold scores
     figures: tuple[str, ...] = ("accuracy", "macro_f1", "matthews")
-    metric: str = "accuracy"
+    metric: str = setting("accuracy", "the figure by which the best evaluation is chosen")
     numbered: bool = field(default=False, metadata=INTERNAL)  # a file may number the classes
     aliases: Mapping[str, str] = field(default_factory=dict)  # other names of the classes
     missing: tuple[str, ...] = ("",)  # contents of the label column if there is no gold answer
@@ -56,7 +57,9 @@ class TextTask(Task[TextExample]):
     prefixes: tuple[str, ...] = ()  # beginnings of released file names before the split's name
     words: Mapping[str, str] = field(default_factory=lambda: dict(splits.WORDS))  # beginning of a file name -> split
     symmetric: bool = field(default=False, metadata=INTERNAL)  # the order of a pair has no meaning
-    both_orders: bool = False  # a pair is read in two orders, and the hidden states that the head reads are added
+    both_orders: bool = setting(
+        False, "a pair is read in two orders, and the hidden states that the head reads are added"
+    )
     # A split may be a folder with one folder of .txt files per class.
     label_folders: bool = field(default=False, metadata=INTERNAL)
 
@@ -225,11 +228,11 @@ class TextTask(Task[TextExample]):
             raise UserError(f"{examples[0].file or self.name}: has no gold answers to score")
         return {name: FIGURES[name](gold, predicted) for name in self.figures}
 
-    def intervals(self, examples: Sequence[TextExample], predictions: Sequence[Json]) -> dict[str, Interval]:
+    def statistics(self, examples: Sequence[TextExample], predictions: Sequence[Json]) -> dict[str, Statistic]:
         gold, predicted = _answers(examples, predictions)
         if self.regression:
-            return {kind: correlation_interval(kind, gold, predicted) for kind in self.figures}
-        return label_intervals(self.figures, gold, predicted)
+            return {kind: correlation_statistic(kind, gold, predicted) for kind in self.figures}
+        return label_statistics(self.figures, gold, predicted)
 
     def labels_in(self, examples: Sequence[TextExample]) -> tuple[str, ...]:
         counts = Counter(example.gold for example in examples)

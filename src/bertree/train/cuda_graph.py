@@ -9,7 +9,7 @@ must come in a few shapes, and all inputs of a step, the learning rate too, lie 
 import gc
 import weakref
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -87,7 +87,12 @@ class CudaGraphRecorder(StepRecorder):
             torch.cuda.synchronize()
             with _without_garbage_collection():
                 graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-                numbers = self._compute(inputs, counts, scales)
+                try:
+                    numbers = self._compute(inputs, counts, scales)
+                except BaseException:  # left open, it would make every later call of this process fail
+                    with suppress(RuntimeError):
+                        graph.capture_end()
+                    raise
                 graph.capture_end()
             optimizer.zero_grad()  # the next recording may use their memory
         torch.cuda.current_stream().wait_stream(self._stream)

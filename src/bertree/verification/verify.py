@@ -25,8 +25,8 @@ class Verification:
 
     folder: Path
     kind: str  # model, store, index or run
-    checked: tuple[str, ...]
-    unchecked: tuple[str, ...] = ()
+    checked: tuple[str, ...]  # what was compared, a line for each kind of file
+    unchecked: tuple[str, ...] = ()  # what has no checksums
 
 
 def verify(path: str | Path, *, progress: bool | None = None) -> Verification:

@@ -139,3 +139,17 @@ def test_laws(gold: str, predicted: str, empty_counts: bool) -> None:
     assert metric.exact(gold, predicted) <= metric.f1(gold, predicted, True)  # what is equal overlaps fully
     assert metric.normalize(gold.upper()) == metric.normalize(gold)
     assert metric.exact(gold, f" the\n{gold}!") == 1
+
+
+def test_the_best_threshold_is_searched_again_in_every_sample() -> None:
+    random = np.random.default_rng(0)
+    counted, odds, has_answer = random.random(40), random.normal(size=40), random.random(40) < 0.6
+    answered = (random.random(40) < 0.8).tolist()
+    statistic = metric.best_statistic(counted, answered, has_answer.tolist(), odds.tolist())
+    for counts in (np.ones(40), np.bincount(random.integers(0, 40, 40), minlength=40)):
+        drawn = np.repeat(np.arange(40), counts.astype(int))
+        plain = metric.best_threshold(
+            counted[drawn], [answered[n] for n in drawn], has_answer[drawn].tolist(), odds[drawn].tolist()
+        )
+        share = statistic.of_samples(counts[None].astype(float), statistic.rows_nk)
+        assert share.tolist() == pytest.approx([plain.share])

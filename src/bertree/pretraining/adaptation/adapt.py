@@ -121,6 +121,9 @@ def adapt(
         last = [row for row in run.history if row.get("kind") == "eval"][-1]
         metrics = read_json(out / SCORES) | {"after": _figures(last)}
         write_into_folder(out / SCORES, json_text(metrics, 2) + "\n")
+        before, after = (metrics[when]["loss"] for when in ("before", "after"))
+        if after > before:
+            note(f"the held-out loss rose from {before:.4f} to {after:.4f}: adapt to more text, or set a lower lr")
         if task is not None:
             for name, start in ((BEFORE, path), (AFTER, out / MODEL)):
                 say(f"{task}, {name.removeprefix('task-')} adaptation:")

@@ -16,6 +16,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from bertree.tasks.intervals import Statistic
+
 Figures = NDArray[np.float64]
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -91,6 +93,22 @@ def best_threshold(
     totals = np.concatenate([[np.float64((~answerable).sum())], change]).cumsum()
     where = int(totals.argmax())
     return BestThreshold(float(totals[where]) / max(len(order), 1), float(odds[order[where - 1]]) if where else 0.0)
+
+
+def best_statistic(
+    counted: Figures, answered: Sequence[bool], has_answer: Sequence[bool], odds: Sequence[float]
+) -> Statistic:
+    """Return the score of `best_threshold` for samples of the questions, in each of which the threshold is searched."""
+    change_n = np.where(np.asarray(has_answer, bool), counted, -np.asarray(answered, np.float64))
+    rows_n3 = np.stack([np.asarray(odds, np.float64), change_n, 1.0 - np.asarray(has_answer, np.float64)], 1)
+
+    def best(counts_bm: Figures, cells_m3: Figures) -> Figures:
+        order = np.argsort(cells_m3[:, 0], kind="stable")
+        totals_bm = (counts_bm * cells_m3[:, 1])[:, order].cumsum(1)
+        scores_b: Figures = (np.maximum(totals_bm.max(1), 0) + counts_bm @ cells_m3[:, 2]) / counts_bm.sum(1)
+        return scores_b
+
+    return Statistic(rows_n3, best)
 
 
 def best_null_odds(answering: Figures, refusing: Figures, odds: Sequence[float]) -> float:

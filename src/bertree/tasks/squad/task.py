@@ -19,10 +19,11 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
+from bertree.config.settings import setting
 from bertree.console import note
 from bertree.errors import UserError, listed, suggest
 from bertree.files.formats import Json
-from bertree.tasks.intervals import Interval, mean_interval
+from bertree.tasks.intervals import Statistic, mean_statistic
 from bertree.tasks.metrics import softmax
 from bertree.tasks.splits import find_splits, split_in_name
 from bertree.tasks.squad import metric
@@ -42,12 +43,12 @@ class SquadTask(Task[SquadExample]):
     """`squad` (1.1: every question has an answer) or `squad2` (2.0: some have none)."""
 
     max_length: int = 384
-    stride: int = 128  # tokens from the start of one window to the start of the next
-    max_answer: int = 30  # tokens
-    best: int = 20  # spans that share a question's probability
-    threshold: float = 0.0  # 2.0: by how much a span's score must exceed that of "no answer"
-    no_answer: str = "first"  # the token that stands for it; left to right, only the last sees all of the input
-    head: str = "span"  # a key of HEADS, or the name of the network's head
+    stride: int = setting(128, "tokens from the start of one window to the start of the next")
+    max_answer: int = setting(30, "tokens of the longest answer")
+    best: int = setting(20, "spans that share a question's probability")
+    threshold: float = setting(0.0, 'SQuAD 2.0: by how much a span\'s score must exceed that of "no answer"')
+    no_answer: str = setting("first", "the token of no answer: first, or last for models that read from left to right")
+    head: str = setting("span", "span, or beam: the end of an answer is predicted with its start known")
     kind = "question answering"
     layout = ("no_answer",)
 
@@ -164,6 +165,10 @@ class SquadTask(Task[SquadExample]):
         assert len(lines) == len(examples), "units of every example, in their order"
         return lines
 
+    def error(self, line: Json) -> float:
+        """Return 0 for an exact match, 1 for any other answer."""
+        return 1 - float(metric.score_questions([line["gold"]], [line["predicted"]], 1 + self.impossible).exact[0])
+
     def prediction_text(self, line: Json) -> str:
         """Return answer, probability, offsets and question."""
         offsets = f"{line['start']}-{line['end']}" if line.get("start") is not None else "-"
@@ -190,19 +195,25 @@ class SquadTask(Task[SquadExample]):
             figures[f"best_{name}"], figures[f"best_{name}_threshold"] = best
         return figures
 
-    def intervals(self, examples: Sequence[SquadExample], predictions: Sequence[Json]) -> dict[str, Interval]:
-        """Return the intervals of exact match and F1, over all questions and over those with and without an answer."""
+    def statistics(self, examples: Sequence[SquadExample], predictions: Sequence[Json]) -> dict[str, Statistic]:
+        """Return exact match and F1, over all questions and over those with and without an answer, and the best."""
         golds = _gold_texts(examples)
         counted = metric.score_questions(golds, [line.get("predicted") for line in predictions], 1 + self.impossible)
         has_answer = np.fromiter(map(bool, golds), bool, len(golds))
         subsets = {"": np.ones_like(has_answer)}
         subsets |= {"has_answer_": has_answer, "no_answer_": ~has_answer} if self.impossible else {}
-        return {
-            f"{name}{figure}": mean_interval(np.asarray(values)[questions])
+        statistics = {
+            f"{name}{figure}": mean_statistic(np.asarray(values)[questions])
             for name, questions in subsets.items()
             for figure, values in (("exact", counted.exact), ("f1", counted.f1))
             if questions.any()
         }
+        if self.impossible:
+            texts, odds = _candidates(predictions)
+            answered = metric.score_questions(golds, texts, 2)
+            for name, each in (("best_exact", answered.exact), ("best_f1", answered.f1)):
+                statistics[name] = metric.best_statistic(each, list(map(bool, texts)), has_answer.tolist(), odds)
+        return statistics
 
     def tune(self, examples: Sequence[SquadExample], predictions: Sequence[Json]) -> Self:
         """2.0: return the task with the threshold of the highest F1 on these questions."""

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from bertree.tasks.intervals import Interval, ratio_interval
+from bertree.tasks.intervals import Statistic, ratio_statistic
 
 Counts = NDArray[np.float64]
 SHAPE = re.compile(r"O|[BIESLU](?:-.+)?", re.DOTALL)
@@ -120,8 +120,8 @@ def score_entities(
     return total, {kind: _entity_scores(right[kind], predicted_counts[kind], true[kind]) for kind in kinds}
 
 
-def entity_intervals(pairs: Sequence[tuple[Sequence[str], Sequence[str]]]) -> dict[str, Interval]:
-    """Return the intervals of what `score_entities` scores, given gold and predicted tags of each sentence."""
+def entity_statistics(pairs: Sequence[tuple[Sequence[str], Sequence[str]]]) -> dict[str, Statistic]:
+    """Return what `score_entities` scores, given gold and predicted tags of each sentence."""
     pairs_of_sets = [(set(entities(gold)), set(entities(predicted))) for gold, predicted in pairs]
 
     def count(kind: str | None) -> tuple[Counts, Counts, Counts]:
@@ -131,15 +131,15 @@ def entity_intervals(pairs: Sequence[tuple[Sequence[str], Sequence[str]]]) -> di
         return right, predicted, true
 
     right, predicted, true = count(None)
-    intervals = {
-        "precision": ratio_interval(right, predicted),
-        "recall": ratio_interval(right, true),
-        "f1": ratio_interval(2 * right, predicted + true),
+    statistics = {
+        "precision": ratio_statistic(right, predicted),
+        "recall": ratio_statistic(right, true),
+        "f1": ratio_statistic(2 * right, predicted + true),
     }
     for kind in sorted({entity.kind for each in pairs_of_sets for side in each for entity in side}):
         right, predicted, true = count(kind)
-        intervals[f"f1-{kind}"] = ratio_interval(2 * right, predicted + true)
-    return intervals
+        statistics[f"f1-{kind}"] = ratio_statistic(2 * right, predicted + true)
+    return statistics
 
 
 def _entity_scores(right: int, predicted: int, true: int) -> EntityScores:

@@ -14,10 +14,11 @@ from typing import Any, Self
 
 import numpy as np
 
+from bertree.config.settings import setting
 from bertree.console import note
 from bertree.errors import UserError, listed, suggest
 from bertree.files.formats import Json
-from bertree.tasks.intervals import Interval, ratio_interval
+from bertree.tasks.intervals import Statistic, ratio_statistic
 from bertree.tasks.metrics import accuracy, softmax
 from bertree.tasks.splits import WORDS, find_splits
 from bertree.tasks.tagging import conll
@@ -26,7 +27,7 @@ from bertree.tasks.tagging.entities import (
     PLAIN,
     SHAPE,
     entities,
-    entity_intervals,
+    entity_statistics,
     join_tag,
     scheme_of,
     score_entities,
@@ -56,9 +57,11 @@ class TaggingTask(Task[Sentence]):
     """`ner` (CoNLL-2003; entities only) or `tagging` (the user's own data)."""
 
     max_length: int = 256
-    crf: bool = False  # decode the best sequence of tags instead of the best tag for each word
-    scheme: str = "auto"  # entities or plain; auto: by the labels
-    subword: str = "first"  # that is labelled; left to right, only the last sees the whole word
+    crf: bool = setting(False, "a CRF decodes the best sequence of tags instead of the best tag of each word")
+    scheme: str = setting("auto", "entities or plain; auto: by the labels")
+    subword: str = setting(
+        "first", "the piece of a word that is labelled; last for models that read from left to right"
+    )
     text: str | None = None  # the words: name of a field (words) or number of a column (0)
     label: str | None = None  # the tags: name of a field (tags) or number of a column (-1)
 
@@ -275,6 +278,13 @@ class TaggingTask(Task[Sentence]):
         line["score"] = None if self.crf or not predicted else float(probabilities.mean())
         return line
 
+    def error(self, line: Json) -> float:
+        """Return the share of wrong words."""
+        return 1 - accuracy(line["gold"], line["predicted"]) if line["predicted"] else 0.0
+
+    def confidence(self, line: Json) -> None:
+        """A sentence has many tags, each with its own confidence, and none itself."""
+
     def prediction_text(self, line: Json) -> str:
         """Return the text and, below it, its entities; for plain tags, each word with its tag."""
         if "entities" not in line:
@@ -292,13 +302,13 @@ class TaggingTask(Task[Sentence]):
         by_type = {f"f1-{kind}": scores.f1 for kind, scores in kinds.items()}
         return {**total._asdict(), **right, **by_type}
 
-    def intervals(self, examples: Sequence[Sentence], predictions: Sequence[Json]) -> dict[str, Interval]:
-        """Return intervals over sentences: the words and entities of one are right or wrong together."""
+    def statistics(self, examples: Sequence[Sentence], predictions: Sequence[Json]) -> dict[str, Statistic]:
+        """Return the scores; sentences are drawn, because the words and entities of one are right or wrong together."""
         lines = zip(examples, predictions, strict=True)
         pairs = [(example.tags, line["predicted"]) for example, line in lines if example.tags is not None]
         right = [sum(map(eq, gold, predicted)) for gold, predicted in pairs]
-        words = {"accuracy": ratio_interval(right, [len(gold) for gold, _ in pairs])}
-        return words | (entity_intervals(pairs) if self.has_entity_tags else {})
+        words = {"accuracy": ratio_statistic(right, [len(gold) for gold, _ in pairs])}
+        return words | (entity_statistics(pairs) if self.has_entity_tags else {})
 
     def settings(self) -> Json:
         columns = {"text": self.text, "label": self.label}
