@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test quick fuzz kill crash check format docs docs-serve clean
+.PHONY: help install demo test quick proofs fuzz kill crash check format docs docs-serve dist dist-check clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -26,6 +26,9 @@ test: $(VENV)/.installed-dev ## run the test suite
 
 quick: $(VENV)/.installed-test ## run the fast tests: no processes, training, compiling, real weights or other libraries
 	$(PYTEST) -n auto --maxprocesses 2 --quick $(ARGS)
+
+proofs: $(VENV)/.installed-dev ## run the tests of more families, meshes and moments, of which `make test` has a few
+	$(PYTEST) -n auto --maxprocesses 4 --proofs -m proof $(ARGS)
 
 SECONDS ?= 60
 fuzz: $(VENV)/.installed-dev ## run bertree on damaged files and odd commands for SECONDS=60; ARGS="--help" tells more
@@ -55,8 +58,14 @@ PORT ?= 8000
 docs-serve: docs ## build the site and show it on http://127.0.0.1:8000; PORT=9000
 	$(BIN)/python -m http.server $(PORT) --bind 127.0.0.1 --directory site
 
-clean: ## remove .venv, the site and everything the demo wrote
-	rm -rf $(VENV) demo-out site
+dist: $(VENV)/.installed-release ## build wheel and source distribution of HEAD into dist/: the same bytes every time
+	$(BIN)/python deploy/dist.py $(ARGS)
+
+dist-check: dist ## install the wheel into an empty environment and run the first minute, a pretraining, a server
+	PYTHON="$(PYTHON)" deploy/dist-check.sh
+
+clean: ## remove .venv, the site, dist and everything the demo wrote
+	rm -rf $(VENV) demo-out site dist
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "bertree needs Python 3.11 or newer: make PYTHON=python3.12 ..."; exit 2; }
@@ -69,7 +78,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@$(PIP) -e .
 	@touch $@
 
-# An extra of pyproject.toml: lint, test, docs, peers, benchmarks, or dev, which is all of them.
+# An extra of pyproject.toml: lint, test, docs, release, peers, benchmarks, or dev, which is all of them.
 $(VENV)/.installed-%: $(VENV)/.installed
 	@echo "installing the extra $*"
 	@$(PIP) -e '.[$*]'
