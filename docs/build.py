@@ -1,10 +1,10 @@
 """Build the documentation site: `make docs`, or `python -m docs.build`.
 
 The pages are those of the repository, where their links work too. They are copied to a temporary folder, with links
-that lead to the place of each page in the site. The pages of studies are written from their committed rows. Zensical
-then builds the site with docs/zensical.toml. Every warning is an error: a page that the navigation leaves out, a link
-or an anchor that leads nowhere, a study whose table.md does not equal its rows, and anything that a browser would
-load from another host.
+that lead to the place of each page in the site. The pages of studies are written from their committed rows, and
+docs/generated.py fills in figures and tables where pages mark their places. Zensical then builds the site with
+docs/zensical.toml. Every warning is an error: a page that the navigation leaves out, a link or an anchor that leads
+nowhere, a study whose table.md does not equal its rows, and anything that a browser would load from another host.
 """
 
 import argparse
@@ -19,6 +19,8 @@ from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+
+from docs import api, generated, reference
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -45,7 +47,8 @@ class SiteError(Exception):
 def places() -> dict[Path, str]:
     """Every file of the repository that the site holds, with its place in the site."""
     files = {ROOT / name: place for name, place in OTHERS.items()}
-    files |= {page: page.name for page in sorted(DOCS.glob("*.md"))}
+    files |= {page: str(page.relative_to(DOCS)) for page in sorted(DOCS.rglob("*.md"))}
+    files |= {notebook: f"examples/{notebook.name}" for notebook in sorted((ROOT / "examples").glob("*.ipynb"))}
     for folder in study_folders():
         files |= {folder / "table.md": f"studies/{folder.name}.md"}
         files |= {
@@ -89,14 +92,20 @@ def study_page(folder: Path) -> str:
     from bertree.study.report import markdown_table
     from bertree.study.results import read_results
 
-    table = markdown_table(read_results(folder)) + "\n"
+    results = read_results(folder)
+    table = markdown_table(results) + "\n"
     if table != (folder / "table.md").read_text(encoding="utf-8"):
         raise SiteError(
             f"studies/{folder.name}/table.md does not equal its rows: bertree study report studies/{folder.name}"
         )
     definition = (folder / "study.toml").read_text(encoding="utf-8")
     links = f"[Report with figures and curves]({folder.name}/report.html) · [all rows]({folder.name}/rows.jsonl)"
-    return f"{table}\n{links} · [all studies](../studies.md)\n\n## Definition\n\n```toml\n{definition}```\n"
+    machines = ", ".join(dict.fromkeys(f"{each['machine']}, torch {each['torch']}" for each in results.sessions))
+    log = ["git", "log", "-1", "--format=%h", "--", str(folder / "rows.jsonl")]
+    commit = subprocess.run(log, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
+    computed = f"Computed on {machines}." + (f" Rows of commit {commit}." if commit else "")
+    links += " · [all studies](../studies.md)"
+    return f"{table}\n{computed}\n\n{links}\n\n## Definition\n\n```toml\n{definition}```\n"
 
 
 def recipes_page() -> str:
@@ -112,6 +121,16 @@ def recipes_page() -> str:
     return "\n".join(lines) + "\n"
 
 
+# Pages that are made from the code: the source that a link in the repository leads to, and how they are written.
+GENERATED = {
+    "recipes.md": ("src/bertree/pretraining/recipes", recipes_page),
+    "verbs.md": ("src/bertree/cli/options.py", reference.verbs_page),
+    "settings.md": ("src/bertree/config/sections.py", reference.settings_page),
+    "functions.md": ("src/bertree/__init__.py", api.functions_page),
+    "classes.md": ("src/bertree/inference/model.py", api.classes_page),
+}
+
+
 def nav_pages(entries: list[Any]) -> Iterator[str]:
     for entry in entries:
         for value in entry.values():
@@ -120,17 +139,21 @@ def nav_pages(entries: list[Any]) -> Iterator[str]:
 
 def write_pages(folder: Path) -> None:
     """Write what Zensical reads: the pages with their links, and the files beside them."""
-    known = places()
-    for source, place in known.items():
+    known = places() | {ROOT / source: place for place, (source, _) in GENERATED.items()}
+    for source, place in places().items():
         target = folder / place
         target.parent.mkdir(parents=True, exist_ok=True)
         if target.suffix != ".md":
             shutil.copyfile(source, target)
             continue
         is_study = source.name == "table.md"
-        text = study_page(source.parent) if is_study else source.read_text(encoding="utf-8")
-        target.write_text(text if is_study else with_site_links(text, source, place, known), encoding="utf-8")
-    (folder / "recipes.md").write_text(recipes_page(), encoding="utf-8")
+        if is_study:
+            target.write_text(study_page(source.parent), encoding="utf-8")
+            continue
+        text = generated.fill(source.read_text(encoding="utf-8"), source, known)
+        target.write_text(with_site_links(text, source, place, known), encoding="utf-8")
+    for place, (_, page) in GENERATED.items():
+        (folder / place).write_text(page(), encoding="utf-8")
     shutil.copytree(DOCS / "assets", folder / "assets")
     nav = list(nav_pages(tomllib.loads((DOCS / "zensical.toml").read_text(encoding="utf-8"))["project"]["nav"]))
     pages = {str(page.relative_to(folder)) for page in folder.rglob("*.md")}

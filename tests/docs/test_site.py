@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from docs import build
+import bertree
+from docs import api, build, reference
 from tests.support.documentation import ROOT
 
 PAGES = [page for page, place in build.places().items() if place.endswith(".md")]
@@ -43,6 +44,24 @@ def test_what_a_page_loads_from_outside_is_found(tmp_path: Path) -> None:
     assert build.outside_resources(tmp_path) == ["a.html loads //x.org/c.js", "d.css loads https://x.org/e.png"]
 
 
+def test_the_reference_has_every_verb_setting_function_and_class() -> None:
+    verbs, settings, functions, classes = (
+        page() for page in (reference.verbs_page, reference.settings_page, api.functions_page, api.classes_page)
+    )
+    assert "### index query" in verbs
+    assert "| `-k`, `--top` | Passages to show. | integer, >= 1 | 5 |" in verbs
+    assert "| `optim.lr` | the highest learning rate of the schedule | number, > 0 | 0.0001 |" in settings
+    assert "| text, one of `none`, `attention`, `ffn`, `all` | none |" in settings
+    assert not re.search(r"^\|[^|]*\| *\|", settings + verbs, re.MULTILINE), "every setting and option has a meaning"
+    assert {f"bertree.{name}" for name in bertree.__all__} == {
+        "bertree.__version__",
+        *re.findall(r"^## (bertree\.\w+)$", functions, re.MULTILINE),
+        *re.findall(r"^### (bertree\.\w+)$", classes, re.MULTILINE),
+    }
+    assert "#### Model.embed" in classes
+    assert "| `token` | `str` |" in classes  # a field of a value: Candidate
+
+
 @pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("zensical") is None, reason="the extra docs is not installed")
@@ -50,7 +69,7 @@ def test_the_site_builds_and_a_broken_anchor_stops_it(tmp_path: Path, monkeypatc
     site = tmp_path / "site"
     build.build(site)
     titles = {item["title"] for item in json.loads((site / "search.json").read_text())["items"]}
-    assert {"ALBERT", "Sentence order prediction", "Recipe bert-base-tiny"} <= titles  # a page, a study, a recipe
+    assert {"ALBERT", "Sentence order prediction", "Recipe bert-base-tiny", "Model.embed"} <= titles
     before = (site / "xlnet.html").read_bytes()
 
     def write_broken_page(folder: Path) -> None:

@@ -99,8 +99,10 @@ def trace() -> list[Call]:
         except SystemExit as end:
             code = end.code
         finally:
+            complete = sys.getprofile() is walk  # an error in it, for example while garbage is collected, ends it
             sys.setprofile(None)
     assert not code, "the command failed"
+    assert complete, "the trace ended before the command"
     return list(walk.calls)
 
 

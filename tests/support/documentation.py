@@ -22,7 +22,7 @@ from tests.support.xlnet_folder import save_xlnet
 
 ROOT = Path(__file__).parents[2]
 BUNDLED = ROOT / "src" / "bertree" / "default" / "README.md"
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), BUNDLED]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), BUNDLED]
 WRITTEN = ("--out", "--submission", "--cache")  # options whose value is made by the command
 
 
@@ -302,6 +302,11 @@ MAKERS: dict[str, Callable[[Library, Path], object]] = {
     "bert-size-wiki": _study(6.0),
     "my-bert": _bert(4),
     "my-small-bert": _bert(2),
+    "old-bert": lambda library, path: [
+        write(path / "config.json", {"model_type": "bert"}),
+        (path / "pytorch_model.bin").write_bytes(b"a pickle"),
+    ],
+    "long.txt": lambda library, path: path.write_text("word " * 500 + "\n"),
     "my-model": _bert(1),  # exported as ONNX, which takes seconds for every layer
     "my-gpt": _left_to_right("gpt2"),
     "my-backward": _left_to_right("gpt1", direction="backward"),
@@ -318,8 +323,9 @@ MAKERS: dict[str, Callable[[Library, Path], object]] = {
     "small": _run_folder,
     "my-student.toml": lambda library, path: path.write_text('extends = "distilbert-tiny"\n'),
     "my-sst": lambda library, path: library.finetuned(path, "sst-2", "glue"),
-    "sst": lambda library, path: library.finetuned(path, "sst-2", "glue"),
-    "my-mnli": lambda library, path: library.finetuned(path, "sst-2", "glue"),  # any other task does
+    **dict.fromkeys(  # the same model: any other task does
+        ("other-sst", "sst", "my-mnli"), lambda library, path: shutil.copytree(library.path("my-sst"), path)
+    ),
     "my-qa": lambda library, path: library.finetuned(path, "squad2", "squad"),
     "my-squad": lambda library, path: library.finetuned(path, "squad", "squad"),
     "my-ner": lambda library, path: library.finetuned(path, "ner", "conll2003"),

@@ -22,6 +22,7 @@ MARKERS = {
     "process": "starts processes: commands, ranks, servers, Ray, PostgreSQL, a browser",
     "train": "trains a model",
     "slow": "takes a second or more",
+    "proof": "one of many cases, of which the suite has a few: only with --proofs",
     "peer": "compares with another implementation, or talks to the client of one",
     "compile": "compiles with PyTorch's compiler",
     "weights": "loads the real weights of MiniLM",

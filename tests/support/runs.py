@@ -35,17 +35,17 @@ RUN = """
 device = "cpu"
 micro_tokens = 256
 log_every = 1
-eval_every = 4
+eval_every = 5
 eval_tokens = 512
 save_every = 1
 
 [[phases]]
-steps = 9
+steps = 6
 max_length = 32
 batch_tokens = 512
 
 [[phases]]
-steps = 5
+steps = 4
 max_length = 64
 batch_tokens = 512
 """

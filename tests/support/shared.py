@@ -1,9 +1,10 @@
-"""Folders that are made once for all test processes: what is slow to make and never changed."""
+"""Folders that are made once for all test processes: what is slow to make and never changed. Cases that are proofs."""
 
 import fcntl
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,3 +25,10 @@ def make_once(folder: Path, make: Callable[[Path], object]) -> Path:
             make(folder)
             done.touch()
     return folder
+
+
+def suite_has(kept: Iterable[Any], values: Iterable[Any]) -> list[Any]:
+    """Parameters of a test: the suite has those that are kept, the others are proofs (`make proofs`)."""
+    kept, proof = list(kept), pytest.mark.proof
+    cases = [(value, value if type(value) is tuple else (value,)) for value in values]
+    return [value if value in kept else pytest.param(*case, marks=proof) for value, case in cases]
