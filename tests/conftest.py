@@ -59,7 +59,10 @@ LONGEST = (
     "serve/test_process.py",
     "docs/test_examples.py",
     "distillation/test_text.py",
-    "pretraining/test_best_recipe.py",
+    "verification/test_no_connection.py",
+    "crash/test_crash.py",
+    "fuzz/test_fuzz.py",
+    "docs/test_site.py",
 )
 
 
@@ -77,6 +80,7 @@ def pytest_xdist_auto_num_workers() -> int:
 def pytest_addoption(parser: pytest.Parser) -> None:
     words = ", ".join(sorted(needs.NOT_QUICK))
     parser.addoption("--quick", action="store_true", help=f"leave out tests that need one of: {words}")
+    parser.addoption("--proofs", action="store_true", help="also run the many cases of which the suite has a few")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -102,10 +106,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             for name in needs.markers_of(item) if isinstance(item, pytest.Function) else ():
                 item.add_marker(name)
-    if config.option.quick:
-        slow = {item: None for item in items if any(map(item.get_closest_marker, needs.NOT_QUICK))}
-        config.hook.pytest_deselected(items=list(slow))
-        items[:] = [item for item in items if item not in slow]
+    left_out = (needs.NOT_QUICK if config.option.quick else set()) | (set() if config.option.proofs else {"proof"})
+    slow = {item: None for item in items if any(map(item.get_closest_marker, left_out))}
+    config.hook.pytest_deselected(items=list(slow))
+    items[:] = [item for item in items if item not in slow]
     if IN_WORKER:
         place = {Path(__file__).parent / name: number for number, name in enumerate(LONGEST)}
         items.sort(key=lambda item: place.get(item.path, len(place)))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 SOURCE = Path(__file__).parent.parent / "src" / "bertree"
 ARCHITECTURE = SOURCE.parents[1] / "docs" / "architecture.md"
-MOST_PACKAGES, MOST_LAYERS, MOST_ROOT_MODULES, MOST_FILES = 31, 12, 8, 17
+MOST_PACKAGES, MOST_LAYERS, MOST_ROOT_MODULES, MOST_FILES = 33, 12, 8, 17
 # Stricter than the layers: what a package may import beside the standard library.
 ONLY = {
     "model": {"torch", "triton", "bertree.batch", "bertree.errors", "bertree.keyed_random", "bertree.model"},

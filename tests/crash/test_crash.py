@@ -14,6 +14,7 @@ from tests.crash.disk import Disk, State
 from tests.crash.disturbed import DisturbedTrials, run_disturbed
 from tests.kill.cases import CASES
 from tests.kill.trial import TrialFolders, Trials
+from tests.support.shared import suite_has
 
 pytest.importorskip("faiss")
 BY_NAME = {case.name: case for case in CASES}
@@ -53,7 +54,7 @@ def test_a_power_cut_may_leave_any_part_of_what_was_not_synced(tmp_path: Path) -
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("name", SHORT)
+@pytest.mark.parametrize("name", suite_has(("convert, replacing", "index add"), SHORT))
 def test_a_command_survives_power_cuts_errors_and_another_writer(name: str, folders: TrialFolders) -> None:
     trials = DisturbedTrials(folders, BY_NAME[name])
     cuts = PowerCuts(trials).resume(math.inf, most=2)

@@ -19,7 +19,7 @@ from bertree.data.store_writer import ShardWriter, write_header
 from bertree.data.stream import Stream
 from bertree.errors import UserError
 from bertree.pretraining.build import open_stores
-from bertree.pretraining.recipe import DataSettings
+from bertree.pretraining.sections import DataSettings
 from tests.support.memory_store import memory_store
 
 SPECIAL = {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}

@@ -70,7 +70,7 @@ def test_an_engine_is_chosen_by_its_name() -> None:
 
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bertree.engines.ray_cluster.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"pip install -e '\.\[ray\]'"):
+    with pytest.raises(UserError, match=r"pip install 'bertree\[ray\]'"):
         RayCluster()
 
 

@@ -106,6 +106,7 @@ def test_prepare_gives_the_same_bytes_though_a_worker_is_killed(
     assert contents(tmp_path / "there") == contents(tmp_path / "here")
 
 
+@pytest.mark.proof  # the build of an index embeds by the same engine
 def test_embed_gives_the_same_vectors_though_a_worker_is_killed(
     texts: Path, tmp_path: Path, small_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

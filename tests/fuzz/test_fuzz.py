@@ -10,7 +10,7 @@ from tests.fuzz import planted
 from tests.fuzz.kinds import KINDS
 from tests.fuzz.samples import LEARNED_NOTHING
 
-CASES_A_KIND = 2
+CASES_A_KIND = 1
 
 
 @pytest.fixture(scope="module")

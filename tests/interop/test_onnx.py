@@ -31,6 +31,7 @@ from tests.support.command import Command
 from tests.support.later_axes import LATER
 from tests.support.learnable import Trained
 from tests.support.parts import UNKNOWN
+from tests.support.shared import suite_has
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
@@ -188,13 +189,19 @@ def test_a_trained_classifier_by_the_command(
         bertree.load(tmp_path / "int8")
 
 
-def test_states_of_a_model_without_vectors(tmp_path: Path) -> None:
+@pytest.mark.parametrize("in_a_file", suite_has([False], [False, True]))
+def test_states_of_a_model_without_vectors(in_a_file: bool, tmp_path: Path) -> None:
     """One that has positions with an offset, a narrow embedding and shared layers."""
     axes = {"embedding_width": 16, "layers": 2, "sharing": "all", "residual": "pre-norm", "activation": "gelu-tanh"}
     contents = made(preset("roberta-base").architecture.with_values(SMALL | axes), None)
-    folder.write(contents, tmp_path / "model")
-    convert(tmp_path / "model", tmp_path / "o", "onnx")
-    found = computed(tmp_path / "o", TEXTS)
+    if in_a_file:
+        folder.write(contents, tmp_path / "model")
+        convert(tmp_path / "model", tmp_path / "o", "onnx")
+        found = computed(tmp_path / "o", TEXTS)
+    else:
+        module, given = PaddedModel(contents), padded(TEXTS)
+        with torch.no_grad():
+            found = module(*(torch.from_numpy(given[name]) for name in module.names)).numpy()
     for row, wanted in zip(found, Model(contents).hidden(TEXTS), strict=True):
         np.testing.assert_allclose(row[: len(wanted)], wanted.numpy(), atol=1e-5)
 
@@ -280,5 +287,5 @@ def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(UserError, match="float32 or int8"):
         onnx.write(model._contents, tmp_path / "o", "float16")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"pip install -e '\.\[onnx\]'"):
+    with pytest.raises(UserError, match=r"pip install 'bertree\[onnx\]'"):
         onnx.write(model._contents, tmp_path / "o")

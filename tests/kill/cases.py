@@ -117,6 +117,10 @@ CASES = (
         "study run", "study run", "study.toml --store store --tasks glue --out out", atomic=("out/plan.json",),
         trains=True,
     ),
+    Case("layers", "layers", "start --texts few.txt --device cpu --out out.html", atomic=("out.html",)),
+    Case(
+        "advise", "advise", "--task similarity --models start --device cpu --out out.html", atomic=("out.html",)
+    ),
     Case("plan", "plan", "bert-base --devices 2 --plot out.svg", atomic=("out.svg",)),
     Case("pairs", "pairs", "start few.txt --device cpu --min-similarity 0.1 --out out/p.csv", atomic=("out/p.csv",)),
     Case("cluster", "cluster", "start few.txt --device cpu --clusters 4 --out out/c.jsonl", atomic=("out/c.jsonl",)),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import bertree
-from bertree.errors import UserError
+from bertree.errors import BertreeWarning, UserError
 from bertree.pretraining.adaptation.adapt import compare_runs
 from bertree.train.metrics_log import TrainingEvent
 from tests.support.command import Command
@@ -73,8 +73,9 @@ def test_a_stopped_run_ends_in_the_same_bytes(start: Path, texts: Path, tmp_path
     assert "holds a run already; resume it with --resume" in again.err
 
 
-def test_sizes_follow_text_and_model(start: Path, texts: Path, tmp_path: Path) -> None:
-    run = bertree.adapt(start, texts, out=tmp_path / "out", steps=2, device="cpu")
+def test_sizes_follow_text_and_model_and_a_rise_of_the_loss_is_noted(start: Path, texts: Path, tmp_path: Path) -> None:
+    with pytest.warns(BertreeWarning, match="the held-out loss rose from"):
+        run = bertree.adapt(start, texts, out=tmp_path / "out", steps=2, device="cpu", lr=0.5)
     recipe = bertree.recipe(run.folder / "recipe.toml")
     assert recipe.phases[0].max_length == 16, "what the model has learned"
     assert recipe.phases[0].batch_tokens == 1024, "little text"

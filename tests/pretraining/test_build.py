@@ -16,6 +16,7 @@ from bertree.objectives.pretraining import pretraining_objective
 from bertree.pretraining import build as assembly
 from bertree.pretraining import recipe
 from bertree.pretraining.held_out import held_out_questions
+from bertree.pretraining.sections import DataSettings
 from tests.support import runs
 
 
@@ -106,7 +107,7 @@ def test_what_does_not_fit_is_refused(started: tuple[Path, Path], token_store: P
         build(token_store, "model.layer=3")
     with pytest.raises(UserError, match="no such preset"):
         build(token_store, "model.preset=bert-bse")
-    data = recipe.DataSettings(store=str(token_store), held_out=str(tmp_path / "other"))
+    data = DataSettings(store=str(token_store), held_out=str(tmp_path / "other"))
     with pytest.raises(UserError, match="another tokenizer than"):
         assembly.open_stores(data)
 
@@ -184,8 +185,6 @@ def test_recipes_are_evaluated_on_the_same_masked_tokens(token_store: Path) -> N
 def test_share_takes_part_of_the_training_documents_and_the_same_held_out_text(token_store: Path) -> None:
     stores = {}
     for share in (1.0, 0.3):
-        stores[share] = assembly.open_stores(
-            recipe.DataSettings(store=str(token_store), held_out_share=0.1, share=share)
-        )
+        stores[share] = assembly.open_stores(DataSettings(store=str(token_store), held_out_share=0.1, share=share))
     assert stores[0.3][1].fingerprint == stores[1.0][1].fingerprint
     assert 0.2 < stores[0.3][0].tokens / stores[1.0][0].tokens < 0.4

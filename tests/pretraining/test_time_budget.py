@@ -14,7 +14,8 @@ from bertree.config.sections import Phase, ScheduleSettings
 from bertree.errors import UserError
 from bertree.pretraining import recipe as recipes
 from bertree.pretraining import time_budget
-from bertree.pretraining.recipe import PretrainingRunSettings, Recipe
+from bertree.pretraining.recipe import Recipe
+from bertree.pretraining.sections import PretrainingRunSettings
 from bertree.train.feed import StreamFeed
 from bertree.train.loop import Loop
 from bertree.train.schedule import TrainingSchedule

@@ -86,6 +86,7 @@ def test_a_student_learns_on_two_ranks_what_it_learns_on_one_device(
     assert difference(both, alone) < NEAR
 
 
+@pytest.mark.proof  # tests/scale/test_commands.py stops ranks that pretrain, by the same loop
 def test_a_student_that_is_stopped_on_two_ranks_goes_on_to_the_same_bytes(
     teacher: Path, token_store: Path, tmp_path: Path
 ) -> None:

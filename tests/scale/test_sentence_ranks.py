@@ -10,6 +10,7 @@ from tests.support.command import Command
 from tests.support.learnable import model, tokenizer
 from tests.support.meshes import relative_difference
 from tests.support.rank_commands import run_commands
+from tests.support.shared import suite_has
 from tests.support.topics import files
 
 NEAR = 1e-5
@@ -46,7 +47,7 @@ def difference(out: Path, other: Path) -> float:
     return max(relative_difference(found[name], wanted[name], name) for name in names)
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", suite_has(("in pieces", "softmax"), KINDS))
 def test_two_ranks_learn_what_one_device_learns(name: str, place: Path, tmp_path: Path, command: Command) -> None:
     alone, both = tmp_path / "alone", tmp_path / "both"
     command.well(*arguments(place, alone, *KINDS[name]))

@@ -1,6 +1,6 @@
 """Networks whose heads, inner units and vocabulary are split among processes, against whole ones."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ from bertree.scale.world import World, join
 from tests.support import batches
 from tests.support.parts import ScaledAttention
 from tests.support.ranks import read_found, run_ranks
-from tests.support.shared import common_folder, make_once
+from tests.support.shared import common_folder, make_once, suite_has
 from tests.support.split_networks import (
     attention_of_equal_heads,
     compiled,
@@ -37,53 +37,64 @@ COUNTED = ("bert", "bert pre-norm", "transformer-xl", "transformer-xl pre-norm",
 RECOMPUTED = ("bert", "bert pre-norm", "albert", "xlnet with memory")
 # Members on 2 data ranks of 2 tensor ranks each, and whether these have some tokens each.
 ON_A_MESH = {"modernbert": True, "xlnet with memory": True, "transformer-xl adaptive": False, "reformer": True}
+# The members of the suite; the others are proofs. Together they have every part that is split.
+SUITE = ("bert", "albert", "ctrl", "transformer-xl adaptive", "xlnet with memory", "reformer", "modernbert")
+SUITE_TWICE = ("bert", "xlnet with memory")  # those that are recomputed and counted, too
 TOLERANCE = 1e-5
 
 
-def run_cases(launch: Launch) -> dict[str, Any]:
+def run_cases(launch: Launch, proofs: bool) -> dict[str, Any]:
     """Run all cases as one of 4 processes."""
     found: dict[str, Any] = {}
     with join(launch._replace(job="two"), tensor=2) as world:
-        found.update(cases_of_two(world))
+        found.update(cases_of_two(world, proofs))
     with join(launch._replace(job="four"), tensor=4) as world:
-        found.update(cases_of_four(world))
-    for name in ON_A_MESH:
+        found.update(cases_of_four(world, proofs))
+    for name in chosen(ON_A_MESH, SUITE[3:5], proofs):
         found[f"{name} on a mesh"] = on_a_mesh(name, launch._replace(job=name), ON_A_MESH[name])
     return found
 
 
-def cases_of_two(world: World) -> Iterator[tuple[str, Any]]:
+def chosen(names: Iterable[str], suite: Sequence[str], proofs: bool) -> list[str]:
+    return [name for name in names if proofs or name in suite]
+
+
+def cases_of_two(world: World, proofs: bool) -> Iterator[tuple[str, Any]]:
     """Two pairs of tensor ranks, the second with sequence parallelism."""
     second = world.data_rank == 1
-    for name in MEMBERS:
+    for name in chosen(MEMBERS, SUITE, proofs):
         yield f"{name}, 2", compare(name, world, second)
-    for name in RECOMPUTED:
+    for name in chosen(RECOMPUTED, SUITE_TWICE, proofs):
         yield f"{name} recomputed, 2", compare(name, world, second, recompute=True)
     yield "slope", slope(world, second)
     for rate in (0.0, 0.5):
         yield f"attention that drops {rate}", attention_of_equal_heads(world, second, rate)
-    yield "compiled", compiled("bert", world, second, "attention" if second else "ffn")
+    if proofs:
+        yield "compiled", compiled("bert", world, second, "attention" if second else "ffn")
     yield "states", states_and_logits(world, second)
     yield "half precision", in_half_precision(world, second)
     yield "generated", generated(world, second)
-    for name in COUNTED:
+    for name in chosen(COUNTED, SUITE_TWICE, proofs):
         yield f"collectives of {name}", count_collectives(name, world, second)
         yield f"collectives of {name}, recomputed", count_collectives(name, world, second, True)
     yield "collectives with dropout", count_collectives("bert pre-norm", world, second, True, dropout=0.1)
 
 
-def cases_of_four(world: World) -> Iterator[tuple[str, Any]]:
+def cases_of_four(world: World, proofs: bool) -> Iterator[tuple[str, Any]]:
     """Four tensor ranks."""
-    for name, sequence_parallel in FOUR.items():
-        yield f"{name}, 4", compare(name, world, sequence_parallel)
+    for name in chosen(FOUR, SUITE_TWICE, proofs):
+        yield f"{name}, 4", compare(name, world, FOUR[name])
     yield "dropout, 4", compare("bert", world, False, dropout=0.3)
     yield "dropout recomputed, 4", compare("bert", world, False, recompute=True, dropout=0.3)
     yield "collectives of bert, 4", count_collectives("bert", world, True)
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    folder = make_once(common_folder(tmp_path_factory) / "split", lambda folder: run_ranks(4, folder, run_cases))
+def found(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> list[dict[str, Any]]:
+    proofs = pytestconfig.option.proofs
+    folder = make_once(
+        common_folder(tmp_path_factory) / "split", lambda folder: run_ranks(4, folder, run_cases, proofs)
+    )
     return read_found(4, folder)
 
 
@@ -100,12 +111,12 @@ def check_equal(found: list[dict[str, Any]], start: str) -> None:
         assert all(len(set(digests[first : first + size])) == 1 for first in range(0, 4, size)), name
 
 
-@pytest.mark.parametrize("name", MEMBERS)
+@pytest.mark.parametrize("name", suite_has(SUITE, MEMBERS))
 def test_a_split_network_computes_what_the_whole_one_does(found: list[dict[str, Any]], name: str) -> None:
     check_equal(found, name)
 
 
-@pytest.mark.parametrize("name", RECOMPUTED)
+@pytest.mark.parametrize("name", suite_has(SUITE_TWICE, RECOMPUTED))
 def test_layers_that_are_computed_again_have_the_same_gradients(found: list[dict[str, Any]], name: str) -> None:
     check_equal(found, f"{name} recomputed")
 
@@ -115,7 +126,7 @@ def test_dropout_of_whole_tensors_is_that_of_one_device(found: list[dict[str, An
     check_equal(found, name)
 
 
-@pytest.mark.parametrize("name", ON_A_MESH)
+@pytest.mark.parametrize("name", suite_has(SUITE[3:5], ON_A_MESH))
 def test_shards_of_split_tensors_have_the_gradients_of_the_whole(found: list[dict[str, Any]], name: str) -> None:
     for rank in found:
         result = rank[f"{name} on a mesh"]
@@ -138,6 +149,7 @@ def test_heads_of_other_ranks_drop_other_tokens(found: list[dict[str, Any]]) -> 
         assert found[first]["attention that drops 0.5"] != found[second]["attention that drops 0.5"]
 
 
+@pytest.mark.proof  # tests/scale/test_compiled_parts.py compiles parts that are not split
 def test_each_block_is_compiled_without_a_break(found: list[dict[str, Any]]) -> None:
     assert max(rank["compiled"][0] for rank in found) < TOLERANCE
 

@@ -222,7 +222,7 @@ def test_a_missing_library_says_what_to_install(
         return original(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(UserError, match=rf"needs {library}; install the extra '\w+': pip install -e"):
+    with pytest.raises(UserError, match=rf"needs {library}; install the extra '\w+': pip install 'bertree"):
         read(path)
 
 
