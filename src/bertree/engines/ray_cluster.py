@@ -69,11 +69,9 @@ class RayCluster:
             kind = "GPU" if device.startswith("cuda") else "CPU"
             if ray.cluster_resources().get(kind, 0) < 1:
                 raise UserError(f"{self.address or 'engine ray'}: this Ray cluster has no {kind} for `device={device}`")
-            tasks = _Tasks(ray, make, setup, kind, self.workers)
-            try:
-                yield tasks
-            finally:
-                tasks.cancel()
+            # What still runs at the end is not cancelled: Ray aborts this process if a task ends just then (its issue
+            # 54785). Leaving the cluster ends it; where the caller stays connected, at most `ahead` blocks run on.
+            yield _Tasks(ray, make, setup, kind, self.workers)
 
 
 class _Tasks:
@@ -85,7 +83,6 @@ class _Tasks:
         self.compute = ray.remote(compute_block).options(
             num_cpus=1, num_gpus=1 if kind == "GPU" else 0, max_retries=RETRIES
         )
-        self.running: set[Any] = set()
         self._counted = -FRESH
 
     @property
@@ -102,11 +99,9 @@ class _Tasks:
     def submit(self, block: Any) -> Callable[[], Any]:
         # The setup's reference is inside a list: Ray then leaves it to the worker to fetch it, which it does once.
         task = self.compute.remote(__version__, self.make, self.key, [self.setup], block)
-        self.running.add(task)
 
         def wait() -> Any:
             answer = self._answer(task)
-            self.running.discard(task)
             if answer.mistake:
                 raise UserError(answer.mistake)
             return answer.result
@@ -130,12 +125,6 @@ class _Tasks:
             ) from None
         except errors.RayError as error:
             raise UserError(f"Ray cannot compute a block ({str(error).splitlines()[0]})") from None
-
-    def cancel(self) -> None:
-        """End what is still running."""
-        for task in self.running:
-            self.ray.cancel(task)
-        self.running.clear()
 
 
 _functions: dict[str, Callable[[Any], Any]] = {}  # of a worker: the key of a setup, and the function made of it
