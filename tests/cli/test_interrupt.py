@@ -50,3 +50,34 @@ def test_a_process_that_ignores_interrupts_goes_on_ignoring_them_while_it_is_imp
         env={**os.environ, "MODULE": "typer", "SIGNAL": str(int(signal.SIGINT))},
     )
     assert (done.returncode, done.stdout.split()[0]) == (0, "bertree")
+
+
+# Its parser loses the exception, as that of pydantic does, which Typer reads paths with.
+PARSING = """
+import os, signal
+from typing import Annotated
+import typer
+from bertree.train.signals import interrupt_once
+
+def parse(value):
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+        sum(range(100_000))
+    except BaseException:
+        pass
+    return value
+
+app = typer.Typer()
+
+@app.command()
+def verb(value: Annotated[str, typer.Argument(parser=parse)]):
+    print("went on")
+
+with interrupt_once():
+    app(["a"])
+"""
+
+
+def test_an_interrupt_while_the_command_line_is_parsed_ends_the_process() -> None:
+    done = subprocess.run([sys.executable, "-c", PARSING], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

@@ -75,8 +75,8 @@ def catch_signals() -> Iterator[Signals]:
 def interrupt_once() -> Iterator[None]:
     """Let SIGINT raise KeyboardInterrupt as usual, but ignore a second one that follows at once.
 
-    While a module is being imported, the process ends instead: other people's modules lose the exception on the way, or
-    fail half imported.
+    While a module is being imported or the command line is parsed, the process ends instead: other people's modules
+    lose the exception on the way, or fail half imported.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -85,7 +85,7 @@ def interrupt_once() -> Iterator[None]:
 
     def handle(number: int, frame: FrameType | None) -> None:
         nonlocal last
-        if _is_importing(frame):
+        if _is_starting(frame):
             os._exit(128 + number)
         if time.monotonic() - last >= GRACE:
             last = time.monotonic()
@@ -98,10 +98,11 @@ def interrupt_once() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _is_importing(frame: FrameType | None) -> bool:
-    """Return whether code is running because of an import."""
+def _is_starting(frame: FrameType | None) -> bool:
+    """Return whether code is running because of an import, or because Typer parses the command line."""
     while frame is not None:
-        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+        code = frame.f_code
+        if code.co_filename == "<frozen importlib._bootstrap>" or code.co_name == "make_context":
             return True
         frame = frame.f_back
     return False
