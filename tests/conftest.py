@@ -67,8 +67,8 @@ LONGEST = (
 
 
 def _watched_names() -> set[Path]:
-    found = {path for folder in WATCHED if folder.is_dir() for path in folder.iterdir()}
-    return {path for path in found if not path.name.endswith(CACHES)}
+    names = {path for folder in WATCHED if folder.is_dir() for path in folder.iterdir()}
+    return {path for path in names if not path.name.endswith(CACHES)}
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -179,8 +179,8 @@ def minilm() -> Path:
 @pytest.fixture
 def small_folder(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, minilm: Path) -> Path:
     """A tiny untrained BERT with an MLM head and the real BERT vocabulary."""
-    made = make_once(common_folder(tmp_path_factory) / "small", lambda folder: _make_small(folder, minilm))
-    return shutil.copytree(made, tmp_path / "small")
+    path = make_once(common_folder(tmp_path_factory) / "small", lambda folder: _make_small(folder, minilm))
+    return shutil.copytree(path, tmp_path / "small")
 
 
 def _make_small(folder: Path, vocabulary: Path) -> None:
@@ -233,8 +233,8 @@ def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> "dict[str, Tokenizer
     from bertree.text.tokenizer import Tokenizer
 
     folder = make_once(common_folder(tmp_path_factory) / "tokenizers", _make_tokenizers)
-    found = {kind: Tokenizer.load(folder / kind) for kind in TOKENIZERS}
-    return {kind: tokenizer for kind, tokenizer in found.items() if tokenizer is not None}
+    trained = {kind: Tokenizer.load(folder / kind) for kind in TOKENIZERS}
+    return {kind: tokenizer for kind, tokenizer in trained.items() if tokenizer is not None}
 
 
 def _make_tokenizers(folder: Path) -> None:

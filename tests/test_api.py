@@ -43,14 +43,14 @@ def test_importing_loads_nothing_but_the_names() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "found"),
+    ("variables", "expected"),
     [({}, "0 None"), ({"ONEDNN_JIT_PROFILE": "2"}, "2 None"), ({"DNNL_JIT_PROFILE": "2"}, "None 2")],
 )
-def test_onednn_writes_no_files_for_profilers_unless_asked_to(given: dict[str, str], found: str) -> None:
+def test_onednn_writes_no_files_for_profilers_unless_asked_to(variables: dict[str, str], expected: str) -> None:
     code = "import os, bertree; print(*map(os.environ.get, ('ONEDNN_JIT_PROFILE', 'DNNL_JIT_PROFILE')))"
     own = {key: value for key, value in os.environ.items() if not key.endswith("_JIT_PROFILE")}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=own | given)
-    assert done.stdout.strip() == found
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=own | variables)
+    assert done.stdout.strip() == expected
 
 
 def test_every_name_is_there_with_a_signature_and_a_docstring_with_an_example() -> None:
@@ -185,8 +185,8 @@ def test_a_type_error_inside_a_function_stays_one(small_folder: Path) -> None:
 
 def test_a_tokenizer_and_a_store_from_python(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("\n\n".join(" ".join(learnable.FILL) + f" number {n}." for n in range(60)))
-    made = bertree.train_tokenizer(tmp_path / "text.txt", tmp_path / "tokenizer", vocab_size=100)
-    assert made.report is not None
-    assert made.tokenizer.size <= 100
-    found = bertree.prepare(tmp_path / "text.txt", tmp_path / "tokenizer", tmp_path / "store", workers=1)
-    assert found.store.documents == 60
+    tokenizer = bertree.train_tokenizer(tmp_path / "text.txt", tmp_path / "tokenizer", vocab_size=100)
+    assert tokenizer.report is not None
+    assert tokenizer.tokenizer.size <= 100
+    store = bertree.prepare(tmp_path / "text.txt", tmp_path / "tokenizer", tmp_path / "store", workers=1)
+    assert store.store.documents == 60

@@ -39,16 +39,16 @@ def import_statements(path: Path) -> list[ast.Import | ast.ImportFrom]:
 
 @cache
 def imports(path: Path) -> set[str]:
-    found = set()
+    modules = set()
     for node in import_statements(path):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            modules |= {alias.name for alias in node.names}
         elif node.module:
             assert node.level == 0, f"{path}: relative import"
-            found.add(node.module)
+            modules.add(node.module)
             if node.module == "bertree":
-                found |= {f"bertree.{alias.name}" for alias in node.names}
-    return found
+                modules |= {f"bertree.{alias.name}" for alias in node.names}
+    return modules
 
 
 def package_of(path: Path) -> str:
@@ -77,20 +77,20 @@ def package_graph() -> dict[str, dict[str, str]]:
 def layers() -> dict[str, int]:
     """The layer of each package."""
     graph = package_graph()
-    found: dict[str, int] = {}
+    level: dict[str, int] = {}
 
     def layer(package: str, above: tuple[str, ...] = ()) -> int:
         assert package not in above, f"imports run in a circle: {' -> '.join((*above, package))} ({graph[above[-1]]})"
-        if package not in found:
-            found[package] = 1 + max((layer(other, (*above, package)) for other in graph[package]), default=0)
-        return found[package]
+        if package not in level:
+            level[package] = 1 + max((layer(other, (*above, package)) for other in graph[package]), default=0)
+        return level[package]
 
     return {package: layer(package) for package in graph}
 
 
 def test_imports_only_point_down() -> None:
-    graph, found = package_graph(), layers()
-    assert max(found.values()) <= MOST_LAYERS
+    graph, level = package_graph(), layers()
+    assert max(level.values()) <= MOST_LAYERS
     assert len(graph) <= MOST_PACKAGES
     for package, others in graph.items():
         for other in TOP & set(others) - {package}:
@@ -98,15 +98,15 @@ def test_imports_only_point_down() -> None:
 
 
 def test_the_layers_in_the_documentation_are_those_of_the_imports() -> None:
-    found = {package: layer for package, layer in layers().items() if package != "__init__"}
-    rows = {layer: sorted(package for package in found if found[package] == layer) for layer in set(found.values())}
+    actual = {package: layer for package, layer in layers().items() if package != "__init__"}
+    rows = {layer: sorted(package for package in actual if actual[package] == layer) for layer in set(actual.values())}
     lines = [
         f"{layer:2}  {''.join(f'{package:14}' for package in rows[layer])}".rstrip() for layer in sorted(rows)[::-1]
     ]
     plan = "\n".join(lines)
     page = ARCHITECTURE.read_text()
     assert f"```text\n{plan}\n```" in page, f"docs/architecture.md: the plan is now\n{plan}"
-    for package in found:
+    for package in actual:
         assert f"\n| `{package}` |" in page, f"docs/architecture.md does not say what {package} is for"
 
 
@@ -155,8 +155,10 @@ def test_some_packages_import_little() -> None:
     for name, allowed in ONLY.items():
         for path in (SOURCE / name).rglob("*.py"):
             for module in imports(path):
-                known = any(module == a or module.startswith(a + ".") for a in allowed)
-                assert known or module.split(".")[0] in sys.stdlib_module_names, f"{path.name} imports {module}"
+                allowed_module = any(module == a or module.startswith(a + ".") for a in allowed)
+                assert allowed_module or module.split(".")[0] in sys.stdlib_module_names, (
+                    f"{path.name} imports {module}"
+                )
 
 
 def test_no_pickle_and_no_remote_code() -> None:

@@ -223,10 +223,10 @@ def test_a_mistake_is_one_line(
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty/config.json").write_text('{"model_type": "bert"}')
     (tmp_path / "few.csv").write_text("text,label\na,x\nb,y\nc,x\n")
-    said = command("advise", *words)
-    assert said.code == 2
-    assert len([one for one in said.lines if "note:" not in one]) == 1
-    assert line in said.err
+    result = command("advise", *words)
+    assert result.code == 2
+    assert len([one for one in result.lines if "note:" not in one]) == 1
+    assert line in result.err
 
 
 def test_data_is_tried_out_and_everything_is_on_the_page(
@@ -258,6 +258,6 @@ def test_limits_that_nothing_meets_are_answered_with_the_nearest(command: Comman
     assert advice.nearest is not None
     assert set(advice.nearest.misses) == {"latency", "memory"}
     assert all(times > 1 for times in advice.nearest.misses.values())
-    said = command.well("advise", "--task", "search", "--latency", "1us", "--memory", "1MB", "--length", "8")
-    assert "Nothing here meets the limits" in said.out
-    assert re.search(r"misses: latency [\d.e+]+ times the limit, memory [\d.]+ times", said.out)
+    result = command.well("advise", "--task", "search", "--latency", "1us", "--memory", "1MB", "--length", "8")
+    assert "Nothing here meets the limits" in result.out
+    assert re.search(r"misses: latency [\d.e+]+ times the limit, memory [\d.]+ times", result.out)

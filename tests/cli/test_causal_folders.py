@@ -52,6 +52,6 @@ def test_verbs_work_on_a_folder_of_hugging_face(preset: str, command: Command, t
         assert command("verify", path).code == 0
     (tmp_path / "lines.txt").write_text("the the\nthe\n")
     assert command("embed", back, tmp_path / "lines.txt", "--out", tmp_path / "v.npy").code == 0
-    made = command("generate", back, "the", "--tokens", 3, "--seed", 1)
-    assert made.code == 0
-    assert made.out.startswith("the")
+    result = command("generate", back, "the", "--tokens", 3, "--seed", 1)
+    assert result.code == 0
+    assert result.out.startswith("the")

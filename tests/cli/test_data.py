@@ -24,13 +24,13 @@ def call(*words: str | Path, text: str | None = None) -> str:
 @pytest.mark.slow
 def test_from_text_to_verified_store(tmp_path: Path) -> None:
     tokenizer, store = tmp_path / "tokenizer", tmp_path / "store"
-    said = call("tokenizer", "train", BOOKS, "--kind", "bpe", "--vocab-size", "1000", "--out", tokenizer)
-    assert "bpe, 1,000 tokens, from 508 documents" in said
+    output = call("tokenizer", "train", BOOKS, "--kind", "bpe", "--vocab-size", "1000", "--out", tokenizer)
+    assert "bpe, 1,000 tokens, from 508 documents" in output
     for figure in ("fertility", "unknown tokens", "compression"):
-        assert figure in said
-    said = call("prepare", BOOKS, "--tokenizer", tokenizer, "--out", store, "--workers", "1")
-    assert "508 documents" in said
-    assert "bytes per token" in said
+        assert figure in output
+    output = call("prepare", BOOKS, "--tokenizer", tokenizer, "--out", store, "--workers", "1")
+    assert "508 documents" in output
+    assert "bytes per token" in output
     assert "undamaged; 508 documents" in call("store", "verify", store)
     copy = store / "tokenizer" / "tokenizer.json"
     text = copy.read_text()
@@ -50,21 +50,21 @@ def test_options_reach_the_corpus_and_drops_are_said(tmp_path: Path) -> None:
     corpus = [tmp_path / "a.data", "--format", "jsonl", "--text", "body", "--min-characters", "10"]
     call("tokenizer", "train", *corpus, "--vocab-size", "60", "--out", tmp_path / "t", "--cased")
     out = ["--tokenizer", tmp_path / "t", "--out", tmp_path / "s", "--workers", "1"]
-    said = call("prepare", *corpus, "--deduplicate", *out)
-    assert "2 documents, 3 sentences" in said
+    output = call("prepare", *corpus, "--deduplicate", *out)
+    assert "2 documents, 3 sentences" in output
     for line in (
         "30 left out: too short",
         "58 left out: exact duplicates",
         "1 left out: records without text",
     ):
-        assert line in said
+        assert line in output
     assert json.loads((tmp_path / "s" / "store.json").read_text())["summary"]["duplicate"] == 58
 
 
 def test_standard_input_is_read_twice_when_it_must(tmp_path: Path) -> None:
     text = "\n\n".join(f"Document number {n} from a pipe." for n in range(40))
-    said = call("tokenizer", "train", "-", "--vocab-size", "80", "--out", tmp_path / "t", text=text)
-    assert "from 40 documents" in said
+    output = call("tokenizer", "train", "-", "--vocab-size", "80", "--out", tmp_path / "t", text=text)
+    assert "from 40 documents" in output
     call("prepare", "-", "--tokenizer", tmp_path / "t", "--out", tmp_path / "s", "--workers", "1", text=text)
     assert Store.open(tmp_path / "s").documents == 40
 
@@ -95,12 +95,12 @@ def test_control_codes_are_counted_and_shown(tmp_path: Path) -> None:
         (tmp_path / "sources" / name / "a.txt").write_text("\n\n".join([text * 20] * 30))
     sources, tokenizer, store = (tmp_path / name for name in ("sources", "t", "s"))
     call("tokenizer", "train", sources, "--vocab-size", "100", "--cased", "--out", tokenizer)
-    said = call("prepare", sources, "--control", "folder", "--tokenizer", tokenizer, "--out", store, "--workers", "1")
+    output = call("prepare", sources, "--control", "folder", "--tokenizer", tokenizer, "--out", store, "--workers", "1")
     for line in ("control code 'Books': 30 documents", "control code 'Reviews': 30 documents"):
-        assert line in said
+        assert line in output
         assert line in call("store", "info", store)
-    found = json.loads(call("store", "info", store, "--json"))
-    assert [known["code"] for known in found["controls"]] == ["Books", "Reviews"]
-    assert sum(known["tokens"] for known in found["controls"]) == found["tokens"]
-    said = call("store", "show", store, "--at", "0", "--masking", "none", "--max-length", "64")
-    assert "[CLS] Books [SEP]" in " ".join(said.split())
+    report = json.loads(call("store", "info", store, "--json"))
+    assert [code["code"] for code in report["controls"]] == ["Books", "Reviews"]
+    assert sum(code["tokens"] for code in report["controls"]) == report["tokens"]
+    output = call("store", "show", store, "--at", "0", "--masking", "none", "--max-length", "64")
+    assert "[CLS] Books [SEP]" in " ".join(output.split())

@@ -45,15 +45,15 @@ def test_rows_match_lines(command: Command, tiny: Path, tmp_path: Path) -> None:
     texts = [*lines(5), "", "last " + "word " * 3000]
     (tmp_path / "a.txt").write_text("\n".join(texts) + "\n")
     out = tmp_path / "new" / "v.npy"
-    said = command.well("embed", tiny, tmp_path / "a.txt", "--out", out)
-    found = np.load(out)
-    assert (found.shape, found.dtype) == ((7, 128), np.float32)
+    result = command.well("embed", tiny, tmp_path / "a.txt", "--out", out)
+    vectors = np.load(out)
+    assert (vectors.shape, vectors.dtype) == ((7, 128), np.float32)
     model = bertree.load(tiny)
     with pytest.warns(bertree.errors.BertreeWarning):
-        assert np.allclose(found, model.embed(texts), atol=1e-5)
-    assert "7 vectors x 128, float32" in said.out
-    assert "1 of 7 rows are empty" in said.err
-    assert "1 texts cut to 512 tokens" in said.err
+        assert np.allclose(vectors, model.embed(texts), atol=1e-5)
+    assert "7 vectors x 128, float32" in result.out
+    assert "1 of 7 rows are empty" in result.err
+    assert "1 texts cut to 512 tokens" in result.err
     assert [path.name for path in out.parent.iterdir()] == ["v.npy"]
 
 
@@ -62,9 +62,9 @@ def test_half_precision_normalised_and_a_column(command: Command, tiny: Path, tm
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"body": text, "n": 1}) + "\n" for text in texts))
     out = tmp_path / "v.npy"
     command.well("embed", tiny, tmp_path / "a.jsonl", "--out", out, "--dtype", "float16", "--normalize")
-    found = np.load(out)
-    assert found.dtype == np.float16
-    assert np.allclose(np.linalg.norm(found.astype(np.float32), axis=1), 1, atol=2e-3)
+    vectors = np.load(out)
+    assert vectors.dtype == np.float16
+    assert np.allclose(np.linalg.norm(vectors.astype(np.float32), axis=1), 1, atol=2e-3)
 
 
 def test_a_prompt_stands_before_every_text(command: Command, tiny: Path, tmp_path: Path) -> None:
@@ -72,21 +72,21 @@ def test_a_prompt_stands_before_every_text(command: Command, tiny: Path, tmp_pat
     command.well("embed", tiny, tmp_path / "a.txt", "--out", tmp_path / "v.npy", "--prompt", "query: ")
     expected = bertree.load(tiny).embed(["query: dawn"])
     assert np.allclose(np.load(tmp_path / "v.npy"), expected, atol=1e-6)
-    said = command("embed", tiny, tmp_path / "a.txt", "--out", tmp_path / "w.npy", "--prompt", "query")
-    assert (said.code, "it has no prompts" in said.err) == (2, True)
+    result = command("embed", tiny, tmp_path / "a.txt", "--out", tmp_path / "w.npy", "--prompt", "query")
+    assert (result.code, "it has no prompts" in result.err) == (2, True)
 
 
 def test_killed_at_random_moments(tiny: Path, tmp_path: Path) -> None:
     texts = tmp_path / "a.txt"
     texts.write_text("\n".join(lines(16 * 64 + 100)) + "\n")
-    given = ("embed", str(tiny), str(texts), "--out")
-    whole, out, said = tmp_path / "whole.npy", tmp_path / "v.npy", tmp_path / "said"
-    assert runs.finish(*given, str(whole), said=said, fault="window:64") == 0, said.read_text()
-    runs.kill(*given, str(out), said=said, after=(1, 1, 2), moments=random.Random(3), fault="window:64")
+    arguments = ("embed", str(tiny), str(texts), "--out")
+    whole, out, log = tmp_path / "whole.npy", tmp_path / "v.npy", tmp_path / "said"
+    assert runs.finish(*arguments, str(whole), log=log, fault="window:64") == 0, log.read_text()
+    runs.kill(*arguments, str(out), log=log, after=(1, 1, 2), moments=random.Random(3), fault="window:64")
     assert not out.exists()
     assert 4 * 64 <= _rows(out) < 16 * 64
-    assert runs.finish(*given, str(out), said=said, fault="window:64") == 0, said.read_text()
-    assert "going on after" in said.read_text()
+    assert runs.finish(*arguments, str(out), log=log, fault="window:64") == 0, log.read_text()
+    assert "going on after" in log.read_text()
     assert out.read_bytes() == whole.read_bytes()
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(("v.npy.", ".v.npy"))]
 
@@ -165,15 +165,15 @@ def test_other_texts_under_the_same_name(command: Command, tiny: Path, tmp_path:
     # The last block holds a broken record: those before it are kept, and the run ends with one line.
     rows = [json.dumps({"text": text}) for text in good]
     (tmp_path / "a.jsonl").write_text("\n".join([*rows, "broken"]))
-    said = command("embed", tiny, tmp_path / "a.jsonl", "--out", out)
-    assert (said.code, f"line {whole + 1}: is not valid JSON" in said.err) == (2, True)
+    result = command("embed", tiny, tmp_path / "a.jsonl", "--out", out)
+    assert (result.code, f"line {whole + 1}: is not valid JSON" in result.err) == (2, True)
     assert _rows(out) == whole
     file.write_text("\n".join(["other", *good[1:], "more"]))
-    said = command("embed", tiny, file, "--out", out)
-    assert (said.code, f"first {whole} rows are not those" in said.err) == (2, True)
+    result = command("embed", tiny, file, "--out", out)
+    assert (result.code, f"first {whole} rows are not those" in result.err) == (2, True)
     file.write_text("\n".join(good[:10]))
-    said = command("embed", tiny, file, "--out", out)
-    assert (said.code, "has 10 rows, fewer than" in said.err) == (2, True)
+    result = command("embed", tiny, file, "--out", out)
+    assert (result.code, "has 10 rows, fewer than" in result.err) == (2, True)
     file.write_text("\n".join([*good, "more"]))
     command.well("embed", tiny, file, "--out", out)
     assert len(np.load(out)) == whole + 1
@@ -211,10 +211,10 @@ def test_mistakes_are_one_line(command: Command, tiny: Path, tmp_path: Path) -> 
         (("a.txt", "--out", "w.npy", "--max-length", "9999"), "must lie between 1 and 512"),
         (("a.txt", "--out", "w.npy", "--device", "abacus"), "device 'abacus'"),
     ):
-        given = [str(tmp_path / part) if "." in part else part for part in arguments]
-        said = command("embed", tiny, *given)
-        assert (said.code, says in said.err) == (2, True), said.err
-        assert said.err.count("\n") == 1
+        values = [str(tmp_path / part) if "." in part else part for part in arguments]
+        result = command("embed", tiny, *values)
+        assert (result.code, says in result.err) == (2, True), result.err
+        assert result.err.count("\n") == 1
 
 
 def test_nan_is_refused(command: Command, tiny: Path, tmp_path: Path) -> None:
@@ -222,9 +222,9 @@ def test_nan_is_refused(command: Command, tiny: Path, tmp_path: Path) -> None:
     next(model.network.parameters()).data.fill_(float("nan"))
     model.save(tmp_path / "broken")
     (tmp_path / "a.txt").write_text("a\n")
-    said = command("embed", tmp_path / "broken", tmp_path / "a.txt", "--out", tmp_path / "v.npy")
-    assert said.code == 2
-    assert "NaN" in said.err
+    result = command("embed", tmp_path / "broken", tmp_path / "a.txt", "--out", tmp_path / "v.npy")
+    assert result.code == 2
+    assert "NaN" in result.err
     assert not (tmp_path / "v.npy").exists()
 
 
@@ -269,18 +269,18 @@ def test_a_run_that_begins_as_another_ends_touches_nothing(tmp_path: Path, monke
 
 def test_nothing_is_left_of_a_run_that_made_nothing(command: Command, tiny: Path, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("")
-    said = command("embed", tiny, tmp_path / "a.txt", "--out", tmp_path / "v.npy")
-    assert (said.code, "is empty" in said.err) == (2, True)
+    result = command("embed", tiny, tmp_path / "a.txt", "--out", tmp_path / "v.npy")
+    assert (result.code, "is empty" in result.err) == (2, True)
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
 
 
 def test_the_bar_moves_within_a_block(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.txt").write_text("\n".join(lines(BLOCK + 100)) + "\n")
-    said: list[tuple[int, int]] = []
+    moves: list[tuple[int, int]] = []
 
     class Bar:
         def move_to(self, completed: int, items: int) -> None:
-            said.append((completed, items))
+            moves.append((completed, items))
 
     @contextmanager
     def bar(what: str, total: int, **options: object) -> Iterator[Bar]:
@@ -288,10 +288,10 @@ def test_the_bar_moves_within_a_block(tiny: Path, tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(embed, "bar", bar)
     embed.embed_file(tiny, tmp_path / "a.txt", tmp_path / "v.npy")
-    assert said == sorted(said)
-    assert said[0] == (0, 0)
-    assert said[-1] == ((tmp_path / "a.txt").stat().st_size, BLOCK + 100)
-    assert len([count for _, count in said if 0 < count < BLOCK]) > 3
+    assert moves == sorted(moves)
+    assert moves[0] == (0, 0)
+    assert moves[-1] == ((tmp_path / "a.txt").stat().st_size, BLOCK + 100)
+    assert len([count for _, count in moves if 0 < count < BLOCK]) > 3
 
 
 def test_temporary_files_of_a_killed_run_are_removed(tiny: Path, tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def test_evaluate_with_its_baselines(command: Command, minilm: Path, table: Path
     glove = tmp_path / "glove.txt"
     glove.write_text("".join(f"{w} {' '.join(f'{x:.4f}' for x in row)}\n" for w, row in zip(words, draw, strict=True)))
     out = tmp_path / "judged"
-    given = (
+    arguments = (
         "embeddings",
         "evaluate",
         minilm,
@@ -63,13 +63,13 @@ def test_evaluate_with_its_baselines(command: Command, minilm: Path, table: Path
         "--data",
         table,
     )
-    said = command.well(*given, *columns(), "--out", out, "--json")
-    found = json.loads(said.out)
-    assert found == json.loads((out / "metrics.json").read_text())
-    names = [encoder["pooling"] for encoder in found["encoders"]]
+    result = command.well(*arguments, *columns(), "--out", out, "--json")
+    report = json.loads(result.out)
+    assert report == json.loads((out / "metrics.json").read_text())
+    names = [encoder["pooling"] for encoder in report["encoders"]]
     assert names == ["cls", "mean", "mean", "mean of content words"]
     model, gold = bertree.load(minilm), [points for _, _, points in JUDGED]
-    for encoder in found["encoders"][:2]:
+    for encoder in report["encoders"][:2]:
         model.vector = PoolingConfig(pooling=encoder["pooling"], normalize=True)
         first, second = (model.embed([pair[side] for pair in JUDGED]) for side in (0, 1))
         values = (first * second).sum(1)
@@ -83,7 +83,7 @@ def test_evaluate_with_its_baselines(command: Command, minilm: Path, table: Path
     assert len(lines) == 4 * len(JUDGED)
     assert (lines[0]["text"], lines[0]["gold"], lines[0]["line"]) == (JUDGED[0][0], 4.6, 2)
     assert "<svg" in (out / "report.html").read_text()
-    again = command(*given, *columns(), "--out", out)
+    again = command(*arguments, *columns(), "--out", out)
     assert (again.code, "exists already" in again.err) == (2, True)
 
 
@@ -94,21 +94,21 @@ def test_evaluate_several_sets_as_tables(command: Command, minilm: Path, tmp_pat
         for part in ("news", "forum")[: number + 1]:
             (folder / f"STS.input.{part}.txt").write_text("".join(f"{a}\t{b}\n" for a, b, _ in JUDGED))
             (folder / f"STS.gs.{part}.txt").write_text("".join(f"{points}\n" for _, _, points in JUDGED[:-1]) + "\n")
-    said = command.well("embeddings", "evaluate", minilm, "--data", tmp_path / "sts")
-    assert "STS12: 5 pairs" in said.out
-    assert "STS13: 10 pairs" in said.out
-    assert "weighted mean" in said.out
-    assert "average" in said.out
-    assert "STS13: 2 pairs have no gold" in said.err
-    assert "nan" not in said.out.lower()
+    result = command.well("embeddings", "evaluate", minilm, "--data", tmp_path / "sts")
+    assert "STS12: 5 pairs" in result.out
+    assert "STS13: 10 pairs" in result.out
+    assert "weighted mean" in result.out
+    assert "average" in result.out
+    assert "STS13: 2 pairs have no gold" in result.err
+    assert "nan" not in result.out.lower()
 
 
 def test_evaluate_says_where_there_is_no_correlation(command: Command, minilm: Path, tmp_path: Path) -> None:
     (tmp_path / "same.csv").write_text("sentence1,sentence2,score\na,a,1\nb,b,2\nc,c,3\n")
-    said = command.well("embeddings", "evaluate", minilm, "--data", tmp_path / "same.csv", "--json")
-    figures = json.loads(said.out)["encoders"][0]["sets"]["same"]["all"]
+    result = command.well("embeddings", "evaluate", minilm, "--data", tmp_path / "same.csv", "--json")
+    figures = json.loads(result.out)["encoders"][0]["sets"]["same"]["all"]
     assert figures["spearman"]["cosine"] is None
-    assert "is the same for all pairs, so there is no correlation" in said.err
+    assert "is the same for all pairs, so there is no correlation" in result.err
 
 
 def test_evaluate_mistakes(command: Command, minilm: Path, table: Path, tmp_path: Path) -> None:
@@ -123,9 +123,9 @@ def test_evaluate_mistakes(command: Command, minilm: Path, table: Path, tmp_path
         ((minilm, "--data", table, *columns(), "--glove", tmp_path / "no.txt"), "cannot be read"),
         ((tmp_path / "no", "--data", table, *columns()), "no such folder"),
     ):
-        said = command("embeddings", "evaluate", *arguments)
-        assert (said.code, says in said.err) == (2, True), said.err
-        assert said.err.count("\n") == 1
+        result = command("embeddings", "evaluate", *arguments)
+        assert (result.code, says in result.err) == (2, True), result.err
+        assert result.err.count("\n") == 1
 
 
 def test_similar_of_two_texts(command: Command, minilm: Path) -> None:
@@ -133,10 +133,10 @@ def test_similar_of_two_texts(command: Command, minilm: Path) -> None:
     expected = float(model.similarity(TOPICS[0], TOPICS[1])[0, 0])
     cosine, _, reading = command.well("similar", minilm, TOPICS[0], TOPICS[1]).out.partition("  ")
     assert float(cosine) == pytest.approx(expected, abs=1e-4)
-    found = json.loads(command.well("similar", minilm, TOPICS[0], TOPICS[1], "--json").out)
-    assert found["cosine"] == pytest.approx(expected, abs=1e-5)
-    assert found["percentile"] == pytest.approx(float(model.percentile(expected)), abs=0.05)
-    assert float(reading.split()[3]) == pytest.approx(found["percentile"], abs=1)
+    report = json.loads(command.well("similar", minilm, TOPICS[0], TOPICS[1], "--json").out)
+    assert report["cosine"] == pytest.approx(expected, abs=1e-5)
+    assert report["percentile"] == pytest.approx(float(model.percentile(expected)), abs=0.05)
+    assert float(reading.split()[3]) == pytest.approx(report["percentile"], abs=1)
     assert reading.endswith("% of random pairs\n")
 
 
@@ -148,37 +148,37 @@ def test_percentages_are_rounded_down() -> None:
 
 def test_similar_says_what_was_cut_and_what_is_empty(command: Command, minilm: Path, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("One.\n\nTwo.\n")
-    said = command.well("similar", minilm, "word " * 600, tmp_path / "a.txt").err
-    assert "the first text: 1 texts cut to 256 tokens" in said
-    assert "a.txt: 1 of 3 rows are empty" in said
+    errors = command.well("similar", minilm, "word " * 600, tmp_path / "a.txt").err
+    assert "the first text: 1 texts cut to 256 tokens" in errors
+    assert "a.txt: 1 of 3 rows are empty" in errors
     assert "the second text is empty" in command.well("similar", minilm, "One.", " ").err
 
 
 def test_similar_of_files(command: Command, minilm: Path, texts: Path, tmp_path: Path) -> None:
     (tmp_path / "asked.txt").write_text("I want to give it back.\nI play music.\n")
-    said = command.well("similar", minilm, tmp_path / "asked.txt", texts, "-k", "2", "--json")
-    first, second = (json.loads(line) for line in said.out.splitlines())
+    result = command.well("similar", minilm, tmp_path / "asked.txt", texts, "-k", "2", "--json")
+    first, second = (json.loads(line) for line in result.out.splitlines())
     assert first["matches"][0]["row"] in (1, 2, 3, 9)
     assert (second["row"], second["matches"][0]["row"], len(second["matches"])) == (2, 7, 2)
-    said = command.well("similar", minilm, "I play music.", texts, "-k", "100")
-    assert "7  The cello is my favourite instrument." in said.out.splitlines()[1]
-    said = command("similar", minilm, "nothing.txt", texts)
-    assert (said.code, "no such file" in said.err) == (2, True)
+    result = command.well("similar", minilm, "I play music.", texts, "-k", "100")
+    assert "7  The cello is my favourite instrument." in result.out.splitlines()[1]
+    result = command("similar", minilm, "nothing.txt", texts)
+    assert (result.code, "no such file" in result.err) == (2, True)
 
 
 def test_pairs(command: Command, minilm: Path, texts: Path, tmp_path: Path) -> None:
-    said = command.well("pairs", minilm, texts, "--min-similarity", "0.5", "--json")
-    found = json.loads(said.out)
+    result = command.well("pairs", minilm, texts, "--min-similarity", "0.5", "--json")
+    report = json.loads(result.out)
     model = bertree.load(minilm)
     every = model.similarity(TOPICS, TOPICS)
     expected = {(i + 1, j + 1) for i in range(7) for j in range(i + 1, 7) if every[i, j] >= 0.5}
-    assert {tuple(pair["rows"]) for pair in found["pairs"]} == expected != set()
-    assert found["duplicates"] == [{"rows": [1, 9], "text": TOPICS[0]}]
+    assert {tuple(pair["rows"]) for pair in report["pairs"]} == expected != set()
+    assert report["duplicates"] == [{"rows": [1, 9], "text": TOPICS[0]}]
     out = tmp_path / "pairs.csv"
     command.well("pairs", minilm, texts, "--min-similarity", "0.5", "-k", "2", "--out", out)
     rows = list(csv.DictReader(out.open()))
-    assert [row["text1"] for row in rows] == [pair["texts"][0] for pair in found["pairs"][:2]]
-    assert [float(row["cosine"]) for row in rows] == [pair["cosine"] for pair in found["pairs"][:2]]
+    assert [row["text1"] for row in rows] == [pair["texts"][0] for pair in report["pairs"][:2]]
+    assert [float(row["cosine"]) for row in rows] == [pair["cosine"] for pair in report["pairs"][:2]]
     assert "same    1, 9" in command.well("pairs", minilm, texts, "--duplicates").out
     assert "no two texts" in command.well("pairs", minilm, texts, "--min-similarity", "0.999").out
 
@@ -196,7 +196,7 @@ def test_vectors_of_embed_are_taken_instead_of_the_model(
 
 def test_cluster_by_likeness(command: Command, minilm: Path, texts: Path, tmp_path: Path) -> None:
     out = tmp_path / "clusters.jsonl"
-    said = command.well("cluster", minilm, texts, "--min-similarity", "0.6", "--out", out)
+    result = command.well("cluster", minilm, texts, "--min-similarity", "0.6", "--out", out)
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert [row["row"] for row in rows] == list(range(1, 10))
     labels = [row["cluster"] for row in rows]
@@ -204,18 +204,18 @@ def test_cluster_by_likeness(command: Command, minilm: Path, texts: Path, tmp_pa
     assert labels[3] == labels[4] == labels[5] == 2
     assert labels[6] is None
     assert labels[7] is None
-    assert "1 texts belong to no cluster" in said.out
-    assert "1 empty rows belong to no cluster" in said.err
+    assert "1 texts belong to no cluster" in result.out
+    assert "1 empty rows belong to no cluster" in result.err
 
 
 def test_cluster_into_so_many(command: Command, minilm: Path, texts: Path) -> None:
-    given = ("cluster", minilm, texts, "--clusters", "3", "--seed", "4", "--json")
-    said = command.well(*given).out
-    assert said == command.well(*given).out
-    found = json.loads(said)
-    assert [cluster["size"] for cluster in found["clusters"]] == [4, 3, 1]
-    assert set(found["clusters"][0]["rows"]) == {1, 2, 3, 9}
-    assert found["clusters"][2]["central"] == {"row": 7, "text": TOPICS[6]}
+    arguments = ("cluster", minilm, texts, "--clusters", "3", "--seed", "4", "--json")
+    output = command.well(*arguments).out
+    assert output == command.well(*arguments).out
+    report = json.loads(output)
+    assert [cluster["size"] for cluster in report["clusters"]] == [4, 3, 1]
+    assert set(report["clusters"][0]["rows"]) == {1, 2, 3, 9}
+    assert report["clusters"][2]["central"] == {"row": 7, "text": TOPICS[6]}
 
 
 def test_mistakes_are_one_line(command: Command, minilm: Path, texts: Path, tmp_path: Path) -> None:
@@ -234,6 +234,6 @@ def test_mistakes_are_one_line(command: Command, minilm: Path, texts: Path, tmp_
         (("pairs", minilm, texts, "--vectors", tmp_path / "no.npy"), "cannot be read"),
         (("similar", tmp_path / "no", "a", "b"), "no such folder"),
     ):
-        said = command(*arguments)
-        assert (said.code, says in said.err) == (2, True), said.err
-        assert [line for line in said.err.splitlines() if "note:" not in line][1:] == []
+        result = command(*arguments)
+        assert (result.code, says in result.err) == (2, True), result.err
+        assert [line for line in result.err.splitlines() if "note:" not in line][1:] == []

@@ -29,8 +29,8 @@ def test_the_table_is_the_choice(command: Command, device: str) -> None:
 
 
 def test_wrong_devices_and_models_are_named_in_one_line(command: Command) -> None:
-    said = command("info", "--kernels", "--device", "cdua")
-    assert (said.code, said.lines) == (2, ["bertree: --device cdua: unknown device, did you mean 'cuda'?"])
-    said = command("info", "bert-base", "--kernels")
-    assert said.code == 2
-    assert "not of a model (bert-base)" in said.lines[0]
+    result = command("info", "--kernels", "--device", "cdua")
+    assert (result.code, result.lines) == (2, ["bertree: --device cdua: unknown device, did you mean 'cuda'?"])
+    result = command("info", "bert-base", "--kernels")
+    assert result.code == 2
+    assert "not of a model (bert-base)" in result.lines[0]

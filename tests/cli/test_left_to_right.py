@@ -48,19 +48,19 @@ def test_prompts_come_from_a_file_or_from_standard_input(
 def test_perplexity_says_what_was_measured(command: Command, models: Path, tmp_path: Path) -> None:
     path = tmp_path / "book.txt"
     path.write_text("the boat of the river\n" * 30)
-    said = command.well("perplexity", models / "gpt", path, "--context", 20, "--stride", 5).out
-    assert "per token" in said
-    assert "150 words divided by white space" in said
-    assert "180 with line ends" in said
-    assert "each from 1 or more tokens before it" in said
-    assert "tokens/s" in said
-    found = command.well("perplexity", models / "gpt", path, "--json").json
-    assert found["words"] == 150
-    assert found["documents"] == 1
+    output = command.well("perplexity", models / "gpt", path, "--context", 20, "--stride", 5).out
+    assert "per token" in output
+    assert "150 words divided by white space" in output
+    assert "180 with line ends" in output
+    assert "each from 1 or more tokens before it" in output
+    assert "tokens/s" in output
+    report = command.well("perplexity", models / "gpt", path, "--json").json
+    assert report["words"] == 150
+    assert report["documents"] == 1
     lines = command.well("perplexity", models / "gpt", path, "--lines", "--json").json
     assert lines["documents"] == 30
     memory = command.well("perplexity", models / "xl", path, "--memory", 16, "--context", 8, "--json").json
-    assert memory["tokens"] == found["tokens"]
+    assert memory["tokens"] == report["tokens"]
     assert 0 < memory["context_mean"] <= 24
     passages = tmp_path / "passages.jsonl"
     passages.write_text('{"text": "the boat of the river"}\n' * 3)
@@ -69,11 +69,11 @@ def test_perplexity_says_what_was_measured(command: Command, models: Path, tmp_p
 
 
 def test_codes_are_shown_with_bars(command: Command, models: Path) -> None:
-    said = command.well("attribute", models / "ctrl", "the lamp of a stone").out
-    assert all(code in said for code in CODES)
-    assert "█" in said
-    found = command.well("attribute", models / "ctrl", "the lamp", "--code", "tree", "--code", "boat", "--json").json
-    assert {one["code"] for one in found["codes"]} == {"tree", "boat"}
+    output = command.well("attribute", models / "ctrl", "the lamp of a stone").out
+    assert all(code in output for code in CODES)
+    assert "█" in output
+    report = command.well("attribute", models / "ctrl", "the lamp", "--code", "tree", "--code", "boat", "--json").json
+    assert {one["code"] for one in report["codes"]} == {"tree", "boat"}
     coded = command.well("generate", models / "ctrl", "the", "--control", "boat", "--tokens", 4, "--json").json
     assert coded["control"] == "boat"
 
@@ -103,13 +103,13 @@ def test_a_mistake_is_one_line(command: Command, models: Path, tmp_path: Path, a
     places = {name: str(models / name) for name in ("gpt", "ctrl")}
     places |= {"FILE": str(tmp_path / "text.txt"), "EMPTY": str(tmp_path / "empty.txt")}
     verb, *rest = arguments
-    said = command(verb, *(places.get(word, word) for word in rest))
-    assert said.code == 2
-    assert len(said.lines) == 1
-    assert line in said.err
+    result = command(verb, *(places.get(word, word) for word in rest))
+    assert result.code == 2
+    assert len(result.lines) == 1
+    assert line in result.err
 
 
 def test_a_preset_has_random_weights_and_no_tokenizer(command: Command) -> None:
-    said = command("generate", "bert-tiny", "the")
-    assert said.code == 2
-    assert "only left-to-right models" in said.err
+    result = command("generate", "bert-tiny", "the")
+    assert result.code == 2
+    assert "only left-to-right models" in result.err

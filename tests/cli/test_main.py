@@ -46,22 +46,22 @@ def test_a_folder_is_a_point_too(minilm: Path, command: Command) -> None:
 
 
 def test_fill(small_folder: Path, command: Command) -> None:
-    said = command.well("fill", small_folder, "The capital of France is [MASK].", "-k", "3")
-    assert len(said.out.strip().splitlines()) == 4
+    result = command.well("fill", small_folder, "The capital of France is [MASK].", "-k", "3")
+    assert len(result.out.strip().splitlines()) == 4
     masks = command.well("fill", small_folder, "[MASK] [MASK]", "-k", "2", "--json").json
     assert [len(mask) for mask in masks] == [2, 2]
     assert set(masks[0][0]) == {"token", "probability", "id"}
 
 
 def test_convert_both_ways(small_folder: Path, tmp_path: Path, command: Command) -> None:
-    there, back = tmp_path / "hf", tmp_path / "back"
-    command.well("convert", small_folder, there, "--to", "huggingface")
-    command.well("convert", there, back, "--to", "bertree")
+    exported, back = tmp_path / "hf", tmp_path / "back"
+    command.well("convert", small_folder, exported, "--to", "huggingface")
+    command.well("convert", exported, back, "--to", "bertree")
     assert (back / "model.safetensors").read_bytes() == (small_folder / "model.safetensors").read_bytes()
-    again = command("convert", there, back, "--to", "bertree")
+    again = command("convert", exported, back, "--to", "bertree")
     assert again.code == 2
     assert "--force" in again.err
-    command.well("convert", there, back, "--to", "bertree", "--force")
+    command.well("convert", exported, back, "--to", "bertree", "--force")
 
 
 WRONG = {
@@ -94,26 +94,26 @@ def test_wrong_input_is_one_line_and_exit_code_2(
         shutil.copytree(small_folder, tmp_path / "truncated")
         (tmp_path / "truncated" / "model.safetensors").write_bytes(b"\x00" * 1000)
     places = {"FOLDER": small_folder, "MINILM": minilm, "OUT": tmp_path / "out", "TRUNCATED": tmp_path / "truncated"}
-    said = command(*(places.get(word, word) for word in arguments))
-    assert said.code == 2
-    assert reason in said.err
-    assert len(said.lines) == 1
+    result = command(*(places.get(word, word) for word in arguments))
+    assert result.code == 2
+    assert reason in result.err
+    assert len(result.lines) == 1
     assert not (tmp_path / "out").exists()
 
 
 def test_text_is_never_markup(tmp_path: Path, command: Command) -> None:
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n[unused0]\n[/x]\na\n")
-    said = command.well("fill", "bert-tiny", "a [MASK]", "--tokenizer", tmp_path, "-k", "8")
-    assert "[unused0]" in said.out
-    assert "[/x]" in said.out
+    result = command.well("fill", "bert-tiny", "a [MASK]", "--tokenizer", tmp_path, "-k", "8")
+    assert "[unused0]" in result.out
+    assert "[/x]" in result.out
 
 
 def test_other_files_are_not_deleted(small_folder: Path, tmp_path: Path, command: Command) -> None:
     text = tmp_path / "text.txt"
     text.write_text("some words to train on\n\n" * 50)
-    said = command("tokenizer", "train", text, "--vocab-size", "60", "--out", small_folder)
-    assert said.code == 2
-    assert "holds other files" in said.err
+    result = command("tokenizer", "train", text, "--vocab-size", "60", "--out", small_folder)
+    assert result.code == 2
+    assert "holds other files" in result.err
     assert (small_folder / "model.safetensors").exists()
 
 

@@ -22,17 +22,17 @@ def test_a_plan_is_at_most_80_columns_wide(command: Command, monkeypatch: pytest
 
 
 def test_the_recommended_mesh_is_marked_and_explained(command: Command) -> None:
-    said = command.well("plan", "megatron-bert-3.9b", "--devices", 8, "--card", 80, "--tokens", "1e9").out
-    marked = [line for line in said.splitlines() if line.startswith(("0*", "1*", "2*", "3*"))]
+    output = command.well("plan", "megatron-bert-3.9b", "--devices", 8, "--card", 80, "--tokens", "1e9").out
+    marked = [line for line in output.splitlines() if line.startswith(("0*", "1*", "2*", "3*"))]
     assert len(marked) == 1
-    assert f"scale.zero={marked[0][0]} " in said
-    assert "usable GiB" in said
-    assert "MFU" in said
+    assert f"scale.zero={marked[0][0]} " in output
+    assert "usable GiB" in output
+    assert "MFU" in output
 
 
 def test_a_plan_as_json(command: Command) -> None:
-    found = command.well("plan", "bert-large", "layers=48", "--devices", 4, "--card", 24, "--zero", 3, "--json").json
-    meshes = found["meshes"]
+    report = command.well("plan", "bert-large", "layers=48", "--devices", 4, "--card", 24, "--zero", 3, "--json").json
+    meshes = report["meshes"]
     assert isinstance(meshes, list)
     assert {mesh["zero"] for mesh in meshes} == {3}
     assert {mesh["tensor"] for mesh in meshes} == {1, 2, 4}
@@ -42,8 +42,8 @@ def test_a_plan_as_json(command: Command) -> None:
 
 def test_the_chart_is_a_picture_with_a_bar_for_each_mesh(command: Command, tmp_path: Path) -> None:
     file = tmp_path / "plan.svg"
-    said = command.well("plan", "megatron-bert-1.3b", "--devices", 8, "--card", 24, "--plot", file)
-    assert str(file) in said.out.replace("\n", "")
+    result = command.well("plan", "megatron-bert-1.3b", "--devices", 8, "--card", 24, "--plot", file)
+    assert str(file) in result.out.replace("\n", "")
     root = xml.etree.ElementTree.parse(file).getroot()
     assert root.tag.endswith("svg")
     texts = [node.text or "" for node in root.iter() if node.tag.endswith("text")]
@@ -56,6 +56,6 @@ def test_the_chart_is_a_picture_with_a_bar_for_each_mesh(command: Command, tmp_p
 
 
 def test_mistakes_are_one_line(command: Command) -> None:
-    said = command("plan", "bert-base", "--devices", 8, "--tensor", 5)
-    assert said.code == 2
-    assert said.lines == ["bertree: tensor: 5 does not divide the 8 devices"]
+    result = command("plan", "bert-base", "--devices", 8, "--tensor", 5)
+    assert result.code == 2
+    assert result.lines == ["bertree: tensor: 5 does not divide the 8 devices"]

@@ -21,8 +21,8 @@ from tests.support.command import Command, CommandResult
 from tests.support.learnable import Trained
 
 
-def objects(said: CommandResult) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in said.out.splitlines()]
+def objects(result: CommandResult) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in result.out.splitlines()]
 
 
 def typed(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
@@ -32,43 +32,43 @@ def typed(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
 def test_classes(trained: Trained, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = trained("classification") / "model"
     texts = ["the boat is happy", "a stale  road ", "{not json"]
-    found = objects(command.well("predict", model, *texts, "--json"))
-    assert [line["predicted"] for line in found[:2]] == ["good", "bad"]
-    assert [line["text"] for line in found] == ["the boat is happy", "a stale  road", "{not json"]
-    assert all("gold" not in line for line in found)
-    for line in found:
+    predictions = objects(command.well("predict", model, *texts, "--json"))
+    assert [line["predicted"] for line in predictions[:2]] == ["good", "bad"]
+    assert [line["text"] for line in predictions] == ["the boat is happy", "a stale  road", "{not json"]
+    assert all("gold" not in line for line in predictions)
+    for line in predictions:
         assert sum(line["probabilities"].values()) == pytest.approx(1.0)
         assert line["score"] == line["probabilities"][line["predicted"]] == max(line["probabilities"].values())
     plain = command.well("predict", model, *texts).out.splitlines()
-    assert [line.split("\t")[0] for line in plain] == [line["predicted"] for line in found]
+    assert [line.split("\t")[0] for line in plain] == [line["predicted"] for line in predictions]
     (tmp_path / "lines.txt").write_text("the boat is happy\r\n\n" + '{"text": "a stale  road "}\n{not json\n')
-    assert objects(command.well("predict", model, "--file", tmp_path / "lines.txt", "--json")) == found
+    assert objects(command.well("predict", model, "--file", tmp_path / "lines.txt", "--json")) == predictions
     typed(monkeypatch, "the boat is happy\n\na stale  road \n{not json\n")
-    assert objects(command.well("predict", model, "-", "--json")) == found
+    assert objects(command.well("predict", model, "-", "--json")) == predictions
     rows = [{"text": text, "label": "?"} for text in texts]
     for name in ("rows.csv", "rows.tsv", "rows.jsonl", "rows.parquet"):
         learnable.write(tmp_path / name, rows)
-        assert objects(command.well("predict", model, "--file", tmp_path / name, "--json")) == found, name
+        assert objects(command.well("predict", model, "--file", tmp_path / name, "--json")) == predictions, name
 
 
 def test_pairs(trained: Trained, command: Command) -> None:
     model = trained("pair") / "model"
-    given = ("on is by\ta glad boat", '{"text": "on is by", "pair": "a broken boat"}', '{"one": "is", "two": "awful"}')
-    found = objects(command.well("predict", model, *given, "--json"))
-    assert [line["predicted"] for line in found] == ["good", "bad", "bad"]
-    assert [line["pair"] for line in found] == ["a glad boat", "a broken boat", "awful"]
-    said = command("predict", model, "one text only")
-    assert (said.code, len(said.lines)) == (2, 1)
-    assert "two texts" in said.err
+    inputs = ("on is by\ta glad boat", '{"text": "on is by", "pair": "a broken boat"}', '{"one": "is", "two": "awful"}')
+    predictions = objects(command.well("predict", model, *inputs, "--json"))
+    assert [line["predicted"] for line in predictions] == ["good", "bad", "bad"]
+    assert [line["pair"] for line in predictions] == ["a glad boat", "a broken boat", "awful"]
+    result = command("predict", model, "one text only")
+    assert (result.code, len(result.lines)) == (2, 1)
+    assert "two texts" in result.err
 
 
 def test_scores(trained: Trained, command: Command) -> None:
     model = trained("regression") / "model"
     texts = ["happy fine glad the boat", "the boat", "stale awful bitter the boat"]
-    found = [line["predicted"] for line in objects(command.well("predict", model, *texts, "--json"))]
-    assert found[0] > found[1] > found[2]
+    scores = [line["predicted"] for line in objects(command.well("predict", model, *texts, "--json"))]
+    assert scores[0] > scores[1] > scores[2]
     shown = [float(line.split("\t")[0]) for line in command.well("predict", model, *texts).out.splitlines()]
-    assert shown == pytest.approx(found, abs=1e-3)
+    assert shown == pytest.approx(scores, abs=1e-3)
 
 
 TEXT = "  the  boat (Ada\u00a0Emil), to\tOslo—and Otto's 😀 Porto."
@@ -92,10 +92,10 @@ def test_entities_stand_in_the_line_as_it_was_given(
     assert any("Oslo" in word for word in words)
     assert len(windowed["words"]) == 215
     assert {"Ada", "Lyon"} <= {e["text"].split(" ")[0] for e in windowed["entities"]}
-    said = command.well("predict", model, '{"words": ["to", "Ada", "Emil"]}', "the boat").out.splitlines()
-    assert said[0] == "to Ada Emil"
-    assert said[1].split("\t")[:3] == ["  PER", "Ada Emil", "3-11"]
-    assert said[2:] == ["the boat", "  no entity"]
+    lines = command.well("predict", model, '{"words": ["to", "Ada", "Emil"]}', "the boat").out.splitlines()
+    assert lines[0] == "to Ada Emil"
+    assert lines[1].split("\t")[:3] == ["  PER", "Ada Emil", "3-11"]
+    assert lines[2:] == ["the boat", "  no entity"]
     assert command("predict", model, "   ", "--json").code == 2
     assert command.well("predict", model, "{x} the boat").out.startswith("{x} the boat")
 
@@ -105,14 +105,14 @@ def test_answers_stand_in_the_context_as_it_was_given(name: str, trained: Traine
     model, asked = trained(name) / "model", "which colour is it ?"
     context = "  the \u00a0boat   is\tblue  on the river"
     long = "the boat on a road " * 30 + "is purple by the lamp " + "in a garden " * 20
-    found = objects(command.well("predict", model, "--question", asked, context, long, "--json"))
-    for line, text, answer in zip(found, (context, long), ("blue", "purple"), strict=True):
+    predictions = objects(command.well("predict", model, "--question", asked, context, long, "--json"))
+    for line, text, answer in zip(predictions, (context, long), ("blue", "purple"), strict=True):
         assert line["context"] == text
         assert line["predicted"] == text[line["start"] : line["end"]]
         assert line["predicted"] == answer or text is long  # the model has never seen the end of a window
     one = json.dumps({"question": asked, "context": context})
     # Beside another text a score may be rounded differently.
-    line = found[0]
+    line = predictions[0]
     near = {key: pytest.approx(value, abs=1e-4) if isinstance(value, float) else value for key, value in line.items()}
     assert objects(command.well("predict", model, one, f"{asked}\t{context}", "--json")) == [near, near]
     shown = command.well("predict", model, one).out.rstrip("\n").split("\t")
@@ -123,19 +123,19 @@ def test_answers_stand_in_the_context_as_it_was_given(name: str, trained: Traine
         assert (line["predicted"], line["start"]) == ("", None)
         assert command.well("predict", model, "--question", asked, "the boat is on it").out.startswith("no answer\t")
     for wrong in ("no tab", f"{asked}\t  "):
-        said = command("predict", model, wrong)
-        assert (said.code, len(said.lines)) == (2, 1)
+        result = command("predict", model, wrong)
+        assert (result.code, len(result.lines)) == (2, 1)
 
 
 def test_options(trained: Trained, command: Command) -> None:
     model = trained("choice") / "model"
     record = {"context": "the boat is", "question": "which is it ?", "options": ["a stale road", "the glad tree"]}
-    (found,) = objects(command.well("predict", model, json.dumps(record), "--json"))
-    assert (found["predicted"], found["answer"]) == (1, "the glad tree")
-    assert len(found["probabilities"]) == 2
+    (predictions,) = objects(command.well("predict", model, json.dumps(record), "--json"))
+    assert (predictions["predicted"], predictions["answer"]) == (1, "the glad tree")
+    assert len(predictions["probabilities"]) == 2
     assert command.well("predict", model, json.dumps(record)).out.startswith("1\tthe glad tree\t")
-    said = command("predict", model, "no object")
-    assert (said.code, len(said.lines)) == (2, 1)
+    result = command("predict", model, "no object")
+    assert (result.code, len(result.lines)) == (2, 1)
 
 
 def test_nothing_to_predict(
@@ -166,15 +166,15 @@ def test_a_model_whose_classes_have_no_names(trained: Trained, command: Command,
     config = json.loads((path / "config.json").read_text())
     del config["id2label"], config["label2id"]
     (path / "config.json").write_text(json.dumps(config))
-    (found,) = objects(command.well("predict", path, "the boat", "--json"))
-    assert set(found["probabilities"]) == {"LABEL_0", "LABEL_1"}
+    (predictions,) = objects(command.well("predict", path, "the boat", "--json"))
+    assert set(predictions["probabilities"]) == {"LABEL_0", "LABEL_1"}
 
 
 def test_longer_than_the_model_was_trained_with(trained: Trained, command: Command) -> None:
-    said = command("predict", trained("classification") / "model", "the boat", "--max-length", 65)
-    assert (said.code, said.lines) == (2, ["bertree: max_length 65: the model has only 64 positions"])
-    said = command.well("predict", trained("classification") / "model", "the " * 70)
-    assert "1 of 1 examples do not fit into 64 tokens" in said.err
+    result = command("predict", trained("classification") / "model", "the boat", "--max-length", 65)
+    assert (result.code, result.lines) == (2, ["bertree: max_length 65: the model has only 64 positions"])
+    result = command.well("predict", trained("classification") / "model", "the " * 70)
+    assert "1 of 1 examples do not fit into 64 tokens" in result.err
 
 
 # Features
@@ -193,14 +193,14 @@ WIDTHS = {
 
 def test_features_are_the_states_of_first_sub_words(deep: Path, command: Command, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("\n".join(LINES) + "\n")
-    said = command.well("features", deep, tmp_path / "text.txt", "--out", tmp_path / "out", "--layers", "last")
+    result = command.well("features", deep, tmp_path / "text.txt", "--out", tmp_path / "out", "--layers", "last")
     rows = np.load(tmp_path / "out" / "features.npy")
     assert rows.dtype == np.float32
     index = [json.loads(line) for line in (tmp_path / "out" / "words.jsonl").read_text().splitlines()]
     assert [line["text"] for line in index] == LINES
     assert [line["row"] for line in index] == [0, 7, 7, 8]
     assert len(rows) == sum(len(line["words"]) for line in index) == 108
-    assert "108 words x 32" in said.out
+    assert "108 words x 32" in result.out
     for line in index:
         assert [line["text"][start:end] for start, end in line["offsets"]] == line["words"]
     model = bertree.load(deep)
@@ -244,7 +244,7 @@ def test_features_of_a_tagger_with_a_top_of_its_own(deep: Path, command: Command
     """Learned weights are used if they are of the same layers; an LSTM is not a state of the encoder."""
     start = bertree.load(deep)
     (tmp_path / "text.txt").write_text("the boat\n")
-    found = []
+    features = []
     for number, top in enumerate(
         (Readout("last"), Readout("sum-all"), Readout("sum-all", lstm=4), Readout("sum-last-four"))
     ):
@@ -256,8 +256,8 @@ def test_features_of_a_tagger_with_a_top_of_its_own(deep: Path, command: Command
         folder.write(Contents(start.architecture, network, start.tokenizer, ["O", "B-X", "I-X"]), path)
         out = tmp_path / f"out{number}"
         command.well("features", path, tmp_path / "text.txt", "--out", out, "--layers", "sum-all")
-        found.append(np.load(out / "features.npy"))
-    plain, same, below, other = found
+        features.append(np.load(out / "features.npy"))
+    plain, same, below, other = features
     assert np.allclose(same, 3 * plain, atol=1e-4)
     assert np.array_equal(same, below)
     assert np.array_equal(other, plain)
@@ -273,10 +273,10 @@ def test_features_refused(deep: Path, trained: Trained, command: Command, tmp_pa
         "nowhere.txt": ("features", deep, tmp_path / "nowhere.txt"),
         "only 64 positions": ("features", deep, tmp_path / "text.txt", "--max-length", 100),
     }
-    for reason, given in wrong.items():
-        said = command(*given, "--out", tmp_path / "out")
-        assert (said.code, len(said.lines)) == (2, 1), said.err
-        assert reason in said.err
+    for reason, words in wrong.items():
+        result = command(*words, "--out", tmp_path / "out")
+        assert (result.code, len(result.lines)) == (2, 1), result.err
+        assert reason in result.err
         assert not (tmp_path / "out").exists()
 
 
@@ -296,10 +296,10 @@ def write_columns(data: Path, ending: str, prefix: str, train: int = 160) -> Pat
 
 def check_tags(command: Command, model: Path, data: Path, test: Path) -> None:
     """A tagger scores and predicts the words and tags of the files."""
-    given = ("evaluate", model, "--task", "ner", "--json", "--data")
-    scores = command.well(*given, data, "--split", "test").json
+    arguments = ("evaluate", model, "--task", "ner", "--json", "--data")
+    scores = command.well(*arguments, data, "--split", "test").json
     assert scores["f1"] > 0.9
-    assert command.well(*given, test).json["f1"] == scores["f1"]
+    assert command.well(*arguments, test).json["f1"] == scores["f1"]
     lines = objects(command.well("predict", model, "--file", test, "--json"))
     assert [line["words"] for line in lines] == [row["words"] for row in learnable.tagged(40, 2)]
     assert all("gold" not in line for line in lines)
@@ -310,8 +310,8 @@ def check_tags(command: Command, model: Path, data: Path, test: Path) -> None:
 def test_two_columns_with_a_tab_from_training_to_prediction(trained: Trained, command: Command, tmp_path: Path) -> None:
     data, out = tmp_path / "data", tmp_path / "out"
     test = write_columns(data, ".tsv", "en:")
-    given = ("--task", "ner", "--data", data, "--out", out)
-    command.well("finetune", trained.start, *given, *learnable.SETTINGS, *learnable.KINDS["ner"].settings)
+    arguments = ("--task", "ner", "--data", data, "--out", out)
+    command.well("finetune", trained.start, *arguments, *learnable.SETTINGS, *learnable.KINDS["ner"].settings)
     check_tags(command, out / "model", data, test)
 
 
@@ -321,8 +321,8 @@ def test_files_of_two_columns_have_many_names(
 ) -> None:
     data, out = tmp_path / "data", tmp_path / "out"
     test = write_columns(data, ending, prefix, 20)
-    given = ("--task", "ner", "--data", data, "--out", out)
-    command.well("finetune", trained("ner") / "model", *given, *learnable.SETTINGS, "epochs=1", "lr=1e-6")
+    arguments = ("--task", "ner", "--data", data, "--out", out)
+    command.well("finetune", trained("ner") / "model", *arguments, *learnable.SETTINGS, "epochs=1", "lr=1e-6")
     assert json.loads((out / "metrics.json").read_text())["examples"] == {"train": 20, "dev": 40}
     check_tags(command, out / "model", data, test)
 
@@ -331,10 +331,10 @@ def test_named_columns_are_remembered_by_every_task(command: Command, tmp_path: 
     start = learnable.model(tmp_path / "start", learnable.tokenizer())
     rows = [{"tokens": row["words"], "ner_tags": row["tags"]} for row in learnable.tagged(40)]
     file = learnable.write(tmp_path / "train.jsonl", rows)
-    given = ("--task", "ner", "--data", file)
+    arguments = ("--task", "ner", "--data", file)
     named = ("--text", "tokens", "--label", "ner_tags")
-    command.well("finetune", start, *given, *named, "--out", tmp_path / "out", *learnable.SETTINGS, "epochs=1")
-    assert "f1" in command.well("evaluate", tmp_path / "out/model", *given, "--json").json
+    command.well("finetune", start, *arguments, *named, "--out", tmp_path / "out", *learnable.SETTINGS, "epochs=1")
+    assert "f1" in command.well("evaluate", tmp_path / "out/model", *arguments, "--json").json
     assert len(objects(command.well("predict", tmp_path / "out/model", "--file", file, "--json"))) == 40
 
 
@@ -347,23 +347,23 @@ def test_a_file_that_is_evaluated_can_be_predicted(
     task = learnable.KINDS[name].options[1]
     command.well("evaluate", model, "--task", task, "--data", file, "--out", tmp_path / "scores")
     scored = [json.loads(line) for line in (tmp_path / "scores" / "predictions.jsonl").read_text().splitlines()]
-    found = objects(command.well("predict", model, "--file", file, "--json"))
-    assert [line["predicted"] for line in found] == [line["predicted"] for line in scored]
-    assert all("gold" not in line for line in found)
+    predictions = objects(command.well("predict", model, "--file", file, "--json"))
+    assert [line["predicted"] for line in predictions] == [line["predicted"] for line in scored]
+    assert all("gold" not in line for line in predictions)
 
 
 def test_a_text_of_words_is_no_column_file(trained: Trained, command: Command, tmp_path: Path) -> None:
     """Lines of as many words each, as in a poem, are texts unless every one of them ends with a tag."""
     (tmp_path / "poem.txt").write_text("the boat to Oslo\nthe road to Riga\nthe lamp of Ada\n")
-    found = objects(command.well("predict", trained("ner") / "model", "--file", tmp_path / "poem.txt", "--json"))
-    assert [len(line["words"]) for line in found] == [4, 4, 4]
+    predictions = objects(command.well("predict", trained("ner") / "model", "--file", tmp_path / "poem.txt", "--json"))
+    assert [len(line["words"]) for line in predictions] == [4, 4, 4]
     (tmp_path / "words.tsv").write_text("id\ttext\n1\tthe boat to Oslo\n")
     (line,) = objects(command.well("predict", trained("ner") / "model", "--file", tmp_path / "words.tsv", "--json"))
     assert line["words"] == ["the", "boat", "to", "Oslo"]
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "said"),
+    ("name", "text", "message"),
     [
         ("rows.jsonl", '{"text": "a"}\n{"foo": "b"}\n', "rows.jsonl: line 2: "),
         ("rows.csv", "foo,bar\n1,2\n", "rows.csv: line 2: "),
@@ -372,9 +372,9 @@ def test_a_text_of_words_is_no_column_file(trained: Trained, command: Command, t
     ],
 )
 def test_mistakes_in_a_file_name_it(
-    name: str, text: str, said: str, trained: Trained, command: Command, tmp_path: Path
+    name: str, text: str, message: str, trained: Trained, command: Command, tmp_path: Path
 ) -> None:
     (tmp_path / name).write_text(text)
-    found = command("predict", trained("classification") / "model", "--file", tmp_path / name)
-    assert found.code == 2
-    assert str(tmp_path / said) in found.lines[-1]
+    result = command("predict", trained("classification") / "model", "--file", tmp_path / name)
+    assert result.code == 2
+    assert str(tmp_path / message) in result.lines[-1]

@@ -42,8 +42,8 @@ def test_a_query_imports_no_pages_and_no_tasks(
         "import bertree.report.run_page\n"
         "assert 'jinja2' not in sys.modules, 'pages cost nothing until one is written'"
     )
-    said = subprocess.run([sys.executable, "-c", code, str(out)], capture_output=True, text=True, check=True).stdout
-    rooms = set(said.splitlines()[-1].removeprefix("bertree.").split(" bertree."))
+    output = subprocess.run([sys.executable, "-c", code, str(out)], capture_output=True, text=True, check=True).stdout
+    rooms = set(output.splitlines()[-1].removeprefix("bertree.").split(" bertree."))
     assert rooms >= {"inference", "model", "search"}
     assert not rooms & {
         "report",
@@ -59,30 +59,30 @@ def test_a_query_imports_no_pages_and_no_tasks(
 
 def test_the_whole_way(minilm: Path, letters: Path, tmp_path: Path, command: Command) -> None:
     out = tmp_path / "index"
-    said = command.well("index", "build", minilm, letters, "--text", "body", "--id", "key", "--out", out)
-    assert "3 new; 3 passages embedded" in said.out
-    assert "flat: 3 vectors of 384 numbers" in said.out
-    found = json.loads(command.well("index", "query", out, "an animal in the house", "-k", 1, "--json").out)
-    assert [(hit["document"], hit["metadata"]) for hit in found] == [("2", {"from": "Otto"})]
-    found = json.loads(command.well("index", "query", out, "animal", "--where", "from=Ida", "--json").out)
-    assert {hit["document"] for hit in found} == {"1", "3"}
+    result = command.well("index", "build", minilm, letters, "--text", "body", "--id", "key", "--out", out)
+    assert "3 new; 3 passages embedded" in result.out
+    assert "flat: 3 vectors of 384 numbers" in result.out
+    report = json.loads(command.well("index", "query", out, "an animal in the house", "-k", 1, "--json").out)
+    assert [(hit["document"], hit["metadata"]) for hit in report] == [("2", {"from": "Otto"})]
+    report = json.loads(command.well("index", "query", out, "animal", "--where", "from=Ida", "--json").out)
+    assert {hit["document"] for hit in report} == {"1", "3"}
     shown = command.well("index", "query", out, "a musical instrument", "-k", 1).out
     assert shown.startswith("1  0.")
     assert "  3  0-41  from=Ida\n   words: not among the best, vectors: rank 1\n   We have sold the old piano" in shown
     shown = command.well("index", "query", out, "Who sold a piano?", "--mode", "words").out
     assert "   We have *sold* the old *piano* to the school." in shown
     (tmp_path / "more.txt").write_text("A violin was found in the attic.")
-    said = command.well("index", "add", out, tmp_path / "more.txt")
-    assert "1 new; 1 passage embedded" in said.out
+    result = command.well("index", "add", out, tmp_path / "more.txt")
+    assert "1 new; 1 passage embedded" in result.out
     assert "1 unchanged; 0 passages" in command.well("index", "add", out, tmp_path / "more.txt").out
-    said = command.well("index", "remove", out, "3")
-    assert "1 document removed; 3 documents in 3 passages" in said.out
-    found = json.loads(command.well("index", "query", out, "a musical instrument", "-k", 1, "--json").out)
-    assert found[0]["document"] == str(tmp_path / "more.txt")
-    known = command.well("index", "info", out, "--json", "--check").json
-    assert known["documents"] == 3
-    assert known["model"] == {"path": str(minilm.resolve()), "digest": bertree.load(minilm).digest}
-    assert known["sources"] == {str(letters): 2, str(tmp_path / "more.txt"): 1}
+    result = command.well("index", "remove", out, "3")
+    assert "1 document removed; 3 documents in 3 passages" in result.out
+    report = json.loads(command.well("index", "query", out, "a musical instrument", "-k", 1, "--json").out)
+    assert report[0]["document"] == str(tmp_path / "more.txt")
+    info = command.well("index", "info", out, "--json", "--check").json
+    assert info["documents"] == 3
+    assert info["model"] == {"path": str(minilm.resolve()), "digest": bertree.load(minilm).digest}
+    assert info["sources"] == {str(letters): 2, str(tmp_path / "more.txt"): 1}
     assert "every byte is what was written" in command.well("index", "info", out, "--check").out
 
 
@@ -110,10 +110,10 @@ def test_mistakes(trained: Trained, letters: Path, tmp_path: Path, command: Comm
         ("no document to remove", ("index", "remove", out, "nobody")),
         ("no such folder", ("index", "query", tmp_path / "nowhere", "x")),
     ):
-        said = command(*arguments)
-        assert said.code == 2, arguments
-        assert len(said.lines) == 1, said.err
-        assert expected in said.err
+        result = command(*arguments)
+        assert result.code == 2, arguments
+        assert len(result.lines) == 1, result.err
+        assert expected in result.err
     assert command.well("index", "info", out, "--json").json["documents"] == 3
 
 
@@ -122,8 +122,8 @@ def test_the_model_has_moved(minilm: Path, letters: Path, tmp_path: Path, comman
     bertree.load(minilm).save(moving)
     command.well("index", "build", moving, letters, "--text", "body", "--out", tmp_path / "index")
     moving.rename(tmp_path / "elsewhere")
-    said = command("index", "query", tmp_path / "index", "a cat")
-    assert f"its model was at {moving}, which is gone" in said.err
+    result = command("index", "query", tmp_path / "index", "a cat")
+    assert f"its model was at {moving}, which is gone" in result.err
     ask = ("index", "query", tmp_path / "index", "a cat", "--model", tmp_path / "elsewhere", "-k", 1, "--json")
     assert "cat" in json.loads(command.well(*ask).out)[0]["text"]
 
@@ -140,11 +140,11 @@ def test_scores_are_the_models(minilm: Path, tmp_path: Path) -> None:
 def test_rerank(trained: Trained, tmp_path: Path) -> None:
     rows = learnable.pairs(40, 5)
     judge = bertree.load(trained("pair") / "model")
-    said = judge.predict([("the is a", str(row["two"])) for row in rows])
+    scores = judge.predict([("the is a", str(row["two"])) for row in rows])
     index = Index.build(Words(), [{"id": f"{n}", "text": row["two"]} for n, row in enumerate(rows)], tmp_path / "i")
     plain = index.search("the is a", k=40)
     hits = index.search("the is a", k=8, rerank=judge, candidates=40, label="good")
-    expected = {f"{n}": line["probabilities"]["good"] for n, line in enumerate(said)}
+    expected = {f"{n}": line["probabilities"]["good"] for n, line in enumerate(scores)}
     assert [hit.score for hit in hits] == sorted(expected.values(), reverse=True)[:8]
     for hit in hits:
         assert hit.score == pytest.approx(expected[hit.document], abs=1e-5)
@@ -170,5 +170,5 @@ def test_which_class_says_yes() -> None:
 
 def test_options_of_a_second_model_need_one(tmp_path: Path, command: Command) -> None:
     for option, value in (("--label", "yes"), ("--candidates", "9")):
-        said = command("index", "query", tmp_path, "a question", option, value)
-        assert (said.code, f"{option}: is for a second model" in said.err) == (2, True)
+        result = command("index", "query", tmp_path, "a question", option, value)
+        assert (result.code, f"{option}: is for a second model" in result.err) == (2, True)

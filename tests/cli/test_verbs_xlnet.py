@@ -21,7 +21,7 @@ STEP = ("device=cpu", "batch=8", "epochs=0.1", "lr=1e-3")
 
 
 @pytest.fixture(scope="session")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small model, texts and the files of tasks, made once."""
 
     def make(where: Path) -> None:
@@ -40,8 +40,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_once(common_folder(tmp_path_factory) / "xlnet-verbs", make)
 
 
-def test_verbs_that_read_texts(made: Path, command: Command, tmp_path: Path) -> None:
-    model, texts = made / "xlnet", made / "texts.txt"
+def test_verbs_that_read_texts(samples: Path, command: Command, tmp_path: Path) -> None:
+    model, texts = samples / "xlnet", samples / "texts.txt"
     assert "summary" in command.well("info", model).out
     assert "undamaged" in command.well("verify", model).out
     command.well("embed", model, texts, "--out", tmp_path / "v.npy")
@@ -57,9 +57,9 @@ def test_verbs_that_read_texts(made: Path, command: Command, tmp_path: Path) -> 
     command.well("fill", model, "a <mask> lamp")
 
 
-def test_what_has_no_meaning_is_refused_in_one_line(made: Path, command: Command, tmp_path: Path) -> None:
-    model, texts = made / "xlnet", made / "texts.txt"
-    on_task = ("finetune", model, "--data", made / "data", "--out", tmp_path / "out", "--task")
+def test_what_has_no_meaning_is_refused_in_one_line(samples: Path, command: Command, tmp_path: Path) -> None:
+    model, texts = samples / "xlnet", samples / "texts.txt"
+    on_task = ("finetune", model, "--data", samples / "data", "--out", tmp_path / "out", "--task")
     refused = {
         "generate: xlnet sees the text on both sides of a token": ("generate", model, "a lamp"),
         "perplexity: xlnet sees the text on both sides of a token": ("perplexity", model, texts),
@@ -74,62 +74,62 @@ def test_what_has_no_meaning_is_refused_in_one_line(made: Path, command: Command
             "embed", model, texts, "--out", tmp_path / "v.npy", "--precision", "int8",
         )  # fmt: skip
     for line, arguments in refused.items():
-        said = command(*arguments)
-        assert said.code == 2
-        assert len(said.lines) == 1
-        assert line in said.lines[0]
+        result = command(*arguments)
+        assert result.code == 2
+        assert len(result.lines) == 1
+        assert line in result.lines[0]
     with pytest.raises(bertree.UserError, match=r"attentions: .* cannot be computed"):
         bertree.load(model).attentions(TEXTS[0])
 
 
-def test_every_form_of_a_folder_computes_the_same(made: Path, command: Command, tmp_path: Path) -> None:
-    command.well("convert", made / "xlnet", tmp_path / "copy", "--to", "bertree")
-    assert (tmp_path / "copy/model.safetensors").read_bytes() == (made / "xlnet/model.safetensors").read_bytes()
-    command.well("convert", made / "xlnet", tmp_path / "int8", "--to", "bertree", "--precision", "int8")
+def test_every_form_of_a_folder_computes_the_same(samples: Path, command: Command, tmp_path: Path) -> None:
+    command.well("convert", samples / "xlnet", tmp_path / "copy", "--to", "bertree")
+    assert (tmp_path / "copy/model.safetensors").read_bytes() == (samples / "xlnet/model.safetensors").read_bytes()
+    command.well("convert", samples / "xlnet", tmp_path / "int8", "--to", "bertree", "--precision", "int8")
     command.well("verify", tmp_path / "int8")
-    plain, small = (bertree.load(path).embed(TEXTS) for path in (made / "xlnet", tmp_path / "int8"))
+    plain, small = (bertree.load(path).embed(TEXTS) for path in (samples / "xlnet", tmp_path / "int8"))
     assert 0 < np.abs(plain - small).max() < 0.1 * np.abs(plain).max()
 
 
-def test_tasks_are_learned_judged_and_distilled(made: Path, command: Command, tmp_path: Path) -> None:
-    task = ("--task", "choice", "--data", made / "data")
-    command.well("finetune", made / "xlnet", *task, "--out", tmp_path / "run", *STEP)
+def test_tasks_are_learned_judged_and_distilled(samples: Path, command: Command, tmp_path: Path) -> None:
+    task = ("--task", "choice", "--data", samples / "data")
+    command.well("finetune", samples / "xlnet", *task, "--out", tmp_path / "run", *STEP)
     model = tmp_path / "run" / "model"
     assert list(bertree.load(model).classes) == ["choice"]
-    found = json.loads((tmp_path / "run" / "metrics.json").read_text())["accuracy"]
-    assert command.well("evaluate", model, *task, "--json").json["accuracy"] == pytest.approx(found)
-    command.well("predict", model, "--file", made / "data" / "dev.jsonl", "--json")
+    metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())["accuracy"]
+    assert command.well("evaluate", model, *task, "--json").json["accuracy"] == pytest.approx(metrics)
+    command.well("predict", model, "--file", samples / "data" / "dev.jsonl", "--json")
     for student in ("half", "bert-tiny", "bilstm"):
         command.well("distill", model, *task, "--student", student, "--out", tmp_path / student, "--seconds", 0, *STEP)
     frozen = ("--frozen", "sum-all", "lstm=4")
-    command.well("finetune", made / "xlnet", *task, "--out", tmp_path / "frozen", *STEP, *frozen)
+    command.well("finetune", samples / "xlnet", *task, "--out", tmp_path / "frozen", *STEP, *frozen)
 
 
-def test_a_passage_with_its_questions(made: Path, command: Command, tmp_path: Path) -> None:
+def test_a_passage_with_its_questions(samples: Path, command: Command, tmp_path: Path) -> None:
     """RACE, as it is released."""
     task = ("--task", "race", "--data", learnable.race(tmp_path / "RACE"))
-    command.well("finetune", made / "xlnet", *task, "--out", tmp_path / "run", *STEP)
-    found = command.well("evaluate", tmp_path / "run" / "model", *task, "--json").json
-    assert set(found) >= {"accuracy", "accuracy-middle"}
+    command.well("finetune", samples / "xlnet", *task, "--out", tmp_path / "run", *STEP)
+    report = command.well("evaluate", tmp_path / "run" / "model", *task, "--json").json
+    assert set(report) >= {"accuracy", "accuracy-middle"}
     assert (
         bertree.load(tmp_path / "run" / "model").task["max_length"] == 64
     )  # the model's: its own training was no longer
 
 
-def test_sentence_vectors_are_trained(made: Path, command: Command, tmp_path: Path) -> None:
-    given = ("--data", made / "pairs.csv", "--loss", "ranking", "--text", "one", "--pair", "two")
-    command.well("embeddings", "train", made / "xlnet", *given, "--out", tmp_path / "run", *STEP, "pooling=cls")
+def test_sentence_vectors_are_trained(samples: Path, command: Command, tmp_path: Path) -> None:
+    arguments = ("--data", samples / "pairs.csv", "--loss", "ranking", "--text", "one", "--pair", "two")
+    command.well("embeddings", "train", samples / "xlnet", *arguments, "--out", tmp_path / "run", *STEP, "pooling=cls")
     model = bertree.load(tmp_path / "run" / "model")
     assert model.vector.pooling == "cls"
     assert np.allclose(model.embed(TEXTS), np.stack([s[-1].numpy() for s in model.hidden(TEXTS)]), atol=1e-5)
 
 
-def test_similarities_of_pairs_are_learned_and_judged(made: Path, command: Command, tmp_path: Path) -> None:
-    given = ("--data", made / "sts.csv", "--text", "sentence1", "--pair", "sentence2", "--label", "score")
-    train = ("embeddings", "train", made / "xlnet", *given, "--loss", "cosine", "--dev", made / "sts.csv")
+def test_similarities_of_pairs_are_learned_and_judged(samples: Path, command: Command, tmp_path: Path) -> None:
+    arguments = ("--data", samples / "sts.csv", "--text", "sentence1", "--pair", "sentence2", "--label", "score")
+    train = ("embeddings", "train", samples / "xlnet", *arguments, "--loss", "cosine", "--dev", samples / "sts.csv")
     command.well(*train, "--out", tmp_path / "run", *STEP)
-    said = command.well("embeddings", "evaluate", tmp_path / "run" / "model", *given, "--json")
-    assert "spearman" in said.out
+    result = command.well("embeddings", "evaluate", tmp_path / "run" / "model", *arguments, "--json")
+    assert "spearman" in result.out
 
 
 ONE_PHASE = (
@@ -142,16 +142,16 @@ ONE_PHASE = (
 
 
 @pytest.mark.process
-def test_distillation_on_text(made: Path, command: Command, tmp_path: Path) -> None:
+def test_distillation_on_text(samples: Path, command: Command, tmp_path: Path) -> None:
     """The student's query stream learns what the teacher's predicts."""
     rows = [" ".join(str(row["text"]) for row in learnable.feelings(40, seed)) for seed in range(20)]
     (tmp_path / "text.txt").write_text("\n\n".join(rows))
     command.well(
-        "prepare", tmp_path / "text.txt", "--tokenizer", made / "xlnet", "--out", tmp_path / "store", "--workers", 1
+        "prepare", tmp_path / "text.txt", "--tokenizer", samples / "xlnet", "--out", tmp_path / "store", "--workers", 1
     )
-    given = (
+    arguments = (
         "distill",
-        made / "xlnet",
+        samples / "xlnet",
         "--store",
         tmp_path / "store",
         *ONE_PHASE,
@@ -159,17 +159,17 @@ def test_distillation_on_text(made: Path, command: Command, tmp_path: Path) -> N
         "--seconds",
         0,
     )
-    given = (*given, "--out", tmp_path / "half")
+    arguments = (*arguments, "--out", tmp_path / "half")
     refused = {
         "data.masking: token: a teacher with a query stream (XLNet) was not trained for that": (),
         "distill.everywhere: a query stream predicts": ("data.masking=permutation", "distill.everywhere=true"),
         "by a second stream; set model.query_stream=true": ("data.masking=permutation", "model.preset=bert-tiny"),
     }
     for line, more in refused.items():
-        said = command(*given, *more)
-        assert (said.code, len(said.lines)) == (2, 1), said.err
-        assert line in said.lines[0]
-    said = command.well(*given, "data.masking=permutation", "distill.hidden=1", "distill.cos=1")
-    assert "18 of 18 tensors from the teacher" in said.out
+        result = command(*arguments, *more)
+        assert (result.code, len(result.lines)) == (2, 1), result.err
+        assert line in result.lines[0]
+    result = command.well(*arguments, "data.masking=permutation", "distill.hidden=1", "distill.cos=1")
+    assert "18 of 18 tensors from the teacher" in result.out
     student = bertree.load(tmp_path / "half" / "model")
     assert (student.architecture.layers, axes_of(student).query_stream) == (1, True)

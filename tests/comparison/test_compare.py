@@ -166,16 +166,16 @@ def test_bytes_are_those_of_the_files(words: Tokenizer, tmp_path: Path) -> None:
 
 
 def model(words: Tokenizer, layers: int = 1) -> Model:
-    made = random_model(point(words, layers), {})
-    made.tokenizer = words
-    return made
+    model = random_model(point(words, layers), {})
+    model.tokenizer = words
+    return model
 
 
 @pytest.mark.slow
 def test_models_take_turns_and_medians_are_theirs(words: Tokenizer) -> None:
     clock = Slow(a=0.010, b=0.002)
     subjects = [TimedModel(name, clock.watch(name, model(words))) for name in ("a", "b")]
-    found = compare_all(subjects, TEXTS, seconds=2.0, devices=["cpu"], clock=clock)
+    comparisons = compare_all(subjects, TEXTS, seconds=2.0, devices=["cpu"], clock=clock)
     turns = [name for place, name in enumerate(clock.log) if place == 0 or clock.log[place - 1] != name]
     assert turns == ["a", "b"] * (len(turns) // 2)
     assert len(turns) >= 2 * (2 + timing.LEAST_TURNS + timing.LEAST_PASSES)
@@ -185,14 +185,14 @@ def test_models_take_turns_and_medians_are_theirs(words: Tokenizer) -> None:
     assert (
         longest <= timing.MOST_TOKENS["cpu"] // 1024 + 1 + timing.TURN + timing.WARM_UP
     )  # nobody has all its turns at once
-    for figures, milliseconds in zip(found.models, (10.0, 2.0), strict=True):
+    for figures, milliseconds in zip(comparisons.models, (10.0, 2.0), strict=True):
         measure_speeds = figures.speed("cpu")
         assert measure_speeds.latency_ms == pytest.approx(milliseconds)
         assert measure_speeds.text_latency_p90_ms == pytest.approx(milliseconds)
         assert measure_speeds.timed_texts >= 4
         assert measure_speeds.threads == 1
-    assert found.times_faster("cpu") == pytest.approx(5.0)
-    assert found.times_more_texts("cpu") == pytest.approx(5.0)
+    assert comparisons.times_faster("cpu") == pytest.approx(5.0)
+    assert comparisons.times_more_texts("cpu") == pytest.approx(5.0)
 
 
 def test_training_steps_are_timed_in_turns_and_change_nothing(words: Tokenizer) -> None:
@@ -200,7 +200,7 @@ def test_training_steps_are_timed_in_turns_and_change_nothing(words: Tokenizer) 
     models = [model(words, 2), model(words, 1)]
     subjects = [TimedModel(name, one) for name, one in zip("ab", models, strict=True)]
     before = [{name: tensor.clone() for name, tensor in one.network.state_dict().items()} for one in models]
-    found = compare_all(subjects, TEXTS, seconds=0.2, devices=["cpu"], training=True)
+    comparisons = compare_all(subjects, TEXTS, seconds=0.2, devices=["cpu"], training=True)
     for one, weights in zip(models, before, strict=True):
         assert all(torch.equal(tensor, weights[name]) for name, tensor in one.network.state_dict().items())
         assert not one.network.training
@@ -209,10 +209,10 @@ def test_training_steps_are_timed_in_turns_and_change_nothing(words: Tokenizer) 
     rates = training_rates(subjects, torch.device("cpu"), 0.05, clock)
     assert clock.log[:6] == ["a", "b"] * 3
     assert rates == pytest.approx([512 / 0.010, 512 / 0.002], rel=0.1)
-    ratio = found.times_faster_training("cpu")
+    ratio = comparisons.times_faster_training("cpu")
     assert ratio is not None
-    assert found.as_json()["against_the_first"][0]["times_faster_training_cpu"] == ratio
-    assert "CPU, training, tokens/s" in {row.name for row in comparison_rows(found)}
+    assert comparisons.as_json()["against_the_first"][0]["times_faster_training_cpu"] == ratio
+    assert "CPU, training, tokens/s" in {row.name for row in comparison_rows(comparisons)}
     assert "CPU, training, tokens/s" not in {row.name for row in comparison_rows(FOUND)}
 
 
@@ -224,9 +224,9 @@ def test_time_is_kept_by_slow_models_and_not_wasted_by_fast_ones(
     monkeypatch.setattr(timing, "MOST_TEXTS", 80)
     clock = Slow(a=0.8, b=0.4)
     subjects = [TimedModel(name, clock.watch(name, model(words))) for name in ("a", "b")]
-    found = compare_all(subjects, TEXTS, seconds=20.0, devices=["cpu"], clock=clock)
+    comparisons = compare_all(subjects, TEXTS, seconds=20.0, devices=["cpu"], clock=clock)
     assert 10.0 < clock.now < 26.0
-    assert found.teacher.speed("cpu").timed_texts >= 4
+    assert comparisons.teacher.speed("cpu").timed_texts >= 4
     clock = Slow(a=1e-5, b=1e-5)
     subjects = [TimedModel(name, clock.watch(name, model(words))) for name in ("a", "b")]
     compare_all(subjects, TEXTS, seconds=20.0, devices=["cpu"], clock=clock)
@@ -245,9 +245,9 @@ def test_a_wave_of_noise_falls_on_both(words: Tokenizer) -> None:
         clock.seconds = {"a": 0.030, "b": 0.015} if slow else {"a": 0.010, "b": 0.005}
         return clock.now
 
-    found = compare_all(subjects, TEXTS, seconds=3.0, devices=["cpu"], clock=noisy)
-    assert found.times_faster("cpu") == pytest.approx(2.0, rel=0.05)
-    assert found.teacher.speed("cpu").latency_p90_ms > 20.0
+    comparisons = compare_all(subjects, TEXTS, seconds=3.0, devices=["cpu"], clock=noisy)
+    assert comparisons.times_faster("cpu") == pytest.approx(2.0, rel=0.05)
+    assert comparisons.teacher.speed("cpu").latency_p90_ms > 20.0
 
 
 def test_what_is_measured_stays_as_it_is(words: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,18 +256,18 @@ def test_what_is_measured_stays_as_it_is(words: Tokenizer, monkeypatch: pytest.M
     teacher.network.to(torch.bfloat16)  # is copied to be timed in float32
     seen = list[torch.dtype]()
     monkeypatch.setattr(timing, "WARM_UP", 1)
-    teacher.network.encoder.register_forward_hook(lambda module, given, out: seen.append(out.dtype))
-    found = compare(teacher, student, TEXTS, scores={"accuracy": (0.8, float("nan"))}, seconds=0.2)
+    teacher.network.encoder.register_forward_hook(lambda module, arguments, out: seen.append(out.dtype))
+    comparison = compare(teacher, student, TEXTS, scores={"accuracy": (0.8, float("nan"))}, seconds=0.2)
     assert set(seen) == {torch.float32}
     assert teacher.network.training
     assert not student.network.training
     assert next(teacher.network.parameters()).dtype == torch.bfloat16
-    assert [m.name for m in found.models] == ["teacher", "student"]
-    assert found.scores == {"accuracy": (0.8, None)}
-    assert found.teacher.encoder == 2 * found.student.encoder
+    assert [m.name for m in comparison.models] == ["teacher", "student"]
+    assert comparison.scores == {"accuracy": (0.8, None)}
+    assert comparison.teacher.encoder == 2 * comparison.student.encoder
     lengths = [len(encoded.ids) for encoded in words.encode(TEXTS)]
-    assert found.teacher.tokens_a_text == sum(lengths) / 4
-    assert found.measured_on == "4 texts"
+    assert comparison.teacher.tokens_a_text == sum(lengths) / 4
+    assert comparison.measured_on == "4 texts"
 
 
 @pytest.mark.parametrize("kind", ["classification", "ner", "crf", "squad", "choice"])
@@ -276,8 +276,8 @@ def test_every_head_is_timed_in_half_precision_too(
 ) -> None:
     """Half precision is for GPUs; that the copies compute at all can be seen on a CPU."""
     monkeypatch.setattr(timing, "_precision", lambda device: torch.bfloat16)
-    given = learnable.KINDS[kind]
-    data = learnable.prepared(given, tmp_path)
+    task_kind = learnable.KINDS[kind]
+    data = learnable.prepared(task_kind, tmp_path)
     task: Any = make_task({"crf": "tagging"}.get(kind, kind))
     examples = task.read(task.splits(data)["dev"])[:12]
     if not task.labels and task.head in ("sequence", "token"):
@@ -286,12 +286,12 @@ def test_every_head_is_timed_in_half_precision_too(
     top = Readout(layers="last", lstm=8, crf=True) if kind == "crf" else Readout()
     models = []
     for _ in range(2):
-        made = make_model(Contents(a, build(a, {task.head: max(task.classes, 1)}, top), words))
-        models.append(made)
-    found = compare(*models, examples, task=task, seconds=0.1, devices=["cpu"])
-    assert found.teacher.speed("cpu").precision == "bfloat16"
-    assert found.teacher.head > 0
-    assert found.student.speed("cpu").tokens_per_s > found.student.speed("cpu").texts_per_s > 0
+        model = make_model(Contents(a, build(a, {task.head: max(task.classes, 1)}, top), words))
+        models.append(model)
+    comparison = compare(*models, examples, task=task, seconds=0.1, devices=["cpu"])
+    assert comparison.teacher.speed("cpu").precision == "bfloat16"
+    assert comparison.teacher.head > 0
+    assert comparison.student.speed("cpu").tokens_per_s > comparison.student.speed("cpu").texts_per_s > 0
 
 
 def test_sentences_of_our_own_are_ragged(words: Tokenizer) -> None:
@@ -319,8 +319,8 @@ def test_ratios_by_hand() -> None:
 
 def test_json_there_and_back(tmp_path: Path) -> None:
     both = replace(FOUND, models=tuple(replace(m, speeds=(*m.speeds, speed("cuda", threads=0))) for m in FOUND.models))
-    for found in (FOUND, both, replace(FOUND, scores={"f1": (None, 0.5)})):
-        assert read_comparison(found.write(tmp_path)) == found
+    for comparison in (FOUND, both, replace(FOUND, scores={"f1": (None, 0.5)})):
+        assert read_comparison(comparison.write(tmp_path)) == comparison
     written = json.loads((tmp_path / COMPARISON).read_text())
     assert written["against_the_first"][0]["times_smaller"] == pytest.approx(110 / 16.5)
     assert written["against_the_first"][0]["share_kept"] == {"f1": None}
@@ -373,19 +373,27 @@ def test_a_broken_file_is_refused_in_one_line(case: str, tmp_path: Path) -> None
 def test_page_and_table_hold_the_figures() -> None:
     three = Page(comparison_page(Comparison((LARGE, replace(SMALL, name="x" * 60), SMALL), {"f1": (0.5, None, 0.25)})))
     assert "keeps 50.0 % of the f1" in three.text
-    found = Page(comparison_page(FOUND))
-    said = (
+    page = Page(comparison_page(FOUND))
+    figures = (
         "6.7x smaller, 9.1x faster, keeps 96.8 %",
         "110M → 16.5M",
         "440 MB → 66 MB",
         "60 → 6.6",
         "91.00 → 88.10",
     )
-    for figure in (*said, "350 texts/s", "8.75x more", "12.5", "17.25", "a <chip>, 2 threads", "872 examples of sst-2"):
-        assert figure in found.text, figure
+    for figure in (
+        *figures,
+        "350 texts/s",
+        "8.75x more",
+        "12.5",
+        "17.25",
+        "a <chip>, 2 threads",
+        "872 examples of sst-2",
+    ):
+        assert figure in page.text, figure
     titles = ["Parameters", "accuracy", "One text at a time, CPU", "Many texts, packed, CPU", "perplexity"]
-    assert found.titles()[:5] == titles
-    widths = [float(bar.get("width")) for bar in found.svgs[2].iter("{http://www.w3.org/2000/svg}rect")]
+    assert page.titles()[:5] == titles
+    widths = [float(bar.get("width")) for bar in page.svgs[2].iter("{http://www.w3.org/2000/svg}rect")]
     assert widths[1] / widths[0] == pytest.approx(6.6 / 60, rel=0.01)
     table = {row.name: row for row in comparison_rows(FOUND)}
     assert table["  in the layers"].values == ["85M", "10M"]
@@ -429,34 +437,46 @@ def test_the_verb_scores_and_times(words: Tokenizer, tmp_path: Path, command: Co
     data = learnable.write(
         tmp_path / "dev.csv", [{"text": text, "label": k} for text, k in zip(TEXTS, kinds, strict=True)]
     )
-    given = ("compare", large, small, "--task", "classification", "--data", data, "--seconds", 0.2, "--device", "cpu")
-    found = command.well(*given, "--out", tmp_path / "out", "--json").json
-    assert found["scores"]["accuracy"] == [0.75, 0.25]
-    assert found["against_the_first"][0]["share_kept"]["accuracy"] == pytest.approx(1 / 3)
-    assert [m["name"] for m in found["models"]] == ["large", "small"]
-    assert found["models"][1]["weight_bytes"] == (small / "model.safetensors").stat().st_size
-    assert found["measured_on"] == "4 examples of classification"
-    assert read_comparison(tmp_path / "out" / COMPARISON).as_json() == found
+    arguments = (
+        "compare",
+        large,
+        small,
+        "--task",
+        "classification",
+        "--data",
+        data,
+        "--seconds",
+        0.2,
+        "--device",
+        "cpu",
+    )
+    report = command.well(*arguments, "--out", tmp_path / "out", "--json").json
+    assert report["scores"]["accuracy"] == [0.75, 0.25]
+    assert report["against_the_first"][0]["share_kept"]["accuracy"] == pytest.approx(1 / 3)
+    assert [m["name"] for m in report["models"]] == ["large", "small"]
+    assert report["models"][1]["weight_bytes"] == (small / "model.safetensors").stat().st_size
+    assert report["measured_on"] == "4 examples of classification"
+    assert read_comparison(tmp_path / "out" / COMPARISON).as_json() == report
     assert "keeps 33.3 % of the accuracy" in Page((tmp_path / "out" / "report.html").read_text()).text
-    said = command.well(*given).out
-    assert "keeps 33.3 %" in said
-    assert "75.00" in said
+    output = command.well(*arguments).out
+    assert "keeps 33.3 %" in output
+    assert "75.00" in output
 
 
 def test_the_verb_without_a_task(words: Tokenizer, tmp_path: Path, command: Command) -> None:
     one, two = learnable.model(tmp_path / "one", words), learnable.model(tmp_path / "two", words, 1)
     texts = tmp_path / "texts.jsonl"
     texts.write_text('{"text": "a boat", "pair": "the tree"}\n{"text": "a lamp"}\n')
-    found = command.well("compare", one, two, one, "--texts", texts, "--seconds", 0.2, "--json").json
-    assert len({m["name"] for m in found["models"]}) == 3  # told apart, though two are the same
-    assert found["measured_on"] == "2 texts of texts.jsonl"
-    assert found["scores"] == {}
-    assert found["models"][0]["head"] == 32 * 33, "the pooler"
-    assert found["models"][0]["tokens_a_text"] == (7 + 4) / 2
-    said = command.well("compare", "bert-tiny", two, "--tokenizer", one, "--seconds", 0.2)
-    assert "random weights" in said.err
-    assert f"{len(SENTENCES)} built-in sentences" in said.out
-    assert "x smaller" in said.out
+    report = command.well("compare", one, two, one, "--texts", texts, "--seconds", 0.2, "--json").json
+    assert len({m["name"] for m in report["models"]}) == 3  # told apart, though two are the same
+    assert report["measured_on"] == "2 texts of texts.jsonl"
+    assert report["scores"] == {}
+    assert report["models"][0]["head"] == 32 * 33, "the pooler"
+    assert report["models"][0]["tokens_a_text"] == (7 + 4) / 2
+    result = command.well("compare", "bert-tiny", two, "--tokenizer", one, "--seconds", 0.2)
+    assert "random weights" in result.err
+    assert f"{len(SENTENCES)} built-in sentences" in result.out
+    assert "x smaller" in result.out
     assert "bertree compare" in command.well("compare", "--help").out
 
 
@@ -496,7 +516,7 @@ def test_wrong_input_is_one_line(case: str, words: Tokenizer, tmp_path: Path, co
         "EMPTY": tmp_path / "empty.txt",
         "INSIDE": tmp_path / "empty.txt" / "out",
     }
-    said = command("compare", *(places.get(word, word) for word in arguments))
-    assert said.code == 2
-    assert reason in said.err
-    assert len([line for line in said.lines if ": note:" not in line]) == 1
+    result = command("compare", *(places.get(word, word) for word in arguments))
+    assert result.code == 2
+    assert reason in result.err
+    assert len([line for line in result.lines if ": note:" not in line]) == 1

@@ -54,9 +54,9 @@ def test_a_task_has_its_rows_and_disagreeing_sources_both() -> None:
 
 
 def test_the_verb_shows_rows_and_sources(command: Command) -> None:
-    said = command.well("glue", "--published").out
-    assert "Devlin et al. (2019)" in said
-    assert "82.1" in said
+    output = command.well("glue", "--published").out
+    assert "Devlin et al. (2019)" in output
+    assert "82.1" in output
     assert {row["system"] for row in command.well("glue", "--published", "--json").json["published"]} > {"BERT-large"}
     assert bertree.glue(published=True).tasks == {}
     with pytest.raises(UserError, match="give folders that finetune or evaluate has written"):

@@ -84,9 +84,9 @@ def test_a_stripped_install_says_so(
     convert = ("convert", "default", "x", "--to", "bertree")
     for arguments in (("fill", "default", "A [MASK]."), ("info", "default"), convert):
         assert verb(monkeypatch, *arguments) == 2
-        said = capsys.readouterr().err
-        assert said.count("\n") == 1
-        assert "bundled model is missing" in said
+        errors = capsys.readouterr().err
+        assert errors.count("\n") == 1
+        assert "bundled model is missing" in errors
     assert verb(monkeypatch, "info") == 0
     assert "info default" not in capsys.readouterr().out
 
@@ -98,14 +98,14 @@ def test_a_name_almost_right(made_up: Path) -> None:
 
 def test_info(made_up: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert verb(monkeypatch, "info", "default") == 0
-    said = capsys.readouterr().out
-    assert f"in {made_up}, " in said
-    assert f"its card: {made_up / 'README.md'}" in said
-    assert "pre-norm" in said
+    output = capsys.readouterr().out
+    assert f"in {made_up}, " in output
+    assert f"its card: {made_up / 'README.md'}" in output
+    assert "pre-norm" in output
     assert verb(monkeypatch, "info", "default", "--json") == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["name"], found["folder"]) == ("default", str(made_up))
-    assert found["architecture"]["embedding_width"] == 32
+    report = json.loads(capsys.readouterr().out)
+    assert (report["name"], report["folder"]) == ("default", str(made_up))
+    assert report["architecture"]["embedding_width"] == 32
     assert verb(monkeypatch, "info", "default", "layers=1") == 0
     assert "default layers=1" in capsys.readouterr().out
     assert verb(monkeypatch, "info") == 0
@@ -129,12 +129,12 @@ def test_every_verb_knows_it(
     for name in ("model.safetensors", "bertree.toml"):
         assert Path("copy", name).read_bytes() == (made_up / name).read_bytes()
     capsys.readouterr()
-    for arguments, said in (
+    for arguments, message in (
         (("predict", "default", "a text"), "no task head"),
         (("evaluate", "default", "--task", "classification", "--data", "days.csv"), "default: "),
     ):
         assert verb(monkeypatch, *arguments) == 2
-        assert said in capsys.readouterr().err
+        assert message in capsys.readouterr().err
     assert verb(monkeypatch, "prepare", "text.txt", "--tokenizer", "default", "--out", "store", "--workers", "1") == 0
     going_on = ("model.start=default", "phases.0.steps=2", "schedule.warmup=1", "run.device=cpu")
     what = ("phases.0.batch_tokens=256", "data.held_out_share=0.5", "data.format=doc-sentences", "objective.nsp=0")
@@ -164,8 +164,8 @@ def test_the_real_one_works_without_a_network(monkeypatch: pytest.MonkeyPatch, t
     assert model.tokenizer is not None
     right = 0
     for text, answers in EASY.items():
-        found = model.fill_mask(text, 5)
-        right += any(candidate.token in answers for candidate in found)
+        candidates = model.fill_mask(text, 5)
+        right += any(candidate.token in answers for candidate in candidates)
     assert right >= 6, f"{right} of {len(EASY)} easy masks filled"
 
 

@@ -82,10 +82,10 @@ GIVEN: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("given", GIVEN)
-def test_settings_from_python(given: dict[str, Any], base: str) -> None:
+@pytest.mark.parametrize("arguments", GIVEN)
+def test_settings_from_python(arguments: dict[str, Any], base: str) -> None:
     text = ["optim.lr=0.5", "optim.betas=[0.5, 0.6]", "model.layers=3", "data.store=a/b"]
-    loaded = recipe.load(base, overrides_of(given))
+    loaded = recipe.load(base, overrides_of(arguments))
     assert loaded == recipe.load(base, text)
     assert loaded.overridden == recipe.load(base, text).overridden
     assert [phase.steps for phase in recipe.load(base, overrides_of({"phases": [{"steps": 1}]})).phases] == [1]

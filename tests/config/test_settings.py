@@ -39,7 +39,7 @@ class Config:
 
 
 def test_values_are_read_as_their_types() -> None:
-    found = settings.read(
+    examples = settings.read(
         Config,
         {
             "inner": {"rate": 2, "word": "brief", "maybe": None},
@@ -49,11 +49,11 @@ def test_values_are_read_as_their_types() -> None:
         },
         "f.toml",
     )
-    assert found.inner == Inner(2.0, word="short")
-    assert type(found.inner.rate) is float
-    assert found.several == (Needed(3, 1),)
-    assert found.weights == {"a": 1.0, "b": 3.0}
-    assert found.free == {"x": [1]}
+    assert examples.inner == Inner(2.0, word="short")
+    assert type(examples.inner.rate) is float
+    assert examples.several == (Needed(3, 1),)
+    assert examples.weights == {"a": 1.0, "b": 3.0}
+    assert examples.free == {"x": [1]}
 
 
 WRONG: dict[str, tuple[Any, str]] = {
@@ -82,9 +82,9 @@ WRONG: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.parametrize("case", WRONG)
 def test_mistakes_are_named(case: str) -> None:
-    given, message = WRONG[case]
+    values, message = WRONG[case]
     with pytest.raises(UserError) as caught:
-        settings.read(Config, given, "f.toml")
+        settings.read(Config, values, "f.toml")
     assert message in str(caught.value)
     assert len(str(caught.value)) < 200
 

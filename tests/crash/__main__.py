@@ -36,15 +36,15 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", nargs="+", metavar="NAME", choices=[case.name for case in CASES])
     parser.add_argument("--fault", help="only this cut, error or pause, as a line about a failure gives it")
-    given = parser.parse_args()
-    cases = [case for case in CASES if not given.only or case.name in given.only]
-    until, failed, totals = time.monotonic() + given.seconds, False, [0, 0]
+    arguments = parser.parse_args()
+    cases = [case for case in CASES if not arguments.only or case.name in arguments.only]
+    until, failed, totals = time.monotonic() + arguments.seconds, False, [0, 0]
     with tempfile.TemporaryDirectory() as name:
         folders = TrialFolders(Path(name), cases)
         for left, case in zip(range(len(cases), 0, -1), cases, strict=True):
             end = time.monotonic() + (until - time.monotonic()) / left
             try:
-                lines, tried = (cut_power if given.what == "cuts" else disturb)(folders, case, given, end)
+                lines, tried = (cut_power if arguments.what == "cuts" else disturb)(folders, case, arguments, end)
             except RuntimeError as error:
                 lines, tried = [f"{case.name}: {error}"], (0, 0)
             totals = [total + number for total, number in zip(totals, tried, strict=True)]
@@ -55,12 +55,12 @@ def main() -> None:
 
 
 def cut_power(
-    folders: TrialFolders, case: Case, given: argparse.Namespace, end: float
+    folders: TrialFolders, case: Case, arguments: argparse.Namespace, end: float
 ) -> tuple[list[str], tuple[int, int]]:
     """Cut the power in one command until the end of its time."""
-    cuts = PowerCuts(Trials(folders, case), given.seed)
-    if given.fault:
-        operations, number = map(int, given.fault.split(":"))
+    cuts = PowerCuts(Trials(folders, case), arguments.seed)
+    if arguments.fault:
+        operations, number = map(int, arguments.fault.split(":"))
         return cuts.try_cut(Cut(operations, number)).broken, (1, 1)
     count = cuts.resume(end)
     lines = [count.line]
@@ -71,15 +71,17 @@ def cut_power(
 
 
 def disturb(
-    folders: TrialFolders, case: Case, given: argparse.Namespace, end: float
+    folders: TrialFolders, case: Case, arguments: argparse.Namespace, end: float
 ) -> tuple[list[str], tuple[int, int]]:
     """Let operations of one command fail or pause until the end of its time."""
     only = None
-    if given.fault:
-        kind, _, at = given.fault.partition(":")
+    if arguments.fault:
+        kind, _, at = arguments.fault.partition(":")
         only = Fault(kind, float(at))
     running: Callable[[], bool] = lambda: time.monotonic() < end  # noqa: E731
-    count = run_disturbed(DisturbedTrials(folders, case), given.what, given.count, given.seed, only, running)
+    count = run_disturbed(
+        DisturbedTrials(folders, case), arguments.what, arguments.count, arguments.seed, only, running
+    )
     tried = count.kinds["operation"]
     return [count.line, *(f"    {line}" for line in count.lines)], (tried, tried)
 

@@ -58,7 +58,7 @@ class Recorder:
 
     def scan(self, certain: str = "") -> None:
         """Write down how the folder differs from what it was. `certain`: a file that is read in any case."""
-        now, found = time.time_ns(), set()
+        now, paths = time.time_ns(), set()
         databases: dict[str, dict[str, str]] = {}
         for name, entry in _walk(self.root):
             folder, _, last = name.rpartition("/")
@@ -66,7 +66,7 @@ class Recorder:
                 if last in PARTS:
                     databases.setdefault(folder, {})[last] = self._store(entry.path)
                 continue
-            found.add(name)
+            paths.add(name)
             if entry.is_dir(follow_symlinks=False):
                 if name not in self.files:
                     self.files[name] = (0, 0, "")
@@ -75,7 +75,7 @@ class Recorder:
             try:
                 status = os.stat(entry.path)
             except OSError:  # it is gone meanwhile
-                found.discard(name)
+                paths.discard(name)
                 continue
             before = self.files.get(name)
             stamp = (status.st_mtime_ns, status.st_size)
@@ -88,7 +88,7 @@ class Recorder:
                     self._write("data", name, digest)
                 before = (*stamp, digest)
             self.files[name] = before
-        for name in sorted(self.files.keys() - found, reverse=True):  # what is in a folder goes before it
+        for name in sorted(self.files.keys() - paths, reverse=True):  # what is in a folder goes before it
             del self.files[name]
             self._write("remove", name)
         for folder in databases.keys() | self.databases.keys():
@@ -150,16 +150,16 @@ def record(root: Path, log: Path) -> Recorder:
     recorder = Recorder(root, log)
 
     def patched(name: str, inner: Callable[..., Any]) -> Callable[..., Any]:
-        def call(file: Any, *given: Any, **named: Any) -> Any:
-            if name == "open" and not given[0] & (os.O_CREAT | os.O_TRUNC):
-                return inner(file, *given, **named)
+        def call(file: Any, *arguments: Any, **named: Any) -> Any:
+            if name == "open" and not arguments[0] & (os.O_CREAT | os.O_TRUNC):
+                return inner(file, *arguments, **named)
             with recorder.lock:
                 path = recorder.relative(file) if named.get("dir_fd") is None else ""
                 if path is None:
-                    return inner(file, *given, **named)
-                target = recorder.relative(given[0]) if name in RENAMING else None
+                    return inner(file, *arguments, **named)
+                target = recorder.relative(arguments[0]) if name in RENAMING else None
                 recorder.scan(path)
-                result = inner(file, *given, **named)
+                result = inner(file, *arguments, **named)
                 if name in RENAMING and target is not None:
                     recorder.moved("rename", path, target)
                 elif name in SYNCING:
@@ -182,12 +182,12 @@ def record(root: Path, log: Path) -> Recorder:
                 recorder.moved("exchange", one, other)
             return done
 
-    def opened(file: Any, mode: str = "r", *given: Any, **named: Any) -> Any:
+    def opened(file: Any, mode: str = "r", *arguments: Any, **named: Any) -> Any:
         if not set(mode) & set("wax+") or recorder.relative(file) is None:
-            return _open(file, mode, *given, **named)
+            return _open(file, mode, *arguments, **named)
         with recorder.lock:
             recorder.scan()
-            result = _open(file, mode, *given, **named)
+            result = _open(file, mode, *arguments, **named)
             recorder.scan()
             return result
 

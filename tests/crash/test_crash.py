@@ -39,18 +39,18 @@ def states(tmp_path: Path, *operations: list[str]) -> list[State]:
 
 def test_a_power_cut_keeps_what_was_synced(tmp_path: Path) -> None:
     new = {"a": b"new" * 1000}
-    found = states(
+    outcomes = states(
         tmp_path, ["file", "b"], ["data", "b", "new"], ["sync", "b"], ["rename", "b", "a"], ["sync", ""]
     )  # fmt: skip
-    assert all(state == new for state in found)
+    assert all(state == new for state in outcomes)
 
 
 def test_a_power_cut_may_leave_any_part_of_what_was_not_synced(tmp_path: Path) -> None:
-    found = states(tmp_path, ["file", "b"], ["data", "b", "new"], ["rename", "b", "a"])
-    contents = {state["a"] for state in found}
+    outcomes = states(tmp_path, ["file", "b"], ["data", "b", "new"], ["rename", "b", "a"])
+    contents = {state["a"] for state in outcomes}
     assert {b"old", b"", b"new" * 1000, bytes(3000)} <= contents
     assert any(content and 512 <= len(content) < 3000 for content in contents), "some sectors"
-    assert any("b" in state for state in found), "the file without its new name"
+    assert any("b" in state for state in outcomes), "the file without its new name"
 
 
 @pytest.mark.process

@@ -64,11 +64,11 @@ def test_streams_have_no_cls() -> None:
 def test_from_text_to_xlnet(tmp_path: Path) -> None:
     lines = [f"The {n} captain Went down. To the {n % 7} sea he went again." for n in range(90)]
     (tmp_path / "text.txt").write_text("\n\n".join(lines))
-    made = train_tokenizer(tmp_path / "text.txt", tmp_path / "words", kind="xlnet", vocab_size=120)
+    trained = train_tokenizer(tmp_path / "text.txt", tmp_path / "words", kind="xlnet", vocab_size=120)
     store = prepare(tmp_path / "text.txt", tmp_path / "words", tmp_path / "store", workers=1).store
     assert store.cls_last
     assert Store.open(tmp_path / "store").cls_last
-    tokenizer = made.tokenizer
+    tokenizer = trained.tokenizer
     stream = Stream(store, format="segment-pair+nsp", masking=Masking("permutation"), batch_tokens=64, max_length=32)
     pair = next(e for n in range(stream.examples) if int((e := stream.example(n)).labels.pairs[0]) != IGNORED)
     cls, sep = tokenizer.id_of("cls"), tokenizer.id_of("sep")

@@ -173,10 +173,10 @@ def test_a_document_without_a_code_is_refused(
 
 def test_a_default_code_is_for_documents_without_one(tmp_path: Path, tokenizer: Path) -> None:
     (tmp_path / "x.jsonl").write_text(lines({"text": "a", "kind": "k"}, {"text": "b"}, {"text": "c", "kind": ""}))
-    made = prepare(
+    store = prepare(
         tmp_path / "x.jsonl", tokenizer, tmp_path / "store", workers=1, control="kind", control_default="other"
     )
-    assert codes(made.store) == ["k", "other", "other"]
+    assert codes(store.store) == ["k", "other", "other"]
     with pytest.raises(UserError, match="control_default: needs control"):
         prepare(tmp_path / "x.jsonl", tokenizer, tmp_path / "other", control_default="other")
 

@@ -34,15 +34,15 @@ def coded(shape: list[list[int]], shards: int = 1) -> Corpus:
     return corpus(shape, shards, prefixes=PREFIXES)
 
 
-def stream(made: Corpus, budget: int, **options: object) -> Stream:
+def stream(sample: Corpus, budget: int, **options: object) -> Stream:
     """A stream over many small windows."""
     with mock.patch.object(example_index, "CHUNK_TOKENS", 64), mock.patch("bertree.data.stream.GROUP_CHUNKS", 2):
-        return Stream(made.store, batch_tokens=budget * options["max_length"], **options)
+        return Stream(sample.store, batch_tokens=budget * options["max_length"], **options)
 
 
-def prefix_of(made: Corpus, token: int) -> list[int]:
+def prefix_of(sample: Corpus, token: int) -> list[int]:
     """The prefix of the document that a token is of."""
-    return PREFIXES[made.document_of[token - FIRST] % 2]
+    return PREFIXES[sample.document_of[token - FIRST] % 2]
 
 
 def restored(batch: Batch) -> Batch:
@@ -53,7 +53,7 @@ def restored(batch: Batch) -> Batch:
     return Batch(ids, batch.positions, batch.segments, batch.cu_seqlens, batch.max_seqlen)
 
 
-def check(made: Corpus, batch: Batch, masking: str, first: bool = True) -> list[int]:
+def check(sample: Corpus, batch: Batch, masking: str, first: bool = True) -> list[int]:
     """Check every sequence of a batch; return its tokens of text. `first`: the first of a text is predicted too."""
     masked, targets = PretrainingLabels.of(batch).predicted
     predicted, text, low = set(masked.tolist()), [], 0
@@ -66,16 +66,18 @@ def check(made: Corpus, batch: Batch, masking: str, first: bool = True) -> list[
         else:
             rest = ids[len(prefix) :]
             words = [token for token in rest if token != SEP]
-            assert all(prefix_of(made, token) == prefix for token in words)
+            assert all(prefix_of(sample, token) == prefix for token in words)
             assert SEP not in rest[:-1]
             assert words == list(range(words[0], words[0] + len(words))) if words else True
-            given = set(range(low, low + len(prefix)))
+            prefix_places = set(range(low, low + len(prefix)))
             if masking == "next":
-                answers = [targets[masked.tolist().index(place)] for place in sorted(predicted) if place in given]
+                answers = [
+                    targets[masked.tolist().index(place)] for place in sorted(predicted) if place in prefix_places
+                ]
                 assert answers == rest[:1] or not first, "only the first token of the text is predicted from the code"
                 assert len(answers) <= 1
             else:
-                assert not predicted & given
+                assert not predicted & prefix_places
             text += words
         low += len(ids)
     return text
@@ -84,17 +86,17 @@ def check(made: Corpus, batch: Batch, masking: str, first: bool = True) -> list[
 @example_count(30)
 @given(shapes, settings_of_streams, st.integers(1, 6), st.integers(1, 3))
 def test_every_sequence_begins_with_its_code(shape, setting, budget, shards) -> None:
-    made = coded(shape, shards)
-    one = stream(made, budget, **setting)
+    sample = coded(shape, shards)
+    one = stream(sample, budget, **setting)
     text: list[int] = []
     for batch in one.one_epoch():
         assert batch.ids.numel() <= one.batch_tokens
         assert batch.max_seqlen <= setting["max_length"]
-        text += check(made, batch, setting["masking"])
+        text += check(sample, batch, setting["masking"])
     assert len(set(text)) == len(text), "no token is read twice"
-    lost = made.store.tokens - len(text)
+    lost = sample.store.tokens - len(text)
     assert lost <= one.steps_per_epoch * len(LONG) * 2, "only the first tokens after a cut are left out"
-    other = stream(made, budget, **setting)
+    other = stream(sample, budget, **setting)
     assert all(same(one[step], other[step]) for step in (3, 0, 7))
 
 
@@ -102,16 +104,16 @@ def test_every_sequence_begins_with_its_code(shape, setting, budget, shards) -> 
 @example_count(20)
 @given(shapes, st.integers(1, 4), st.integers(9, 24), st.integers(0, 2), st.integers(1, 3))
 def test_every_lane_reads_the_code_again_and_goes_on(shape, lanes, length, epoch, shards) -> None:
-    made = coded([*shape, [30], [50]], shards)
+    sample = coded([*shape, [30], [50]], shards)
     with mock.patch.object(example_index, "CHUNK_TOKENS", 64):
-        if made.store.tokens // lanes < 2 * length:
+        if sample.store.tokens // lanes < 2 * length:
             return
-        one = LaneStream(made.store, lanes=lanes, length=length)
+        one = LaneStream(sample.store, lanes=lanes, length=length)
         text: list[list[int]] = [[] for _ in range(lanes)]
         for batch in one.one_epoch(epoch):
             assert batch.ids.numel() <= one.batch_tokens
             assert batch.continuation is not None
-            check(made, batch, "next", first=False)
+            check(sample, batch, "next", first=False)
             rows = zip(batch.continuation.lanes.tolist(), batch.continuation.fresh.tolist(), strict=True)
             for (lane, fresh), ids in zip(rows, sequences(batch), strict=True):
                 prefix = next((p for p in PREFIXES if ids[: len(p)] == p), None)
@@ -119,43 +121,43 @@ def test_every_lane_reads_the_code_again_and_goes_on(shape, lanes, length, epoch
                 if words:
                     new = (
                         words[0] == FIRST
-                        or made.document_of[words[0] - FIRST] != made.document_of[words[0] - FIRST - 1]
+                        or sample.document_of[words[0] - FIRST] != sample.document_of[words[0] - FIRST - 1]
                     )
                     first_of_epoch = not text[lane]
                     assert fresh == (new or first_of_epoch)
                     assert new or first_of_epoch or words[0] == text[lane][-1] + 1, "a lane goes on where it was"
                 text[lane] += words
         assert len({token for tokens in text for token in tokens}) == sum(map(len, text))
-        assert sum(map(len, text)) >= made.store.tokens - lanes * (lanes + len(LONG))
-        again = LaneStream(made.store, lanes=lanes, length=length)
+        assert sum(map(len, text)) >= sample.store.tokens - lanes * (lanes + len(LONG))
+        again = LaneStream(sample.store, lanes=lanes, length=length)
         assert all(same(one[step], again[step]) for step in (2, 0, 5))
 
 
 def test_lanes_predict_every_token_of_the_text_once() -> None:
-    made = coded([[7, 5], [30], [1], [6, 6, 6], [40]])
-    one = LaneStream(made.store, lanes=1, length=10)
+    sample = coded([[7, 5], [30], [1], [6, 6, 6], [40]])
+    one = LaneStream(sample.store, lanes=1, length=10)
     answers = [token for batch in one.one_epoch() for token in PretrainingLabels.of(batch).predicted[1].tolist()]
-    assert sorted(token for token in answers if token != SEP) == list(range(FIRST, FIRST + made.store.tokens))
-    assert answers.count(SEP) == made.store.documents
+    assert sorted(token for token in answers if token != SEP) == list(range(FIRST, FIRST + sample.store.tokens))
+    assert answers.count(SEP) == sample.store.documents
 
 
 def test_a_golden_batch() -> None:
-    made = coded([[3, 2], [4]])
-    batch = Stream(made.store, format="stream", masking="next", batch_tokens=64, max_length=9)[0]
-    found = {tuple(ids) for ids in sequences(batch)}
+    sample = coded([[3, 2], [4]])
+    batch = Stream(sample.store, format="stream", masking="next", batch_tokens=64, max_length=9)[0]
+    rows = {tuple(ids) for ids in sequences(batch)}
     a, b = FIRST, FIRST + 5
-    assert {(*SHORT, a, a + 1, a + 2), (*SHORT, a + 3, a + 4, SEP), (*LONG, b, b + 1, b + 2, b + 3, SEP)} <= found
+    assert {(*SHORT, a, a + 1, a + 2), (*SHORT, a + 3, a + 4, SEP), (*LONG, b, b + 1, b + 2, b + 3, SEP)} <= rows
 
 
 def test_held_out_documents_keep_their_codes() -> None:
-    made = coded([[4, 4]] * 40, shards=2)
-    train, held = split_held_out(made.store, 0.1)
+    sample = coded([[4, 4]] * 40, shards=2)
+    train, held = split_held_out(sample.store, 0.1)
     for part in (train, held):
         assert [code.code for code in part.controls] == ["code 0", "code 1"]
         assert sum(code.documents for code in part.controls) == part.documents
         assert sum(code.tokens for code in part.controls) == part.tokens
         for batch in Stream(part, format="stream", masking="next", batch_tokens=64, max_length=16).one_epoch():
-            check(made, batch, "next")
+            check(sample, batch, "next")
 
 
 @pytest.mark.parametrize("name", ["full-sentences", "segment-pair", "segment-pair+nsp", "sentence-pair+sop"])
@@ -175,8 +177,8 @@ def test_a_length_without_room_for_text_is_refused() -> None:
 
 
 def test_a_mask_never_hides_a_code() -> None:
-    made = coded([[8] * 4] * 20)
-    one = Stream(made.store, format="doc-sentences", masking="token", batch_tokens=256, max_length=16)
+    sample = coded([[8] * 4] * 20)
+    one = Stream(sample.store, format="doc-sentences", masking="token", batch_tokens=256, max_length=16)
     for step in range(10):
         for ids in sequences(one[step]):
             assert MASK not in ids[: len(SHORT)]
@@ -184,8 +186,8 @@ def test_a_mask_never_hides_a_code() -> None:
 
 @pytest.mark.parametrize("prefixes", [(), ([FIRST + 1], [FIRST + 2, FIRST])])
 def test_a_vocabulary_without_separator_has_streams_too(prefixes: tuple[list[int], ...]) -> None:
-    made = corpus([[3, 2], [4], [9, 30]], prefixes=prefixes)
-    store = replace(made.store, special={"unk": 1})
+    sample = corpus([[3, 2], [4], [9, 30]], prefixes=prefixes)
+    store = replace(sample.store, special={"unk": 1})
     batches = list(Stream(store, format="stream", masking="next", batch_tokens=64, max_length=8).one_epoch())
     read = [ids for batch in batches for ids in sequences(batch)]
     if prefixes:

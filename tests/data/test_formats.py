@@ -26,9 +26,9 @@ def examples(documents: list[list[list[int]]], format: str | Format, max_length:
     """(ids, segments, label) of every example in the order of the corpus."""
     store = memory_store(documents, vocab_size=100, special=SPECIAL)
     stream = Stream(store, format=format, masking=None, batch_tokens=1000, max_length=max_length)
-    found = [stream.example(number, epoch) for number in range(stream.examples)]
-    labels = [None if e.labels.pairs is None else int(e.labels.pairs[0]) for e in found]
-    return [(e.ids.tolist(), e.segments.tolist(), label) for e, label in zip(found, labels, strict=True)]
+    read = [stream.example(number, epoch) for number in range(stream.examples)]
+    labels = [None if e.labels.pairs is None else int(e.labels.pairs[0]) for e in read]
+    return [(e.ids.tolist(), e.segments.tolist(), label) for e, label in zip(read, labels, strict=True)]
 
 
 def ids(documents: list[list[list[int]]], format: str | Format, max_length: int) -> list[list[int]]:
@@ -144,12 +144,12 @@ def whole(corpus: Corpus, format: Format, max_length: int, seed: int, epoch: int
             max_length=max_length,
             seed=seed,
         )
-        found = []
+        collected = []
         for batch in stream.one_epoch(epoch):
             labels = [None] * (len(batch.cu_seqlens) - 1) if batch.labels.pairs is None else batch.labels.pairs.tolist()
             kinds = [kinds.tolist() for kinds in batch.split(batch.segments)]
-            found += zip(sequences(batch), kinds, labels, strict=True)
-    return found
+            collected += zip(sequences(batch), kinds, labels, strict=True)
+    return collected
 
 
 def segments_of(ids: list[int], kinds: list[int]) -> list[np.ndarray]:
@@ -169,11 +169,11 @@ any_format = st.builds(
 @example_count(150)
 @given(shapes, any_format, st.integers(8, 64), st.integers(0, 3), st.integers(1, 3))
 def test_every_format(shape: list[list[int]], format: Format, max_length: int, seed: int, shards: int) -> None:
-    made = corpus(shape, shards)
-    found = whole(made, format, max_length, seed, epoch=seed)
-    seen = np.concatenate([np.array(ids) for ids, _, _ in found])
-    assert sorted(seen[seen >= FIRST]) == list(range(FIRST, FIRST + made.store.tokens)), "every token once"
-    for ids, kinds, label in found:
+    sample = corpus(shape, shards)
+    read = whole(sample, format, max_length, seed, epoch=seed)
+    seen = np.concatenate([np.array(ids) for ids, _, _ in read])
+    assert sorted(seen[seen >= FIRST]) == list(range(FIRST, FIRST + sample.store.tokens)), "every token once"
+    for ids, kinds, label in read:
         texts = segments_of(ids, kinds)
         assert len(ids) <= max_length
         assert all((np.diff(text) == 1).all() for text in texts), "texts are contiguous"
@@ -181,25 +181,25 @@ def test_every_format(shape: list[list[int]], format: Format, max_length: int, s
             continue
         assert ids[0] == CLS
         assert ids[-1] == SEP
-        crossed = sum(len(set(made.document_of[text])) - 1 for text in texts)
+        crossed = sum(len(set(sample.document_of[text])) - 1 for text in texts)
         if format.kind != "full-sentences":
             assert crossed == 0, "one document a segment"
         if format.paired:
             assert ids.count(SEP) == (1 + format.separators if len(texts) == 2 else 1)
             assert kinds == sorted(kinds)
-            check_pair(made, texts, label, format)
+            check_pair(sample, texts, label, format)
         else:
             assert set(kinds) == {0}
             assert ids.count(SEP) == 1 + crossed, "a separator between documents"
 
 
-def check_pair(made: Corpus, texts: list[np.ndarray], label: int | None, format: Format) -> None:
+def check_pair(sample: Corpus, texts: list[np.ndarray], label: int | None, format: Format) -> None:
     """What a pair's label promises."""
     if len(texts) == 1:
         assert label in (None, -100)
         return
     first, second = texts
-    documents = made.document_of[first[0]], made.document_of[second[0]]
+    documents = sample.document_of[first[0]], sample.document_of[second[0]]
     if label in (None, 0):
         assert second[0] == first[-1] + 1
         assert documents[0] == documents[1]
@@ -213,53 +213,53 @@ def check_pair(made: Corpus, texts: list[np.ndarray], label: int | None, format:
 @example_count(100)
 @given(shapes, st.sampled_from(FORMATS[:-1]), st.integers(8, 64))
 def test_sentences_are_split_only_where_they_must(shape: list[list[int]], name: str, max_length: int) -> None:
-    made = corpus(shape)
+    sample = corpus(shape)
     format = Format.parse(name)
     room = format.room(max_length)
-    starts = np.cumsum(made.lengths) - made.lengths
-    stops = starts + made.lengths
+    starts = np.cumsum(sample.lengths) - sample.lengths
+    stops = starts + sample.lengths
     heads = {0}
-    for ids, kinds, _ in whole(made, Format(format.kind), max_length, 0):  # in order: no exchange
+    for ids, kinds, _ in whole(sample, Format(format.kind), max_length, 0):  # in order: no exchange
         heads |= {int(text[0]) for text in segments_of(ids, kinds)}
     for place in heads - set(starts.tolist()):
-        sentence = made.sentence_of[place]
-        length = made.lengths[sentence]
+        sentence = sample.sentence_of[place]
+        length = sample.lengths[sentence]
         around = [s for s in (sentence - 1, sentence + 1) if 0 <= s < len(starts)]
-        near = [made.lengths[s] for s in around if made.document_of[starts[s]] == made.document_of[place]]
+        near = [sample.lengths[s] for s in around if sample.document_of[starts[s]] == sample.document_of[place]]
         assert length > room or (format.paired and length + max(near) > room), (starts, stops, place)
 
 
 @example_count(100)
 @given(shapes, st.sampled_from(["full-sentences", "doc-sentences"]), st.integers(8, 64))
 def test_sentences_are_filled_to_the_limit(shape: list[list[int]], name: str, max_length: int) -> None:
-    made = corpus(shape)
-    found = sorted(whole(made, Format(name), max_length, 0), key=lambda example: example[0][1])
-    for (ids, _, _), (after, _, _) in itertools.pairwise(found):
-        here, there = made.document_of[ids[-2] - FIRST], made.document_of[after[1] - FIRST]
-        if name == "doc-sentences" and here != there:
+    sample = corpus(shape)
+    read = sorted(whole(sample, Format(name), max_length, 0), key=lambda example: example[0][1])
+    for (ids, _, _), (after, _, _) in itertools.pairwise(read):
+        here, next_document = sample.document_of[ids[-2] - FIRST], sample.document_of[after[1] - FIRST]
+        if name == "doc-sentences" and here != next_document:
             continue
-        following = made.lengths[made.sentence_of[after[1] - FIRST]]
-        assert len(ids) + following + (here != there) > max_length
+        following = sample.lengths[sample.sentence_of[after[1] - FIRST]]
+        assert len(ids) + following + (here != next_document) > max_length
 
 
 @example_count(60)
 @given(shapes, st.sampled_from(PAIRED), st.integers(8, 64))
 def test_pairs_waste_no_sentence(shape: list[list[int]], name: str, max_length: int) -> None:
     """A sentence stands alone only at a document's end or where its neighbour leaves no room."""
-    made = corpus(shape)
+    sample = corpus(shape)
     format = Format.parse(name)
     room = format.room(max_length)
-    for ids, kinds, _ in whole(made, format, max_length, 0):
+    for ids, kinds, _ in whole(sample, format, max_length, 0):
         texts = segments_of(ids, kinds)
         if len(texts) == 1:
             last = int(texts[0][-1])
-            ends = last + 1 == made.store.tokens or made.document_of[last] != made.document_of[last + 1]
+            ends = last + 1 == sample.store.tokens or sample.document_of[last] != sample.document_of[last + 1]
             assert ends or len(texts[0]) > room - max(1, room // 4)
 
 
 def test_one_segment_pair_in_ten_is_short() -> None:
-    made = corpus([[10] * 2000] * 10)
-    lengths = [len(ids) for ids, _, _ in whole(made, Format("segment-pair"), 103, 0)]
+    sample = corpus([[10] * 2000] * 10)
+    lengths = [len(ids) for ids, _, _ in whole(sample, Format("segment-pair"), 103, 0)]
     short = np.mean(np.array(lengths) < 103)
     # All but one in a hundred of the random aims lie below the limit: 0.099, four sigmas of 2,100 pairs.
     assert abs(short - 0.099) < 0.026
@@ -283,9 +283,9 @@ def test_questions_are_half_and_half(shape: list[list[int]], name: str) -> None:
 def test_nsp_seldom_divides_a_sentence() -> None:
     """Exchanged segments are whole sentences but for a few, where BERT truncates nearly every full pair."""
     random = np.random.default_rng(0)
-    made = corpus([[int(n) for n in np.clip(random.lognormal(3, 0.6, 25), 2, 60)] for _ in range(300)])
-    stream = Stream(made.store, format="segment-pair+nsp", masking=None, batch_tokens=12800, max_length=128)
-    starts = set((np.cumsum(made.lengths) - made.lengths).tolist())
+    sample = corpus([[int(n) for n in np.clip(random.lognormal(3, 0.6, 25), 2, 60)] for _ in range(300)])
+    stream = Stream(sample.store, format="segment-pair+nsp", masking=None, batch_tokens=12800, max_length=128)
+    starts = set((np.cumsum(sample.lengths) - sample.lengths).tolist())
     heads = []
     for batch in stream.one_epoch():
         labels = batch.labels.pairs.tolist()

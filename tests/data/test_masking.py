@@ -97,10 +97,10 @@ def test_masks(
     shape: list[list[int]], name: str, unit: str, max_length: int, rate: float, fixed: bool, step: int
 ) -> None:
     size = sum(map(sum, shape)) + FIRST
-    made = corpus(shape, word_start=np.random.default_rng(0).random(size) < 0.6)
+    sample = corpus(shape, word_start=np.random.default_rng(0).random(size) < 0.6)
     common = {"format": name, "max_length": max_length, "batch_tokens": 3 * max_length, "fixed": fixed}
-    plain = Stream(made.store, masking=None, **common)[step]
-    batch = Stream(made.store, masking=Masking(unit, rate=rate), **common)[step]
+    plain = Stream(sample.store, masking=None, **common)[step]
+    batch = Stream(sample.store, masking=Masking(unit, rate=rate), **common)[step]
     ids, shown = plain.ids.numpy(), batch.ids.numpy()
     masked = batch.labels.masked.numpy()
     assert (np.diff(masked) > 0).all()
@@ -117,7 +117,7 @@ def test_masks(
         assert chosen[low:high].any() == ordinary.any(), "at least one a sequence"
         if unit != "token":
             for place in range(low + 1, high):
-                joined = ids[place] >= FIRST and ids[place - 1] >= FIRST and not made.store.word_start[ids[place]]
+                joined = ids[place] >= FIRST and ids[place - 1] >= FIRST and not sample.store.word_start[ids[place]]
                 assert not joined or chosen[place] == chosen[place - 1], "whole words"
 
 
@@ -232,13 +232,13 @@ def test_longer_ngrams_and_their_chances() -> None:
 
 def masks(stream: Stream, epoch: int) -> list[tuple]:
     """Every sequence of an epoch with its masks, in an order of their own."""
-    found = []
+    drawn = []
     for batch in stream.one_epoch(epoch):
         marks = np.full(batch.ids.numel(), -1)
         marks[batch.labels.masked.numpy()] = batch.labels.targets.numpy()
         for low, high in itertools.pairwise(batch.cu_seqlens.tolist()):
-            found.append((tuple(batch.ids[low:high].tolist()), tuple(marks[low:high])))
-    return found
+            drawn.append((tuple(batch.ids[low:high].tolist()), tuple(marks[low:high])))
+    return drawn
 
 
 @pytest.mark.parametrize("chunk", [1 << 20, 256])  # one window, and several
@@ -246,14 +246,14 @@ def masks(stream: Stream, epoch: int) -> list[tuple]:
 def test_static_masks_repeat_and_dynamic_ones_do_not(name: str, chunk: int, monkeypatch) -> None:
     monkeypatch.setattr("bertree.data.example_index.CHUNK_TOKENS", chunk)
     monkeypatch.setattr("bertree.data.stream.GROUP_CHUNKS", 3)
-    made = corpus([[7, 9, 5] * 6] * 20)
+    sample = corpus([[7, 9, 5] * 6] * 20)
     common = {"format": name, "batch_tokens": 6400, "max_length": 64}  # large enough that nothing is torn
-    static = Stream(made.store, masking="token+static3", **common)
+    static = Stream(sample.store, masking="token+static3", **common)
     epochs = [masks(static, epoch) for epoch in range(7)]
     for epoch in range(4):
         assert sorted(epochs[epoch]) == sorted(epochs[epoch + 3]), "the same examples"
         assert epochs[epoch] != epochs[epoch + 3], "in another order"
-    dynamic = Stream(made.store, masking="token", **common)
+    dynamic = Stream(sample.store, masking="token", **common)
     fresh = [set(masks(dynamic, epoch)) for epoch in range(7)]
     for count in range(1, 8):  # epochs
         assert len({tuple(sorted(epoch)) for epoch in epochs[:count]}) == min(3, count), "static: N different masks"

@@ -39,9 +39,9 @@ def permute(ids: list[int], seed: int, partial: int = 3, spans: int = 5, among: 
     return maker.choose(np.array(ids), OrderedParts(bounds, maker.counts(bounds), random_bits(1, seed)))
 
 
-def visible(found: Targets) -> Flags:
+def visible(targets: Targets) -> Flags:
     """What each target may see (m x t)."""
-    return found.ranks[None, :] < found.ranks[found.positions][:, None]
+    return targets.ranks[None, :] < targets.ranks[targets.positions][:, None]
 
 
 def authors_mask(places: Flags, functional: Flags, order: NDArray[np.int64]) -> Flags:
@@ -82,11 +82,11 @@ GOLDEN = {
 def test_golden_examples(seed: int) -> None:
     places, ranks, grid = GOLDEN[seed]
     ids = [WORDS.index(word) for word in TEXT]
-    found = permute(ids, seed)
-    assert found.positions.tolist() == places
-    assert found.ids.tolist() == [ids[place] for place in places]
-    assert found.ranks.tolist() == ranks
-    assert visible(found).tolist() == [[cell == "x" for cell in row.split(" ")] for row in grid]
+    permutation = permute(ids, seed)
+    assert permutation.positions.tolist() == places
+    assert permutation.ids.tolist() == [ids[place] for place in places]
+    assert permutation.ranks.tolist() == ranks
+    assert visible(permutation).tolist() == [[cell == "x" for cell in row.split(" ")] for row in grid]
 
 
 sequences = st.lists(st.sampled_from(range(len(WORDS))), min_size=1, max_size=60)
@@ -94,33 +94,37 @@ sequences = st.lists(st.sampled_from(range(len(WORDS))), min_size=1, max_size=60
 
 @given(sequences, st.integers(0, 50), st.integers(1, 9), st.integers(1, 6))
 def test_no_target_sees_itself_or_a_later_one(ids: list[int], seed: int, partial: int, spans: int) -> None:
-    found = permute(ids, seed, partial, spans)
-    assert found.positions.size == max(1, len(ids) // partial)
-    assert (np.diff(found.positions) > 0).all()
+    permutation = permute(ids, seed, partial, spans)
+    assert permutation.positions.size == max(1, len(ids) // partial)
+    assert (np.diff(permutation.positions) > 0).all()
     ordinary = np.array(ids) > 2
-    real = ordinary[found.positions]
-    assert real.sum() == min(ordinary.sum(), found.positions.size), "special tokens stand in only for missing ones"
-    assert (found.ids == np.where(real, np.array(ids)[found.positions], IGNORED)).all()
-    ordered = found.ranks > 0
-    assert sorted(found.ranks[ordered]) == list(range(1, ordered.sum() + 1))
-    assert ordered[found.positions].all()
-    sees = visible(found)
+    real = ordinary[permutation.positions]
+    assert real.sum() == min(ordinary.sum(), permutation.positions.size), (
+        "special tokens stand in only for missing ones"
+    )
+    assert (permutation.ids == np.where(real, np.array(ids)[permutation.positions], IGNORED)).all()
+    ordered = permutation.ranks > 0
+    assert sorted(permutation.ranks[ordered]) == list(range(1, ordered.sum() + 1))
+    assert ordered[permutation.positions].all()
+    sees = visible(permutation)
     assert sees[:, ~ordered].all(), "context is seen by all"
-    for row, place in enumerate(found.positions):
+    for row, place in enumerate(permutation.positions):
         assert not sees[row, place]
-        assert not sees[row, found.ranks >= found.ranks[place]].any()
+        assert not sees[row, permutation.ranks >= permutation.ranks[place]].any()
 
 
 @given(sequences, st.integers(0, 50))
 def test_ranks_say_what_the_authors_mask_says(ids: list[int], seed: int) -> None:
-    found = permute(ids, seed)
+    permutation = permute(ids, seed)
     functional = np.isin(ids, (0, 1))
     predicted = np.zeros(len(ids), np.bool_)
-    predicted[found.positions] = True
+    predicted[permutation.positions] = True
     predicted &= ~functional
-    hidden = authors_mask(predicted, functional, np.where(found.ranks > 0, found.ranks, 99).astype(np.int64))
-    content = found.ranks[None, :] > found.ranks[:, None]
-    query = found.ranks[None, :] >= found.ranks[:, None]
+    hidden = authors_mask(
+        predicted, functional, np.where(permutation.ranks > 0, permutation.ranks, 99).astype(np.int64)
+    )
+    content = permutation.ranks[None, :] > permutation.ranks[:, None]
+    query = permutation.ranks[None, :] >= permutation.ranks[:, None]
     # The authors' mask of targets is the query stream's; of the other tokens it is the content stream's. A target's
     # own token is added to what its content row sees.
     own = np.eye(len(ids), dtype=np.bool_)
@@ -227,7 +231,7 @@ def test_even_counts_add_up() -> None:
     assert maker.counts(bounds, even=True).sum() == 100 // 6
 
 
-@pytest.mark.parametrize(("settings", "said"), [({"partial": 0}, "partial 0"), ({"spans": 0}, "spans 0")])
-def test_impossible_settings(settings: dict[str, int], said: str) -> None:
-    with pytest.raises(UserError, match=said):
+@pytest.mark.parametrize(("settings", "message"), [({"partial": 0}, "partial 0"), ({"spans": 0}, "spans 0")])
+def test_impossible_settings(settings: dict[str, int], message: str) -> None:
+    with pytest.raises(UserError, match=message):
         Masking("permutation", **settings)

@@ -42,16 +42,16 @@ def test_every_format_can_be_permuted(format: str, shape: list[list[int]]) -> No
 
 def test_orders_do_not_depend_on_how_the_line_is_divided() -> None:
     store = corpus([[9, 12, 7], [20, 4], [5, 5, 5, 5]] * 8).store
-    found: list[dict[tuple[int, ...], list[int]]] = []
+    orders: list[dict[tuple[int, ...], list[int]]] = []
     for tokens in (64, 256):
         stream = Stream(store, format="doc-sentences", masking=PERMUTED, batch_tokens=tokens, max_length=32)
-        found.append({})
+        orders.append({})
         for batch in stream.one_epoch():
             for ids, ranks in zip(batch.split(batch.ids), batch.split(batch.permutation.ranks), strict=True):
-                found[-1][tuple(ids.tolist())] = ranks.tolist()
-    both = found[0].keys() & found[1].keys()
+                orders[-1][tuple(ids.tolist())] = ranks.tolist()
+    both = orders[0].keys() & orders[1].keys()
     assert len(both) > 20
-    assert all(found[0][ids] == found[1][ids] for ids in both)
+    assert all(orders[0][ids] == orders[1][ids] for ids in both)
 
 
 def test_orders_repeat_for_the_same_seed_and_step_alone() -> None:

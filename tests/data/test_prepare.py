@@ -105,13 +105,13 @@ def test_content_is_that_of_the_text(corpus: Path, tokenizers: dict[str, Path], 
             sentences[1:] = [" " + sentence for sentence in sentences[1:]]
         encodings = tokenizer.backend.encode_batch(sentences, add_special_tokens=False)
         expected.append([encoding.ids for encoding in encodings if encoding.ids])
-    found = []
+    texts = []
     for shard in store.shards:
         for first, last in pairwise(shard.document_starts):
             bounds = pairwise(shard.sentence_starts[first : last + 1])
-            found.append([shard.tokens[start:end].tolist() for start, end in bounds])
-    assert found == [document for document in expected if document]
-    assert store.documents == len(found) == (60 if kind == "wordpiece" else 61)  # BERT drops U+FFFD
+            texts.append([shard.tokens[start:end].tolist() for start, end in bounds])
+    assert texts == [document for document in expected if document]
+    assert store.documents == len(texts) == (60 if kind == "wordpiece" else 61)  # BERT drops U+FFFD
     assert len(store.shards) > 3
     assert store.special == {name: tokenizer.id_of(name) for name in ("cls", "sep", "mask", "pad", "unk")}
     assert store.tokenizer_hash == tokenizer_hash(load(tmp_path / "store" / "tokenizer"))
@@ -294,11 +294,11 @@ def test_a_run_that_settled_nothing_does_not_stand_in_the_way(
     with pytest.raises(Stop):
         run(corpus, tokenizers["wordpiece"], out, advance=stop)
     assert not list(out.glob("tokens-*.bin"))
-    made = run(corpus, tokenizers["unigram"], out)
+    store = run(corpus, tokenizers["unigram"], out)
     assert (out / "tokenizer" / "tokenizer.json").read_bytes() == (
         tokenizers["unigram"] / "tokenizer.json"
     ).read_bytes()
-    assert made.tokens > 0
+    assert store.tokens > 0
 
 
 def test_folders_that_are_not_ours(corpus: Path, tokenizers: dict[str, Path], tmp_path: Path) -> None:
@@ -397,8 +397,8 @@ def test_a_token_that_ends_a_text_separates_documents(tmp_path: Path) -> None:
     backend = Backend(models.WordLevel(vocabulary, unk_token="<|endoftext|>"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
     (tmp_path / "x.txt").write_text("a ship\n\na film\n\na ship a film")
-    made = build_store(Corpus([str(tmp_path / "x.txt")]), Tokenizer(backend), tmp_path / "store")
-    assert made.special["sep"] == 0
-    (batch,) = Stream(made, format="stream", masking="next", batch_tokens=64, max_length=64).one_epoch()
+    store = build_store(Corpus([str(tmp_path / "x.txt")]), Tokenizer(backend), tmp_path / "store")
+    assert store.special["sep"] == 0
+    (batch,) = Stream(store, format="stream", masking="next", batch_tokens=64, max_length=64).one_epoch()
     assert batch.ids.tolist() == [1, 2, 0, 1, 3, 0, 1, 2, 1, 3, 0]
     assert PretrainingLabels.of(batch).predicted[1].tolist() == batch.ids[1:].tolist()

@@ -30,21 +30,21 @@ def call(*words: str | Path) -> str:
 
 
 def test_every_mask_is_shown() -> None:
-    made = corpus([[3, 4], [2, 4], [1, 5]])
+    sample = corpus([[3, 4], [2, 4], [1, 5]])
     console = Console(width=200, record=True, file=StringIO())
-    example = preview_example(made.store, 0, format="segment-pair+sop", masking="token", max_length=16, seed=3)
+    example = preview_example(sample.store, 0, format="segment-pair+sop", masking="token", max_length=16, seed=3)
     print_example(example, console)
     text = console.export_text()
     assert text.startswith("example 0 of 3 · segment-pair+sop · 10 of 16 tokens · ")
     assert "SOP label" in text
     assert "A  [CLS] <" in text
     assert "B  <" in text or "B  [MASK]{<" in text
-    batch = Stream(made.store, format="segment-pair+sop", batch_tokens=64, max_length=16, seed=3).example(0)
+    batch = Stream(sample.store, format="segment-pair+sop", batch_tokens=64, max_length=16, seed=3).example(0)
     for place, target in zip(batch.labels.masked.tolist(), batch.labels.targets.tolist(), strict=True):
         assert f"{{<{target}>}}" in text
         assert f"{place} " in text
     with pytest.raises(UserError, match="example 3: the store has 3"):
-        preview_example(made.store, 3, format="segment-pair+sop", max_length=16)
+        preview_example(sample.store, 3, format="segment-pair+sop", max_length=16)
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram"])
@@ -54,26 +54,26 @@ def test_a_person_can_read_it(kind: str, tmp_path: Path) -> None:
     size = {"wordpiece": "50", "bpe": "280", "unigram": "50"}[kind]
     call("tokenizer", "train", tmp_path / "text.txt", "--kind", kind, "--vocab-size", size, "--out", tmp_path / "t")
     call("prepare", tmp_path / "once.txt", "--tokenizer", tmp_path / "t", "--out", tmp_path / "s", "--workers", "1")
-    said = call("store", "show", tmp_path / "s", "--masking", "none")
-    assert said.startswith("example 0 of 1 · full-sentences · ")
-    text = said.split(" A ")[1]
+    output = call("store", "show", tmp_path / "s", "--masking", "none")
+    assert output.startswith("example 0 of 1 · full-sentences · ")
+    text = output.split(" A ")[1]
     first, second = (document.strip() for document in TEXT.strip().split("\n\n"))
     assert text == f"[CLS] {first} [SEP] {second} [SEP]"
     pair = ["--format", "segment-pair+nsp", "--masking", "word", "--at", "1", "--max-length", "128", "--seed", "1"]
-    said = call("store", "show", tmp_path / "s", *pair, "--epoch", "2")
-    assert "NSP label" in said
-    assert "it must predict" in said
-    assert said == call("store", "show", tmp_path / "s", *pair, "--epoch", "2")
-    assert said != call("store", "show", tmp_path / "s", *pair, "--epoch", "3")
+    output = call("store", "show", tmp_path / "s", *pair, "--epoch", "2")
+    assert "NSP label" in output
+    assert "it must predict" in output
+    assert output == call("store", "show", tmp_path / "s", *pair, "--epoch", "2")
+    assert output != call("store", "show", tmp_path / "s", *pair, "--epoch", "3")
     with pytest.raises(UserError, match="example 9: the store has 1"):
         call("store", "show", tmp_path / "s", "--at", "9")
 
 
 def test_an_order_is_shown_with_what_each_token_may_see() -> None:
-    made = corpus([[3, 4], [2, 4], [1, 5]])
+    sample = corpus([[3, 4], [2, 4], [1, 5]])
     console = Console(width=100, record=True, file=StringIO())
     masking = preview_masking(None, "permutation", partial=4, spans=1)
-    example = preview_example(made.store, 0, format="doc-sentences", masking=masking, max_length=16)
+    example = preview_example(sample.store, 0, format="doc-sentences", masking=masking, max_length=16)
     print_example(example, console)
     ordered = sorted((token for token in example.tokens if token.rank), key=lambda token: token.rank)
     assert len(ordered) == 4, "9 // 4 targets, [CLS] and [SEP]"

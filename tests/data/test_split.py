@@ -17,24 +17,24 @@ from tests.support.quick import example_count
 
 def documents(store: Store) -> list[list[list[int]]]:
     """The tokens of each sentence of each document."""
-    found = []
+    collected = []
     for shard in store.shards:
         sentences = [shard.tokens[a:b].tolist() for a, b in pairwise(shard.sentence_starts.tolist())]
-        found += [sentences[a:b] for a, b in pairwise(shard.document_starts.tolist())]
-    return found
+        collected += [sentences[a:b] for a, b in pairwise(shard.document_starts.tolist())]
+    return collected
 
 
 @example_count(60)
 @given(shape=shapes, shards=st.integers(1, 4), share=st.floats(0.01, 0.6))
 def test_whole_documents_each_in_one_part(shape: list[list[int]], shards: int, share: float) -> None:
-    made = corpus(shape, shards)
+    sample = corpus(shape, shards)
     try:
-        parts = split_held_out(made.store, share)
+        parts = split_held_out(sample.store, share)
     except UserError:
         assume(len(shape) > 4)  # fewer may be too few
         raise
     kept, held = (documents(part) for part in parts)
-    assert sorted(kept + held) == sorted(documents(made.store)), "nothing lost, nothing twice, nothing cut"
+    assert sorted(kept + held) == sorted(documents(sample.store)), "nothing lost, nothing twice, nothing cut"
     assert held
     assert kept
     for part, content in zip(parts, (kept, held), strict=True):
@@ -42,11 +42,11 @@ def test_whole_documents_each_in_one_part(shape: list[list[int]], shards: int, s
         assert part.sentences == sum(map(len, content))
         assert part.tokens == sum(len(sentence) for document in content for sentence in document)
         assert not part.complete
-        assert part.vocab_size == made.store.vocab_size
+        assert part.vocab_size == sample.store.vocab_size
     longest = max(sum(document) for document in shape)
     # Text is held out from some of the shards only; of shards of a document or two that may be too little.
-    few = min(shard.document_starts.size - 1 for shard in made.store.shards) < 3
-    assert few or abs(parts[1].tokens - share * made.store.tokens) <= longest, "off by less than a document"
+    few = min(shard.document_starts.size - 1 for shard in sample.store.shards) < 3
+    assert few or abs(parts[1].tokens - share * sample.store.tokens) <= longest, "off by less than a document"
 
 
 @pytest.mark.parametrize("share", [0.01, 0.05, 0.3])
@@ -68,16 +68,16 @@ def test_the_share_is_right_and_spread(share: float) -> None:
 
 
 def test_batches_never_meet() -> None:
-    made = corpus([[7, 9, 4]] * 60, shards=3)
+    sample = corpus([[7, 9, 4]] * 60, shards=3)
     parts = [
         Stream(part, masking=None, batch_tokens=200, max_length=50, format="segment-pair+nsp")
-        for part in split_held_out(made.store, 0.1)
+        for part in split_held_out(sample.store, 0.1)
     ]
     learned, measured = (
         {token for batch in part.one_epoch() for token in batch.ids.tolist() if token >= FIRST} for part in parts
     )
     assert not learned & measured
-    assert len(learned | measured) > 0.9 * made.store.tokens
+    assert len(learned | measured) > 0.9 * sample.store.tokens
 
 
 def test_what_cannot_be_split() -> None:

@@ -61,12 +61,12 @@ def write(folder: Path, shards: list[Documents], vocab_size: int = 1000) -> None
 
 
 def read(store: Store) -> Documents:
-    found: Documents = []
+    read_documents: Documents = []
     for shard in store.shards:
         for first, last in zip(shard.document_starts[:-1], shard.document_starts[1:], strict=True):
             bounds = shard.sentence_starts[first : last + 1]
-            found.append([shard.tokens[a:b].tolist() for a, b in itertools.pairwise(bounds)])
-    return found
+            read_documents.append([shard.tokens[a:b].tolist() for a, b in itertools.pairwise(bounds)])
+    return read_documents
 
 
 @given(st.lists(st.integers(0, 2**62)))
@@ -208,11 +208,11 @@ def test_any_altered_byte_is_one_line(data: st.DataObject) -> None:
         whole[place] ^= data.draw(st.integers(1, 255))
         before = path.read_bytes()
         path.write_bytes(whole)
-        said = problem(folder)
-        if said is None:  # another blank in the header
+        message = problem(folder)
+        if message is None:  # another blank in the header
             assert path.name == HEADER
             assert json.loads(whole) == json.loads(before)
-        assert said is None or ("\n" not in said and str(folder) in said)
+        assert message is None or ("\n" not in message and str(folder) in message)
 
 
 def problem(folder: Path) -> str | None:

@@ -35,10 +35,10 @@ any_setting = st.fixed_dictionaries(
 )
 
 
-def stream(made, budget: int = 4, **settings) -> Stream:
+def stream(sample, budget: int = 4, **settings) -> Stream:
     """A stream over many small windows, with batches of some full examples."""
     with mock.patch.object(example_index, "CHUNK_TOKENS", 64), mock.patch("bertree.data.stream.GROUP_CHUNKS", 2):
-        return Stream(made.store, batch_tokens=budget * settings["max_length"], **settings)
+        return Stream(sample.store, batch_tokens=budget * settings["max_length"], **settings)
 
 
 @example_count(30)
@@ -50,10 +50,10 @@ def stream(made, budget: int = 4, **settings) -> Stream:
     st.lists(st.integers(0, 60), min_size=1, max_size=6),
 )
 def test_a_step_is_the_same_whatever_was_read_before(shape, setting, budget, shards, steps) -> None:
-    made = corpus(shape, shards)
-    one = stream(made, budget, **setting)
+    sample = corpus(shape, shards)
+    one = stream(sample, budget, **setting)
     before = {step: one[step] for step in sorted(set(steps))}
-    other = stream(made, budget, **setting)
+    other = stream(sample, budget, **setting)
     assert all(same(other[step], before[step]) for step in steps)
     assert all(same(one[step], before[step]) for step in steps)
 
@@ -62,28 +62,28 @@ def test_a_step_is_the_same_whatever_was_read_before(shape, setting, budget, sha
 @example_count(30)
 @given(shapes, any_setting, st.integers(1, 4), st.integers(1, 3))
 def test_an_epoch_reads_every_token_once(shape, setting, budget, epoch) -> None:
-    made = corpus(shape)
+    sample = corpus(shape)
     setting["masking"] = None
-    read = stream(made, budget, **setting)
+    read = stream(sample, budget, **setting)
     ids = torch.cat([batch.ids for batch in read.one_epoch(epoch)])
     assert ids.numel() == read.epoch_tokens
-    assert sorted(ids[ids >= FIRST].tolist()) == list(range(FIRST, FIRST + made.store.tokens))
+    assert sorted(ids[ids >= FIRST].tolist()) == list(range(FIRST, FIRST + sample.store.tokens))
     # Steps go on from epoch to epoch: read up to the end of the third, nothing is missing or twice.
-    total, size, found = 3 * read.epoch_tokens, 0, []
+    total, size, tokens = 3 * read.epoch_tokens, 0, []
     while size < total:
-        found.append(read[len(found)].ids)
-        size += found[-1].numel()
-    three = torch.cat(found)[:total]
+        tokens.append(read[len(tokens)].ids)
+        size += tokens[-1].numel()
+    three = torch.cat(tokens)[:total]
     counts = Counter(three[three >= FIRST].tolist())
-    assert set(counts) == set(range(FIRST, FIRST + made.store.tokens))
+    assert set(counts) == set(range(FIRST, FIRST + sample.store.tokens))
     assert set(counts.values()) == {3}
 
 
 @example_count(30)
 @given(shapes, any_setting, st.integers(1, 8))
 def test_batches_keep_within_their_budget(shape, setting, budget) -> None:
-    made = corpus(shape)
-    read = stream(made, budget, **setting, waste=0.02)
+    sample = corpus(shape)
+    read = stream(sample, budget, **setting, waste=0.02)
     for step in range(12):
         batch = read[step]
         size = batch.ids.numel()
@@ -99,10 +99,10 @@ def test_batches_keep_within_their_budget(shape, setting, budget) -> None:
 @example_count(30)
 @given(shapes, any_setting, st.sampled_from([2, 3, 4]), st.integers(0, 20))
 def test_ranks_read_the_whole_batch_between_them(shape, setting, world, step) -> None:
-    made = corpus(shape)
+    sample = corpus(shape)
     shared = {"shares": world} if setting["fixed"] else {}
-    batch = stream(made, 2 * world, **setting, **shared)[step]
-    parts = [stream(made, 2 * world, **setting, rank=rank, world=world)[step] for rank in range(world)]
+    batch = stream(sample, 2 * world, **setting, **shared)[step]
+    parts = [stream(sample, 2 * world, **setting, rank=rank, world=world)[step] for rank in range(world)]
     assert [s for part in parts for s in sequences(part)] == list(sequences(batch))
     for name in ("positions", "segments", "labels.targets", "labels.pairs"):
         read = attrgetter(name)
@@ -119,9 +119,9 @@ def test_ranks_read_the_whole_batch_between_them(shape, setting, world, step) ->
 
 
 def test_ranks_have_even_parts() -> None:
-    made = corpus([[9, 17, 5] * 20] * 30)
+    sample = corpus([[9, 17, 5] * 20] * 30)
     parts = [
-        Stream(made.store, batch_tokens=6400, max_length=64, rank=rank, world=8)[3].ids.numel() for rank in range(8)
+        Stream(sample.store, batch_tokens=6400, max_length=64, rank=rank, world=8)[3].ids.numel() for rank in range(8)
     ]
     assert max(parts) - min(parts) <= 2 * 64
 
@@ -142,8 +142,8 @@ def test_batches_of_a_few_examples_tear_none(shape, setting, budget) -> None:
 @pytest.mark.parametrize("name", ["full-sentences", "doc-sentences", "segment-pair+nsp", "segment-pair+sop"])
 def test_usual_batches_are_full_and_whole(name: str, examples: int) -> None:
     draw = np.random.default_rng(examples)
-    made = corpus([draw.lognormal(2.9, 0.6, size=30).astype(int).clip(1, 200).tolist() for _ in range(100)])
-    read = Stream(made.store, format=name, masking=None, batch_tokens=examples * 64, max_length=64)
+    sample = corpus([draw.lognormal(2.9, 0.6, size=30).astype(int).clip(1, 200).tolist() for _ in range(100)])
+    read = Stream(sample.store, format=name, masking=None, batch_tokens=examples * 64, max_length=64)
     for step in range(2 * read.steps_per_epoch):
         batch = read[step]
         assert 0.98 * read.batch_tokens - 1 <= batch.ids.numel() <= read.batch_tokens
@@ -151,19 +151,19 @@ def test_usual_batches_are_full_and_whole(name: str, examples: int) -> None:
 
 
 def test_a_batch_of_one_example_of_many() -> None:
-    made = corpus([[9, 17, 5] * 20] * 200)
+    sample = corpus([[9, 17, 5] * 20] * 200)
     for length in (32, 64, 128):
-        read = Stream(made.store, masking=None, batch_tokens=length, max_length=length)
+        read = Stream(sample.store, masking=None, batch_tokens=length, max_length=length)
         assert all(0 < read[step].ids.numel() <= length for step in range(40))
 
 
 def test_large_batches_tear_nothing_and_small_ones_only_at_their_borders() -> None:
-    made = corpus([[9, 17, 5] * 20] * 30)
+    sample = corpus([[9, 17, 5] * 20] * 30)
     common = {"format": "doc-sentences", "masking": None, "max_length": 64}
-    large = Stream(made.store, batch_tokens=6400, **common)
+    large = Stream(sample.store, batch_tokens=6400, **common)
     assert all(s[0] == 2 and s[-1] == 3 for step in range(20) for s in sequences(large[step]))
-    small = Stream(made.store, batch_tokens=640, **common)
-    loose = Stream(made.store, batch_tokens=640, waste=0.2, **common)
+    small = Stream(sample.store, batch_tokens=640, **common)
+    loose = Stream(sample.store, batch_tokens=640, waste=0.2, **common)
     torn = 0
     for step in range(20):
         assert all(s[0] == 2 and s[-1] == 3 for s in sequences(loose[step])), "waste of 2 * max_length: none is torn"
@@ -177,11 +177,11 @@ def test_large_batches_tear_nothing_and_small_ones_only_at_their_borders() -> No
 
 
 def test_torn_pairs_keep_the_question_only_with_some_of_both_segments() -> None:
-    made = corpus([[9, 17, 5] * 20] * 30)
+    sample = corpus([[9, 17, 5] * 20] * 30)
     asked = Counter()
     for step in range(120):
         batch = Stream(
-            made.store, format="segment-pair+sop", masking=None, batch_tokens=640, max_length=64, fixed=True
+            sample.store, format="segment-pair+sop", masking=None, batch_tokens=640, max_length=64, fixed=True
         )[step]
         labels = batch.labels.pairs.tolist()
         for ids, kinds, label in zip(sequences(batch), batch.split(batch.segments), labels, strict=True):
@@ -193,10 +193,10 @@ def test_torn_pairs_keep_the_question_only_with_some_of_both_segments() -> None:
 
 
 def test_order_changes_with_epoch_and_seed() -> None:
-    made = corpus([[9, 17, 5] * 20] * 30)
+    sample = corpus([[9, 17, 5] * 20] * 30)
     orders = [
         torch.cat(
-            [b.ids for b in Stream(made.store, masking=None, batch_tokens=640, max_length=64, seed=s).one_epoch(e)]
+            [b.ids for b in Stream(sample.store, masking=None, batch_tokens=640, max_length=64, seed=s).one_epoch(e)]
         )
         for s, e in ((0, 0), (0, 1), (1, 0))
     ]
@@ -205,11 +205,11 @@ def test_order_changes_with_epoch_and_seed() -> None:
 
 
 def test_threads_read_what_one_reader_reads() -> None:
-    made = corpus([[9, 17, 5] * 20] * 30, shards=3)
-    read = Stream(made.store, batch_tokens=640, max_length=64)
+    sample = corpus([[9, 17, 5] * 20] * 30, shards=3)
+    read = Stream(sample.store, batch_tokens=640, max_length=64)
     alone = [read[step] for step in range(100)]
     with ThreadPoolExecutor(8) as pool:
-        shared = list(pool.map(Stream(made.store, batch_tokens=640, max_length=64).__getitem__, range(100)))
+        shared = list(pool.map(Stream(sample.store, batch_tokens=640, max_length=64).__getitem__, range(100)))
     assert all(map(same, alone, shared))
 
 
@@ -227,9 +227,9 @@ def test_step_one_million_needs_no_step_before_it() -> None:
 
 def test_golden_batch() -> None:
     """The whole path in one batch, checked by hand; a change of any digit is a change of every run."""
-    made = corpus([[3, 2, 1], [2, 4], [1, 5]])  # tokens 5-10, 11-16, 17-22
+    sample = corpus([[3, 2, 1], [2, 4], [1, 5]])  # tokens 5-10, 11-16, 17-22
     settings = {"format": "segment-pair+nsp", "masking": "word", "max_length": 12, "seed": 7}
-    batch = Stream(made.store, batch_tokens=40, waste=0.0, **settings)[1]
+    batch = Stream(sample.store, batch_tokens=40, waste=0.0, **settings)[1]
     assert list(sequences(batch)) == [
         [4, 9, 3, 10, 3],  # the tail of a pair that the batch before began
         [2, 11, 12, 3, 4, 14, 15, 16, 3],
@@ -251,10 +251,10 @@ def test_golden_batch() -> None:
 
 
 def test_the_index_is_cached_and_made_again_where_broken(tmp_path: Path) -> None:
-    made = corpus([[9, 17, 5] * 20] * 30, shards=2)
-    store = replace(made.store, folder=tmp_path)
+    sample = corpus([[9, 17, 5] * 20] * 30, shards=2)
+    store = replace(sample.store, folder=tmp_path)
     settings = {"format": "segment-pair+sop", "batch_tokens": 640, "max_length": 64}
-    expected = Stream(made.store, **settings)[5]
+    expected = Stream(sample.store, **settings)[5]
     assert same(Stream(store, **settings)[5], expected)
     [path] = (tmp_path / "index").iterdir()
     whole = path.read_bytes()
@@ -277,37 +277,37 @@ def test_the_index_is_cached_and_made_again_where_broken(tmp_path: Path) -> None
 
 
 def test_a_store_that_cannot_be_written_to_is_used_all_the_same(tmp_path: Path) -> None:
-    made = corpus([[9, 17, 5]] * 9)
+    sample = corpus([[9, 17, 5]] * 9)
     (tmp_path / "index").write_text("a file where the folder should be")
     assert same(
-        Stream(replace(made.store, folder=tmp_path), batch_tokens=640, max_length=64)[0],
-        Stream(made.store, batch_tokens=640, max_length=64)[0],
+        Stream(replace(sample.store, folder=tmp_path), batch_tokens=640, max_length=64)[0],
+        Stream(sample.store, batch_tokens=640, max_length=64)[0],
     )
 
 
 def test_a_stream_travels_to_another_process(tmp_path: Path) -> None:
-    made = corpus([[9, 17, 5] * 20] * 30)
-    read = Stream(made.store, format="segment-pair+nsp", batch_tokens=640, max_length=64, seed=3, fixed=True)
+    sample = corpus([[9, 17, 5] * 20] * 30)
+    read = Stream(sample.store, format="segment-pair+nsp", batch_tokens=640, max_length=64, seed=3, fixed=True)
     with PROCESSES.Pool(1) as pool:
         assert same(pool.apply(read.__getitem__, (7,)), read[7])
-    (tmp_path / "tokens-00000.bin").write_bytes(made.store.shards[0].tokens.tobytes())
-    moved = replace(made.store, folder=tmp_path)
-    with mock.patch.object(Store, "open", return_value=made.store):
+    (tmp_path / "tokens-00000.bin").write_bytes(sample.store.shards[0].tokens.tobytes())
+    moved = replace(sample.store, folder=tmp_path)
+    with mock.patch.object(Store, "open", return_value=sample.store):
         data = pickle.dumps(Stream(moved, batch_tokens=640, max_length=64))
         assert len(data) < 1000, "a store on disk is not copied"
-        assert same(pickle.loads(data)[3], Stream(made.store, batch_tokens=640, max_length=64)[3])
+        assert same(pickle.loads(data)[3], Stream(sample.store, batch_tokens=640, max_length=64)[3])
 
 
 @example_count(30)
 @given(shapes, any_setting, st.integers(2, 4))
 def test_ranks_evaluate_every_token_once(shape, setting, world) -> None:
-    made = corpus(shape)
-    ranks = [stream(made, 2 * world, **setting, rank=rank, world=world).one_epoch() for rank in range(world)]
+    sample = corpus(shape)
+    ranks = [stream(sample, 2 * world, **setting, rank=rank, world=world).one_epoch() for rank in range(world)]
     ids = [batch.ids for batches in zip(*ranks, strict=True) for batch in batches]
-    assert sum(map(len, ids)) == stream(made, **setting).epoch_tokens
+    assert sum(map(len, ids)) == stream(sample, **setting).epoch_tokens
     if setting["masking"] is None:
-        found = torch.cat(ids)
-        assert sorted(found[found >= FIRST].tolist()) == list(range(FIRST, FIRST + made.store.tokens))
+        tokens = torch.cat(ids)
+        assert sorted(tokens[tokens >= FIRST].tolist()) == list(range(FIRST, FIRST + sample.store.tokens))
 
 
 def test_steps_count_from_zero() -> None:

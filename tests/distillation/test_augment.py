@@ -24,10 +24,10 @@ def numbered(count: int, length: int) -> list[tuple[str, ...]]:
 
 def test_each_word_is_masked_or_replaced_as_often_as_asked() -> None:
     texts = [(" ".join(NOUNS[(7 * text + word) % 36] for word in range(40)) + f" t{text}",) for text in range(300)]
-    made = augment(texts, 10, 0, mask=M, masking=0.15, replacing=0.3, ngram=0.0)
-    assert len(made) == 3000, "with forty words no two are the same"
+    copies = augment(texts, 10, 0, mask=M, masking=0.15, replacing=0.3, ngram=0.0)
+    assert len(copies) == 3000, "with forty words no two are the same"
     masked = changed = total = 0
-    for number, (text,) in enumerate(made):
+    for number, (text,) in enumerate(copies):
         for before, after in zip(texts[number // 10][0].split()[:40], text.split()[:40], strict=True):
             total += 1
             masked += after == M
@@ -39,8 +39,8 @@ def test_each_word_is_masked_or_replaced_as_often_as_asked() -> None:
 
 def test_replacements_are_drawn_by_frequency_within_their_class() -> None:
     texts = [("tokum bought three gulab",), *[("rovet",)] * 30, *[("pimak",)] * 60, *[("lemop sang",)] * 60]
-    made = augment(texts, 2000, 1, mask=M, masking=0.0, replacing=1.0, ngram=0.0)
-    assert made, "something changes"
+    copies = augment(texts, 2000, 1, mask=M, masking=0.0, replacing=1.0, ngram=0.0)
+    assert copies, "something changes"
     vocabulary = augment_module._read(texts, M)[1]
     names = {word: number for number, word in enumerate(vocabulary.written[::2])}
     words = np.full(30_000, names["rovet"])
@@ -57,12 +57,12 @@ def test_a_word_is_replaced_within_its_class() -> None:
         (f"The {noun} was {doing} in a {other}, and {number} of them would not go quickly to Paris.",)
         for noun, doing, other, number in zip(NOUNS, DOING, NOUNS[5:] + NOUNS[:5], range(100, 136), strict=True)
     ]
-    made = augment(texts, 20, 3, mask=M, masking=0.0, replacing=0.5, ngram=0.0)
-    assert len(made) > 600
+    copies = augment(texts, 20, 3, mask=M, masking=0.0, replacing=0.5, ngram=0.0)
+    assert len(copies) > 600
     shapes = {tuple(map(word_class, augment_module._WORD.sub(r" \2", text[0]).split())) for text in texts}
     assert len(shapes) == 1
-    assert {tuple(map(word_class, augment_module._WORD.sub(r" \2", text[0]).split())) for text in made} == shapes
-    seen = {word for (text,) in made for word in text.replace(",", " ,").replace(".", " .").split()}
+    assert {tuple(map(word_class, augment_module._WORD.sub(r" \2", text[0]).split())) for text in copies} == shapes
+    seen = {word for (text,) in copies for word in text.replace(",", " ,").replace(".", " .").split()}
     assert seen <= {word for (text,) in texts for word in text.replace(",", " ,").replace(".", " .").split()}
 
 
@@ -92,10 +92,10 @@ def test_classes(alike: tuple[str, str], other: str) -> None:
 
 def test_pieces_are_one_to_five_words_in_a_row() -> None:
     texts = numbered(2000, 12)
-    made = augment(texts, 4, 0, mask=M, masking=0.0, replacing=0.0, ngram=0.5)
+    copies = augment(texts, 4, 0, mask=M, masking=0.0, replacing=0.0, ngram=0.5)
     whole = {text for (text,) in texts}
     lengths: Counter[int] = Counter()
-    for (piece,) in made:
+    for (piece,) in copies:
         text = piece.split("x")[0][1:]
         assert f" {piece} " in f" {texts[int(text)][0]} "
         assert piece not in whole
@@ -104,7 +104,7 @@ def test_pieces_are_one_to_five_words_in_a_row() -> None:
     # What is no piece is as before, and dropped; so are pieces drawn twice, more of them among the short ones.
     assert 3500 < sum(lengths.values()) < 4000
     assert min(lengths.values()) > 600
-    starts = Counter(piece.split(" ")[0].split("x")[1] for (piece,) in made if piece.count(" ") == 4)
+    starts = Counter(piece.split(" ")[0].split("x")[1] for (piece,) in copies if piece.count(" ") == 4)
     assert set(starts) == {str(start) for start in range(8)}, "anywhere in the text"
     assert max(starts.values()) < 2 * min(starts.values())
 
@@ -112,25 +112,25 @@ def test_pieces_are_one_to_five_words_in_a_row() -> None:
 def test_pairs_are_spoiled_on_one_side_the_other_and_both_in_turn() -> None:
     firsts, seconds = numbered(50, 30), [(text.replace("w", "v"),) for (text,) in numbered(50, 30)]
     pairs = [(one, two) for (one,), (two,) in zip(firsts, seconds, strict=True)]
-    made = augment(pairs, 6, 0, mask=M, masking=0.5, replacing=0.0, ngram=0.0)
-    assert len(made) == 300
-    for number, (one, two) in enumerate(made):
+    copies = augment(pairs, 6, 0, mask=M, masking=0.5, replacing=0.0, ngram=0.0)
+    assert len(copies) == 300
+    for number, (one, two) in enumerate(copies):
         before = pairs[number // 6]
         assert ((one != before[0]), (two != before[1])) == ((True, False), (False, True), (True, True))[number % 3]
-    both = [pair for number, pair in enumerate(made) if number % 3 == 2]
+    both = [pair for number, pair in enumerate(copies) if number % 3 == 2]
     places = [[[word == M for word in text.split()] for text in pair] for pair in both]
     assert all(one != two for one, two in places), "each side has draws of its own"
 
 
 def test_it_is_a_function_of_seed_and_index(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = [(" ".join(NOUNS[(5 * text + word) % 36] for word in range(9)) + f" t{text}",) for text in range(200)]
-    made = augment(texts, 7, 5, mask=M)
-    assert made == augment(texts, 7, 5, mask=M)
-    assert made != augment(texts, 7, 6, mask=M)
+    copies = augment(texts, 7, 5, mask=M)
+    assert copies == augment(texts, 7, 5, mask=M)
+    assert copies != augment(texts, 7, 6, mask=M)
     monkeypatch.setattr(augment_module, "TOGETHER", 100)
-    assert made == augment(texts, 7, 5, mask=M), "however much is done at once"
+    assert copies == augment(texts, 7, 5, mask=M), "however much is done at once"
     fewer = set(augment(texts, 3, 5, mask=M))
-    assert fewer < set(made), "more copies leave the first ones as they were"
+    assert fewer < set(copies), "more copies leave the first ones as they were"
     # Without replacements other texts change nothing: what is made of the first ones stays.
     settings = {"mask": M, "replacing": 0.0}
     alone = augment(texts[:50], 7, 5, **settings)
@@ -139,12 +139,12 @@ def test_it_is_a_function_of_seed_and_index(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_nothing_is_there_twice() -> None:
     texts = [("a  boat\tcame .",), ("a boat came .",), ("boat",), ("boat",), ("a boat", "boat"), ("boat", "a boat")]
-    made = augment(texts, 200, 0, mask=M)
-    assert len(made) == len(set(made))
-    assert not set(made) & set(texts)
-    assert ("a boat came .",) not in made
+    copies = augment(texts, 200, 0, mask=M)
+    assert len(copies) == len(set(copies))
+    assert not set(copies) & set(texts)
+    assert ("a boat came .",) not in copies
     assert augment(texts, 50, 0, mask=M, **NEVER) == []
-    assert {len(item) for item in made} == {1, 2}
+    assert {len(item) for item in copies} == {1, 2}
 
 
 def test_empty_texts_and_single_words() -> None:
@@ -188,6 +188,6 @@ def test_it_is_fast() -> None:
         (" ".join(NOUNS[(11 * text + 3 * word) % 36] for word in range(20)) + f" t{text}",) for text in range(5000)
     ]
     began = time.process_time()
-    made = augment(texts, 20, 0, mask=M)
-    assert len(made) > 80_000
+    copies = augment(texts, 20, 0, mask=M)
+    assert len(copies) > 80_000
     assert time.process_time() - began < 6

@@ -17,13 +17,13 @@ from tests.support.lessons import command_of
 @pytest.mark.parametrize("name", ["classification", "pair", "regression"])
 def test_copies_are_labelled_by_the_teacher(name: str, command: Command, trained: Trained, tmp_path: Path) -> None:
     out, count = tmp_path / "out", 320 if name == "regression" else 240
-    said = command.well(*command_of(trained, name, out, "copies=3", "epochs=0.5"))
-    found = json.loads((out / "metrics.json").read_text())
-    units = found["examples"]["train"]
+    result = command.well(*command_of(trained, name, out, "copies=3", "epochs=0.5"))
+    metrics = json.loads((out / "metrics.json").read_text())
+    units = metrics["examples"]["train"]
     assert 2 * count < units <= 4 * count
     assert len(load_file(out / teacher.SCORES_FILE)["scores"]) == units
-    assert "3 copies of each example" in said.out + said.err
-    assert found["distillation"]["kept"] > 0.8
+    assert "3 copies of each example" in result.out + result.err
+    assert metrics["distillation"]["kept"] > 0.8
     rows = [json.loads(line) for line in (out / "seed-0" / "metrics.jsonl").read_text().splitlines()]
     first = next(row for row in rows if row["kind"] == "train")
     assert first["hard"] > 0
@@ -51,10 +51,10 @@ def test_a_bilstm_learns_from_copies(command: Command, trained: Trained, tmp_pat
     settings = ("kind=mse", "copies=2", "epochs=2", "lr=1e-3")
     command.well(*command_of(trained, "classification", out, *settings, student="bilstm"))
     assert json.loads((out / "metrics.json").read_text())["distillation"]["kept"] > 0.8  # 0.95 to 1 with five seeds
-    made = bertree.load(out / "model")
-    assert made.architecture.body == "bilstm"
-    assert [line["predicted"] for line in made.predict(["the boat is happy", "a gloomy lamp"])] == ["good", "bad"]
-    said = command(*command_of(trained, "classification", tmp_path / "x", student="bilstm", more=("--layers", "1")))
-    assert said.code == 2
-    assert "a bilstm has no layers" in said.err
-    assert len(said.lines) == 1
+    model = bertree.load(out / "model")
+    assert model.architecture.body == "bilstm"
+    assert [line["predicted"] for line in model.predict(["the boat is happy", "a gloomy lamp"])] == ["good", "bad"]
+    result = command(*command_of(trained, "classification", tmp_path / "x", student="bilstm", more=("--layers", "1")))
+    assert result.code == 2
+    assert "a bilstm has no layers" in result.err
+    assert len(result.lines) == 1

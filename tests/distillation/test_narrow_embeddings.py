@@ -30,28 +30,28 @@ def network(seed: int, **axes: Any) -> Network:
 @pytest.fixture
 def teacher() -> Network:
     """A network whose embeddings have a few large directions and many small ones, as trained ones have."""
-    made = network(1)
+    model = network(1)
     draw = torch.Generator().manual_seed(5)
     sizes_h = 0.9 ** torch.arange(48)
     with torch.no_grad():
-        for table, scale in ((made.encoder.embeddings.tokens, 1.0), (made.encoder.embeddings.positions, 0.2)):
+        for table, scale in ((model.encoder.embeddings.tokens, 1.0), (model.encoder.embeddings.positions, 0.2)):
             drawn = torch.randn(table.weight.shape, generator=draw)
             table.weight.copy_(scale * drawn * sizes_h)
-        made.encoder.embeddings.norm.weight.uniform_(0.5, 1.5, generator=draw)
-        made.encoder.embeddings.norm.bias.normal_(generator=draw)
-    return made
+        model.encoder.embeddings.norm.weight.uniform_(0.5, 1.5, generator=draw)
+        model.encoder.embeddings.norm.bias.normal_(generator=draw)
+    return model
 
 
-def inputs(made: Network, ids: Tensor) -> Tensor:
+def inputs(model: Network, ids: Tensor) -> Tensor:
     """Return what the first layer reads of tokens, each in a sequence of its own."""
     with torch.no_grad():
-        return made.encoder.embeddings(Batch.pack([[3, int(token), 4] for token in ids]))[1::3]
+        return model.encoder.embeddings(Batch.pack([[3, int(token), 4] for token in ids]))[1::3]
 
 
 def distance(student: Network, teacher: Network, ids: Tensor) -> float:
     """Return the share of the teacher's variance that the student does not have."""
-    mine, its = inputs(student, ids), inputs(teacher, ids)
-    return float((mine - its).square().sum() / (its - its.mean(0)).square().sum())
+    mine, teacher_inputs = inputs(student, ids), inputs(teacher, ids)
+    return float((mine - teacher_inputs).square().sum() / (teacher_inputs - teacher_inputs.mean(0)).square().sum())
 
 
 @pytest.mark.parametrize("segments", [0, 2])
@@ -64,8 +64,8 @@ def test_the_first_layer_reads_nearly_what_the_teachers_reads(teacher: Network, 
     )
     assert before > 0.9
     assert distance(student, teacher, ids) < 0.1
-    mine, its = inputs(student, ids), inputs(teacher, ids)
-    assert (mine - its).mean(0).abs().max() < 0.1 * its.std()  # least squares leave no offset
+    mine, teacher_inputs = inputs(student, ids), inputs(teacher, ids)
+    assert (mine - teacher_inputs).mean(0).abs().max() < 0.1 * teacher_inputs.std()  # least squares leave no offset
 
 
 def test_the_same_teacher_gives_the_same_student(teacher: Network) -> None:
@@ -121,15 +121,15 @@ def test_the_teacher_is_not_changed(teacher: Network) -> None:
 def test_a_student_with_all_layers_begins_close_to_its_teacher_and_transformers_reads_it(
     teacher: Network, tmp_path: Path
 ) -> None:
-    made = random_model(point(embedding_width=NARROW), {"mask": 0}, seed=2)
-    copied = copy_weights(made.network, teacher, [1, 2])
+    model = random_model(point(embedding_width=NARROW), {"mask": 0}, seed=2)
+    copied = copy_weights(model.network, teacher, [1, 2])
     assert copied.layers == 2
     assert copied.positions
     ids = [5, 6, 7, 8, 9]
     with torch.no_grad():
-        mine, its = made.network.eval()(Batch.pack([ids])), teacher(Batch.pack([ids]))
-    assert torch.cosine_similarity(mine, its).min() > 0.9
-    made.save(tmp_path / "narrow")
+        mine, teacher_states = model.network.eval()(Batch.pack([ids])), teacher(Batch.pack([ids]))
+    assert torch.cosine_similarity(mine, teacher_states).min() > 0.9
+    model.save(tmp_path / "narrow")
     theirs = transformers.AutoModel.from_pretrained(tmp_path / "narrow").eval()
     assert theirs.config.model_type == "albert"
     with torch.no_grad():

@@ -50,8 +50,8 @@ def test_half_of_a_family_of_transformers_is_read_by_transformers(name: str, tmp
     with torch.no_grad():
         expected = theirs(input_ids=torch.tensor([ids])).logits[0]
         batch = Batch.pack([ids])
-        found = student.network.mask_logits(student.network(batch), torch.arange(len(ids)))
-    assert (found - expected).abs().max() < 1e-5
+        output = student.network.mask_logits(student.network(batch), torch.arange(len(ids)))
+    assert (output - expected).abs().max() < 1e-5
 
 
 def test_layers_are_spread_evenly() -> None:
@@ -63,18 +63,18 @@ def test_layers_are_spread_evenly() -> None:
     assert last_layers(12, 4) == [3, 6, 9, 12]
     assert last_layers(2, 4) == [1, 1, 1, 2]
     assert parse_layers("4,2", 4, 2, "layers") == [4, 2]
-    for given, why in (("1,2,3", "give 2 numbers"), ("0,1", "not one of"), ("1,5", "not one of"), ("a,b", "numbers")):
+    for layers, why in (("1,2,3", "give 2 numbers"), ("0,1", "not one of"), ("1,5", "not one of"), ("a,b", "numbers")):
         with pytest.raises(UserError, match=why):
-            parse_layers(given, 4, 2, "layers")
+            parse_layers(layers, 4, 2, "layers")
 
 
 def test_warm_start_takes_the_layers_named() -> None:
     teacher = random_model(point("bert-base", layers=4), {"mask": 0}, seed=1).network
     student = random_model(halve(point("bert-base", layers=4)), {"mask": 0}, seed=2).network
     assert copy_weights(student, teacher, [4, 2])[:3] == (len(student.state_dict()), 2, "")
-    for mine, its in ((0, 3), (1, 1)):
+    for mine, teacher_layer in ((0, 3), (1, 1)):
         for part in ("attention", "ffn"):
-            one, other = getattr(student.encoder.stack, part)[mine], getattr(teacher.encoder.stack, part)[its]
+            one, other = getattr(student.encoder.stack, part)[mine], getattr(teacher.encoder.stack, part)[teacher_layer]
             assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
     assert torch.equal(student.heads["mask"].dense.weight, teacher.heads["mask"].dense.weight)
 
@@ -101,10 +101,10 @@ def test_without_segments_the_first_one_is_not_lost() -> None:
 
 
 def test_positions_are_known_if_they_were_copied_or_are_not_learned() -> None:
-    for axes, known in (({}, True), ({"max_positions": 32}, False)):
+    for axes, expected in (({}, True), ({"max_positions": 32}, False)):
         teacher = random_model(point("bert-base", layers=2), {"mask": 0}, seed=1).network
         student = random_model(point("bert-base", layers=2, **axes), {"mask": 0}, seed=2).network
-        assert copy_weights(student, teacher, [1, 2]).positions is known
+        assert copy_weights(student, teacher, [1, 2]).positions is expected
     rotary = [random_model(point("modernbert-base", layers=n), {"mask": 0}, seed=n).network for n in (4, 2)]
     copied = copy_weights(rotary[1], rotary[0], [1, 4])
     assert (copied.layers, copied.positions) == (2, True)

@@ -24,15 +24,15 @@ from tests.support.shared import suite_has
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many units the teacher was asked about, each time it was asked."""
-    found: list[int] = []
+    questions: list[int] = []
     inner = logits
 
     def ask(network: object, head: str, units: list[object], *more: object) -> object:
-        found.append(len(units))
+        questions.append(len(units))
         return inner(network, head, units, *more)
 
     monkeypatch.setattr(teacher, "logits", ask)
-    return found
+    return questions
 
 
 def figures(out: Path) -> dict[str, object]:
@@ -62,17 +62,17 @@ def test_half_of_the_teacher_learns(
     name: str, settings: tuple[str, ...], command: Command, trained: Trained, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    said = taught(command, trained, name, out, *settings)
-    assert said.code == 0, said.err
-    found = figures(out)
+    result = taught(command, trained, name, out, *settings)
+    assert result.code == 0, result.err
+    scores = figures(out)
     before = figures(trained(name))
-    told = found["distillation"]
-    metric = found["metric"]
+    told = scores["distillation"]
+    metric = scores["metric"]
     assert told["teacher"][metric] == pytest.approx(before[metric], abs=1e-9), "the same dev split, the same task"
-    assert told["student"] == found[metric]
-    assert told["kept"] == pytest.approx(found[metric] / before[metric])
+    assert told["student"] == scores[metric]
+    assert told["kept"] == pytest.approx(scores[metric] / before[metric])
     assert told["kept"] > 0.9
-    assert f"{100 * told['kept']:.1f} % of it kept" in said.out
+    assert f"{100 * told['kept']:.1f} % of it kept" in result.out
     page = (out / "report.html").read_text()
     assert "kept of the teacher" in page
     assert f"{100 * told['kept']:.1f} %" in page
@@ -96,7 +96,7 @@ def test_half_of_the_teacher_learns(
     assert rows[0]["loss"] == pytest.approx(sum(weights[term] * rows[0][term] for term in terms), rel=1e-5)
     assert rows[-1]["soft"] < rows[0]["soft"]
     kept = load_file(out / teacher.SCORES_FILE)["scores"]
-    assert f"({kept.nbytes:,} bytes)" in said.out + said.err
+    assert f"({kept.nbytes:,} bytes)" in result.out + result.err
 
 
 def test_a_run_of_finetune_knows_nothing_of_it(trained: Trained) -> None:
@@ -111,8 +111,8 @@ def test_the_teacher_is_asked_once(command: Command, trained: Trained, tmp_path:
     assert taught(command, trained, "classification", out, *settings).code == 0
     assert sorted(asked) == [60, 240]
     kept = (out / teacher.SCORES_FILE).read_bytes()
-    said = taught(command, trained, "classification", out, *settings, more=("--seeds", 3, "--resume"))
-    assert said.code == 0, said.err
+    result = taught(command, trained, "classification", out, *settings, more=("--seeds", 3, "--resume"))
+    assert result.code == 0, result.err
     assert sorted(asked) == [60, 240]
     assert len(figures(out)["seeds"]) == 3
     assert "kept_mean" in figures(out)["distillation"]
@@ -120,9 +120,9 @@ def test_the_teacher_is_asked_once(command: Command, trained: Trained, tmp_path:
     damaged = bytearray(kept)
     damaged[-3] ^= 1
     (out / teacher.SCORES_FILE).write_bytes(damaged)
-    said = taught(command, trained, "classification", out, *settings, more=("--seeds", 3, "--resume"))
-    assert said.code == 0
-    assert "is damaged; the teacher's scores are computed again" in said.err
+    result = taught(command, trained, "classification", out, *settings, more=("--seeds", 3, "--resume"))
+    assert result.code == 0
+    assert "is damaged; the teacher's scores are computed again" in result.err
     assert len(asked) == 4
     assert (out / teacher.SCORES_FILE).read_bytes() == kept
     assert not list(out.rglob(".*"))
@@ -131,10 +131,10 @@ def test_the_teacher_is_asked_once(command: Command, trained: Trained, tmp_path:
 def test_scores_of_something_else_are_not_taken(tmp_path: Path) -> None:
     rows = [np.ones((2, 3), np.float32), np.zeros((1, 3), np.float32)]
     teacher.write_scores(tmp_path, teacher.TeacherScores(rows, {"accuracy": 0.5}), "this", 3)
-    found = teacher.read_scores(tmp_path, "this", [2, 1], 3)
-    assert found is not None
-    assert [one.tolist() for one in found.rows] == [one.tolist() for one in rows]
-    assert found.figures == {"accuracy": 0.5}
+    scores = teacher.read_scores(tmp_path, "this", [2, 1], 3)
+    assert scores is not None
+    assert [one.tolist() for one in scores.rows] == [one.tolist() for one in rows]
+    assert scores.figures == {"accuracy": 0.5}
     assert teacher.read_scores(tmp_path, "that", [2, 1], 3) is None
     with pytest.warns(BertreeWarning, match="damaged"):
         assert teacher.read_scores(tmp_path, "this", [2, 2], 3) is None
@@ -171,8 +171,8 @@ def turned(source: Path, target: Path) -> Path:
 def test_labels_in_another_order(name: str, command: Command, trained: Trained, tmp_path: Path) -> None:
     other = turned(trained(name) / "model", tmp_path / "turned")
     plain, mapped = tmp_path / "plain", tmp_path / "mapped"
-    given = command_of(trained, name, plain, "epochs=0.3")
-    command.well(*given)
+    words = command_of(trained, name, plain, "epochs=0.3")
+    command.well(*words)
     command.well("distill", other, *command_of(trained, name, mapped, "epochs=0.3")[2:])
     kept = [load_file(out / teacher.SCORES_FILE)["scores"] for out in (plain, mapped)]
     assert np.array_equal(*kept)
@@ -187,22 +187,22 @@ def test_classes_without_names_are_taken_in_order(command: Command, trained: Tra
     contents.labels, contents.task = ["LABEL_0", "LABEL_1"], {}
     folder.write(contents, tmp_path / "nameless")
     data = write(tmp_path / "all.csv", feelings(100, 2))
-    given = ("--task", "classification", "--data", data, *FAST, "epochs=1")
-    command.well("distill", tmp_path / "nameless", "--out", tmp_path / "out", *given)
-    found = figures(tmp_path / "out")
-    assert found["distillation"]["teacher"]["accuracy"] > 0.95
-    assert found["examples"] == {"train": 90, "dev": 10}
+    arguments = ("--task", "classification", "--data", data, *FAST, "epochs=1")
+    command.well("distill", tmp_path / "nameless", "--out", tmp_path / "out", *arguments)
+    scores = figures(tmp_path / "out")
+    assert scores["distillation"]["teacher"]["accuracy"] > 0.95
+    assert scores["examples"] == {"train": 90, "dev": 10}
     assert bertree.load(tmp_path / "out" / "model").labels == ["bad", "good"]
 
 
 def test_teacher_and_student_side_by_side(command: Command, trained: Trained, tmp_path: Path) -> None:
-    given = command_of(trained, "classification", tmp_path / "out", "epochs=0.2")
-    said = command.well(*given, "--seconds", "0.3")
-    found = json.loads((tmp_path / "out" / "comparison.json").read_text())
-    assert [model["name"] for model in found["models"]] == ["teacher", "student"]
-    assert found["models"][0]["encoder"] == 2 * found["models"][1]["encoder"]
-    assert found["scores"]["accuracy"][1] == figures(tmp_path / "out")["accuracy"]
-    assert "ms" in said.out
+    words = command_of(trained, "classification", tmp_path / "out", "epochs=0.2")
+    result = command.well(*words, "--seconds", "0.3")
+    comparison = json.loads((tmp_path / "out" / "comparison.json").read_text())
+    assert [model["name"] for model in comparison["models"]] == ["teacher", "student"]
+    assert comparison["models"][0]["encoder"] == 2 * comparison["models"][1]["encoder"]
+    assert comparison["scores"]["accuracy"][1] == figures(tmp_path / "out")["accuracy"]
+    assert "ms" in result.out
     assert "Teacher and student" in (tmp_path / "out" / "report.html").read_text()
 
 
@@ -210,19 +210,19 @@ def test_some_of_the_teachers_labels_are_enough(command: Command, trained: Train
     """Those who happen to have examples of one class only still get a student that knows both."""
     write(tmp_path / "data" / "train.csv", [row for row in feelings(120) if row["label"] == "good"])
     write(tmp_path / "data" / "dev.csv", feelings(30, 1))
-    given = ("--task", "classification", "--data", tmp_path / "data", *FAST, "epochs=1")
-    said = command.well(
-        "distill", turned(trained("classification") / "model", tmp_path / "t"), "--out", tmp_path / "out", *given
+    arguments = ("--task", "classification", "--data", tmp_path / "data", *FAST, "epochs=1")
+    result = command.well(
+        "distill", turned(trained("classification") / "model", tmp_path / "t"), "--out", tmp_path / "out", *arguments
     )
     assert bertree.load(tmp_path / "out" / "model").labels == ["good", "bad"], "the teacher's order"
-    assert "label" not in said.err
+    assert "label" not in result.err
 
 
 def test_a_teacher_of_another_task_is_told(command: Command, trained: Trained, tmp_path: Path) -> None:
     trained("squad2")
-    given = command_of(trained, "squad", tmp_path / "out", "epochs=0.1")
-    given[1] = trained("squad2") / "model"
-    assert "was fine-tuned for squad2, not for squad" in command.well(*given).err
+    words = command_of(trained, "squad", tmp_path / "out", "epochs=0.1")
+    words[1] = trained("squad2") / "model"
+    assert "was fine-tuned for squad2, not for squad" in command.well(*words).err
 
 
 @pytest.fixture(scope="module")
@@ -251,28 +251,30 @@ def test_a_preset_reads_with_its_teachers_tokenizer(command: Command, trained: T
     for seed in (0, 1):
         out = tmp_path / str(seed)
         settings = ("epochs=0.1", "lr=1e-9", f"seed={seed}")
-        said = taught(command, trained, "classification", out, *settings, student="bert-tiny")
-        assert said.code == 1, "nothing can be learned at this rate"
-        made = bertree.load(out / "model")
-        assert made.tokenizer.size == trained.words.size
-        assert made.architecture.width == 128
-        weights.append(made.network.encoder.embeddings.tokens.weight)
+        result = taught(command, trained, "classification", out, *settings, student="bert-tiny")
+        assert result.code == 1, "nothing can be learned at this rate"
+        model = bertree.load(out / "model")
+        assert model.tokenizer.size == trained.words.size
+        assert model.architecture.width == 128
+        weights.append(model.network.encoder.embeddings.tokens.weight)
     assert not torch.allclose(*weights, atol=1e-3)
 
 
 def test_layers_that_are_asked_for(command: Command, trained: Trained, tmp_path: Path) -> None:
     """With rate next to nothing the student still is what it began with: the layer that was named."""
-    found = []
+    matches = []
     before = bertree.load(trained("ner") / "model").network.state_dict()
     for layer in (1, 2):
         out = tmp_path / str(layer)
         command.well(*command_of(trained, "ner", out, "epochs=0.1", "lr=1e-9", more=("--layers", str(layer))))
         state = bertree.load(out / "model").network.state_dict()
         name = next(name for name in state if "ffn" in name and name.endswith("weight"))
-        its = [tensor for key, tensor in before.items() if "ffn" in key and tensor.shape == state[name].shape]
-        found.append([torch.allclose(state[name], tensor, atol=1e-5) for tensor in its].index(True))
+        teacher_tensors = [
+            tensor for key, tensor in before.items() if "ffn" in key and tensor.shape == state[name].shape
+        ]
+        matches.append([torch.allclose(state[name], tensor, atol=1e-5) for tensor in teacher_tensors].index(True))
         assert torch.allclose(state["heads.token.out.weight"], before["heads.token.out.weight"], atol=1e-5)
-    assert found[0] != found[1]
+    assert matches[0] != matches[1]
 
 
 def few(folder_: Path, labelled: int) -> tuple[Path, Path]:
@@ -291,28 +293,28 @@ def test_a_teacher_makes_up_for_labels(command: Command, trained: Trained, tmp_p
     whole, part = few(tmp_path, 6)
     start = model(tmp_path / "start", trained.words, layers=1)
     teacher_ = trained("classification") / "model"
-    given = ("--task", "classification", *FAST[2:], "patience=0")
+    arguments = ("--task", "classification", *FAST[2:], "patience=0")
     taught_, plain = tmp_path / "taught", tmp_path / "plain"
     command.well(
-        "distill", teacher_, *FAST[:2], "--data", whole, "--student", start, "--out", taught_, *given, "epochs=4"
+        "distill", teacher_, *FAST[:2], "--data", whole, "--student", start, "--out", taught_, *arguments, "epochs=4"
     )
-    command.well("finetune", start, "--data", part, "--out", plain, *given, "epochs=60")
+    command.well("finetune", start, "--data", part, "--out", plain, *arguments, "epochs=60")
     steps = [losses(out)[-1]["step"] for out in (taught_, plain)]
     assert steps == [60, 60]
     scores_ = [figures(out)["accuracy"] for out in (taught_, plain)]
     assert scores_[0] > 0.95
     assert scores_[0] > scores_[1] + 0.1
-    known = {word for row in feelings(240)[:6] for word in str(row["text"]).split()} & {*GOOD, *BAD}
-    assert len(known) < 8, "or there would be nothing to make up for"
+    seen_words = {word for row in feelings(240)[:6] for word in str(row["text"]).split()} & {*GOOD, *BAD}
+    assert len(seen_words) < 8, "or there would be nothing to make up for"
 
 
 def test_no_label_at_all(command: Command, trained: Trained, tmp_path: Path) -> None:
     whole, _ = few(tmp_path, 0)
-    said = command.well(
+    result = command.well(
         "distill", trained("classification") / "model", "--task", "classification", "--data", whole,
         "--out", tmp_path / "out", *FAST, "epochs=4",
     )  # fmt: skip
-    assert "no training example has a label" in said.out + said.err
+    assert "no training example has a label" in result.out + result.err
     assert figures(tmp_path / "out")["accuracy"] > 0.9
     assert losses(tmp_path / "out")[0]["hard"] == 0
 
@@ -323,7 +325,7 @@ def apart(one: Path, other: Path, data: Path) -> float:
     task = models[0].find_task()
     units, _ = task.units(task.read([data]), models[0].required_tokenizer, 64)
     total = 0.0
-    for rows in zip(*(logits(made.network, task.head, units) for made in models), strict=True):
+    for rows in zip(*(logits(draw.network, task.head, units) for draw in models), strict=True):
         shares = [np.exp(x - x.max(0)) / np.exp(x - x.max(0)).sum(0) for x in rows]
         total += float((shares[0] * np.log(shares[0] / shares[1])).sum()) / 2
     return total / len(units)
@@ -333,16 +335,16 @@ def test_the_second_step_on_squad(command: Command, trained: Trained, tmp_path: 
     """DistilBERT's: a student that is a model of its own, taught while it is fine-tuned. After the same steps it is
     nearer to its teacher than one that was told the answers alone, and answers as well."""
     start = model(tmp_path / "start", trained.words, layers=1)
-    found = {}
+    scores = {}
     for alpha in (0.0, 0.5, 1.0):
         out = tmp_path / str(alpha)
-        said = taught(command, trained, "squad", out, "epochs=2", "patience=0", f"alpha={alpha}", student=start)
-        assert said.code == 0, said.err
+        result = taught(command, trained, "squad", out, "epochs=2", "patience=0", f"alpha={alpha}", student=start)
+        assert result.code == 0, result.err
         assert figures(out)["distillation"]["kept"] > 0.9
         data = trained.root / "squad" / "data" / "dev-v1.1.json"
-        found[alpha] = apart(trained("squad") / "model", out / "model", data)
-    assert found[0.0] < found[0.5] < found[1.0]
-    assert found[0.0] < 0.85 * found[1.0]
+        scores[alpha] = apart(trained("squad") / "model", out / "model", data)
+    assert scores[0.0] < scores[0.5] < scores[1.0]
+    assert scores[0.0] < 0.85 * scores[1.0]
 
 
 REFUSED: dict[str, tuple[str, dict[str, object], str]] = {
@@ -378,13 +380,13 @@ def test_refusals_are_one_line(case: str, command: Command, trained: Trained, st
         trained("regression")
     student = changes.get("student", "half")
     student, settings = places.get(str(student), student), changes.get("settings", ())
-    given = command_of(trained, name, tmp_path / "out", *settings, student=student, more=changes.get("more", ()))
+    words = command_of(trained, name, tmp_path / "out", *settings, student=student, more=changes.get("more", ()))
     if "teacher" in changes:
-        given[1] = places.get(str(changes["teacher"]), changes["teacher"])
-    said = command(*given)
-    assert said.code != 0
-    assert len([line for line in said.lines if "note: " not in line]) == 1, said.err
-    assert expected in said.err
+        words[1] = places.get(str(changes["teacher"]), changes["teacher"])
+    result = command(*words)
+    assert result.code != 0
+    assert len([line for line in result.lines if "note: " not in line]) == 1, result.err
+    assert expected in result.err
     assert not (tmp_path / "out").exists()
 
 
@@ -392,21 +394,21 @@ def test_a_label_the_teacher_does_not_know(command: Command, trained: Trained, t
     rows = [row | {"label": "neither"} if number < 20 else row for number, row in enumerate(feelings(60))]
     write(tmp_path / "data" / "train.csv", rows)
     write(tmp_path / "data" / "dev.csv", feelings(20, 1))
-    said = command(
+    result = command(
         "distill", trained("classification") / "model", "--task", "classification", "--data", tmp_path / "data",
         "--out", tmp_path / "out", *FAST,
     )  # fmt: skip
-    assert said.code == 2
-    assert len(said.lines) == 1
-    assert "does not know the label 'neither' of the training examples, only bad, good; fine-tune it" in said.err
+    assert result.code == 2
+    assert len(result.lines) == 1
+    assert "does not know the label 'neither' of the training examples, only bad, good; fine-tune it" in result.err
 
 
 def test_windows_longer_than_the_teacher_reads(command: Command, trained: Trained, tmp_path: Path) -> None:
     long = model(tmp_path / "long", trained.words, layers=1, max_positions=128)
-    said = taught(command, trained, "squad", tmp_path / "out", "max_length=100", student=long)
-    assert said.code == 2
-    assert "max_length 100: the teacher has only 64 positions" in said.err
-    assert "set max_length=64" in said.err
-    said = taught(command, trained, "squad", tmp_path / "out", "epochs=0.2", student=long)
-    assert said.code == 0, said.err
+    result = taught(command, trained, "squad", tmp_path / "out", "max_length=100", student=long)
+    assert result.code == 2
+    assert "max_length 100: the teacher has only 64 positions" in result.err
+    assert "set max_length=64" in result.err
+    result = taught(command, trained, "squad", tmp_path / "out", "epochs=0.2", student=long)
+    assert result.code == 0, result.err
     assert tomllib.loads((tmp_path / "out" / "seed-0" / "recipe.toml").read_text())["train"]["max_length"] == 64

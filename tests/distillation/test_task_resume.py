@@ -21,7 +21,7 @@ def arguments(trained: Trained, out: Path) -> list[str]:
 @pytest.fixture(scope="module")
 def whole(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("whole")
-    assert runs.finish(*arguments(trained, place / "out"), said=place / "said") == 0, (place / "said").read_text()
+    assert runs.finish(*arguments(trained, place / "out"), log=place / "said") == 0, (place / "said").read_text()
     return place / "out"
 
 
@@ -39,19 +39,19 @@ def same(one: Path, other: Path) -> None:
 
 
 def test_killed_and_gone_on_with(whole: Path, trained: Trained, tmp_path: Path) -> None:
-    out, said = tmp_path / "out", tmp_path / "said"
-    given = arguments(trained, out)
-    runs.kill(*given, "--resume", said=said, after=(3, 9), moments=random.Random(0), fault="pause:0")
-    assert runs.finish(*given, "--resume", said=said, fault="pause:0") == 0, said.read_text()
+    out, log = tmp_path / "out", tmp_path / "said"
+    values = arguments(trained, out)
+    runs.kill(*values, "--resume", log=log, after=(3, 9), moments=random.Random(0), fault="pause:0")
+    assert runs.finish(*values, "--resume", log=log, fault="pause:0") == 0, log.read_text()
     same(out, whole)
 
 
 def test_stopped_and_gone_on_with(whole: Path, trained: Trained, tmp_path: Path) -> None:
-    out, said = tmp_path / "out", tmp_path / "said"
-    given = arguments(trained, out)
-    assert runs.finish(*given, said=said, fault=f"signal:{signal.SIGINT}:12:5") == 130, said.read_text()
+    out, log = tmp_path / "out", tmp_path / "said"
+    values = arguments(trained, out)
+    assert runs.finish(*values, log=log, fault=f"signal:{signal.SIGINT}:12:5") == 130, log.read_text()
     assert 12 <= newest(out) < 30
-    assert runs.finish(*given, "alpha=0.9", "--resume", said=said) == 2
-    assert "was started with other data or settings" in said.read_text()
-    assert runs.finish(*given, "--resume", said=said) == 0, said.read_text()
+    assert runs.finish(*values, "alpha=0.9", "--resume", log=log) == 2
+    assert "was started with other data or settings" in log.read_text()
+    assert runs.finish(*values, "--resume", log=log) == 0, log.read_text()
     same(out, whole)

@@ -121,12 +121,12 @@ def untaught(teacher: Path, stories: Path, tmp_path_factory: pytest.TempPathFact
 def test_a_teacher_helps_and_so_does_a_warm_start(
     teacher: Path, stories: Path, untaught: float, tmp_path: Path
 ) -> None:
-    found = {}
+    losses_of = {}
     for name, changes in {"whole": [], "random": ["distill.start=random"]}.items():
         assert distill_tiny(teacher, stories, [*SHORT, *changes], tmp_path / name)
-        found[name] = learned(tmp_path / name)
-    assert found["whole"] < untaught - 0.02, "the same start, the same steps: the teacher helps"
-    assert found["whole"] < found["random"] - 1.0, "and so do its layers"
+        losses_of[name] = learned(tmp_path / name)
+    assert losses_of["whole"] < untaught - 0.02, "the same start, the same steps: the teacher helps"
+    assert losses_of["whole"] < losses_of["random"] - 1.0, "and so do its layers"
 
 
 TERMS_ALONE = [("ce", 20), ("cos", 20), ("hidden", 20), ("relation", 40)]
@@ -135,10 +135,10 @@ TERMS_ALONE = [("ce", 20), ("cos", 20), ("hidden", 20), ("relation", 40)]
 @pytest.mark.parametrize(("term", "steps"), suite_has(TERMS_ALONE[2:], TERMS_ALONE))
 def test_every_term_alone_is_learned(term: str, steps: int, teacher: Path, stories: Path, tmp_path: Path) -> None:
     weights = dict.fromkeys(("ce", "cos", "hidden", "relation"), 0.0) | {term: 1.0}
-    given = [f"distill.{name}={weight}" for name, weight in weights.items()]
+    words = [f"distill.{name}={weight}" for name, weight in weights.items()]
     narrow = ["model.preset=bert-tiny", "model.width=16", "model.heads=2", "model.layers=2"]
     shape = [*narrow, "distill.relation_heads=4", "objective.mlm=0", *QUICK, f"phases.0.steps={steps}"]
-    assert distill_tiny(teacher, stories, [*given, *shape], tmp_path / "out")
+    assert distill_tiny(teacher, stories, [*words, *shape], tmp_path / "out")
     lines = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
     losses = [line[term] for line in lines if line["kind"] == "train"]
     assert sum(losses[-5:]) < 0.97 * sum(losses[:5])
@@ -150,9 +150,9 @@ def test_every_term_alone_is_learned(term: str, steps: int, teacher: Path, stori
 
 def test_a_student_with_shared_layers(teacher: Path, stories: Path, tmp_path: Path) -> None:
     # A width of 36 is divided by no number of heads the teacher has: relations take fewer.
-    given = ["model.preset=albert-base", "model.width=36", "model.heads=2", "model.layers=3", "phases.0.steps=3"]
-    given += ["model.embedding_width=16", "distill.hidden=1", "distill.relation=1", "distill.match=1,2,4", *QUICK]
-    assert distill_tiny(teacher, stories, given, tmp_path / "out")
+    settings = ["model.preset=albert-base", "model.width=36", "model.heads=2", "model.layers=3", "phases.0.steps=3"]
+    settings += ["model.embedding_width=16", "distill.hidden=1", "distill.relation=1", "distill.match=1,2,4", *QUICK]
+    assert distill_tiny(teacher, stories, settings, tmp_path / "out")
     assert axes_of(bertree.load(tmp_path / "out" / "model")).sharing == "all"
 
 
@@ -163,17 +163,17 @@ def test_half_needs_no_recipe_and_hugging_face_reads_it(stories: Path, tmp_path:
         TEACHER.replace("steps = 150", "steps = 5").replace("[data]", 'residual = "post-norm"\n[data]')
     )
     assert pretrain(tmp_path / "teacher.toml", store=stories, out=tmp_path / "t", warmup=1).complete
-    said = command.well(
+    result = command.well(
         *("distill", tmp_path / "t" / "model", "--store", stories, "--out", tmp_path / "out", "--seconds", "0.5"),
         *("--epochs", "0.4", "--layers", "2,4", *[change for change in QUICK if "phases" not in change]),
     )
-    assert "layers 2, 4" in said.out
-    assert "ce 5, mlm 2, cos 1" in said.out
+    assert "layers 2, 4" in result.out
+    assert "ce 5, mlm 2, cos 1" in result.out
     theirs = AutoModelForMaskedLM.from_pretrained(tmp_path / "out" / "model")
     assert type(theirs).__name__ == "DistilBertForMaskedLM"
-    found = json.loads((tmp_path / "out" / "comparison.json").read_text())
-    assert [model["name"] for model in found["models"]] == ["teacher", "student"]
-    assert found["models"][0]["encoder"] == 2 * found["models"][1]["encoder"]
+    comparison = json.loads((tmp_path / "out" / "comparison.json").read_text())
+    assert [model["name"] for model in comparison["models"]] == ["teacher", "student"]
+    assert comparison["models"][0]["encoder"] == 2 * comparison["models"][1]["encoder"]
     assert "Teacher and student" in (tmp_path / "out" / "report.html").read_text()
     recipe = read_toml(tmp_path / "out" / "recipe.toml")
     assert recipe["phases"][0]["max_length"] == 32, "no longer than the teacher reads"
@@ -183,9 +183,9 @@ def test_half_needs_no_recipe_and_hugging_face_reads_it(stories: Path, tmp_path:
 def test_the_run_is_sized_by_the_text_and_by_what_is_told(teacher: Path, stories: Path) -> None:
     def phase(*overrides: str, epochs: float = 0.0, student: str = "half") -> tuple[int, int, int, int]:
         recipe = text_recipe.find_recipe(student, {"data.store": str(stories)}, overrides)
-        made = text_recipe.set_sizes(recipe, student, epochs, Store.open(stories), 32)
-        only = made.phases[0]
-        return only.steps, only.batch_tokens, only.max_length, made.schedule.warmup
+        sized = text_recipe.set_sizes(recipe, student, epochs, Store.open(stories), 32)
+        only = sized.phases[0]
+        return only.steps, only.batch_tokens, only.max_length, sized.schedule.warmup
 
     tokens = Store.open(stories).tokens
     usual = math.ceil(3 * tokens / 4096)
@@ -223,7 +223,7 @@ def test_pieces_of_a_batch_add_up(teacher: Path) -> None:
         )
         sequences = [[5, 6, 7, 8], [9, 10, 11], [12, 13, 14, 15, 16]]
         masked, targets = [[1, 3], [], [0]], [[30, 31], [], [32]]
-        found = []
+        gradients = []
         for cut in ([[0, 1, 2]], [[0], [1, 2]]):
             learner.zero_grad()
             counts: dict[str, int] = dict.fromkeys(TERMS, 0)
@@ -233,11 +233,11 @@ def test_pieces_of_a_batch_add_up(teacher: Path) -> None:
             for batch in batches:
                 losses = objective(learner, batch).losses
                 torch.stack([loss.sum / counts[name] for name, loss in losses.items()]).sum().backward()
-            found.append([p.grad.clone() for p in learner.parameters() if p.grad is not None])
+            gradients.append([p.grad.clone() for p in learner.parameters() if p.grad is not None])
             assert all(p.grad is None for p in model.network.parameters()), "the teacher does not learn"
         assert counts["mlm"] == 3
         assert counts["ce"] == (12 if everywhere else 3)
-        for one, other in zip(*found, strict=True):
+        for one, other in zip(*gradients, strict=True):
             assert torch.allclose(one, other, atol=1e-5)
 
 
@@ -263,7 +263,7 @@ def test_without_a_teacher_it_is_pretraining(teacher: Path) -> None:
 
 
 def test_killed_and_resumed(teacher: Path, stories: Path, tmp_path: Path) -> None:
-    given = ("distill", str(teacher), "--student", "distilbert-tiny", "--store", str(stories), "--seconds", "0")
+    arguments = ("distill", str(teacher), "--student", "distilbert-tiny", "--store", str(stories), "--seconds", "0")
     quick = (
         *QUICK,
         "run.save_every=1",
@@ -273,27 +273,27 @@ def test_killed_and_resumed(teacher: Path, stories: Path, tmp_path: Path) -> Non
         "model.dropout=0.1",
     )
     quick += ("schedule.warmup=3", "model.width=16", "model.embedding_width=16", "run.micro_tokens=256")
-    assert runs.finish(*given, *quick, "--out", str(tmp_path / "whole")) == 0
-    out, said = tmp_path / "out", tmp_path / "said"
-    given += (*quick, "--out", str(out), "--resume")
-    runs.kill(*given, said=said, after=(1, 3), moments=random.Random(6))
-    assert runs.finish(*given, said=said) == 0, said.read_text()
+    assert runs.finish(*arguments, *quick, "--out", str(tmp_path / "whole")) == 0
+    out, log = tmp_path / "out", tmp_path / "said"
+    arguments += (*quick, "--out", str(out), "--resume")
+    runs.kill(*arguments, log=log, after=(1, 3), moments=random.Random(6))
+    assert runs.finish(*arguments, log=log) == 0, log.read_text()
     assert runs.results(out) == runs.results(tmp_path / "whole")
 
 
 @pytest.mark.proof  # tests/pretraining/test_time_budget.py kills runs of minutes, by the same job
 def test_a_killed_run_of_minutes_ends_as_one_of_as_many_steps(teacher: Path, stories: Path, tmp_path: Path) -> None:
-    said, out, again = tmp_path / "said", tmp_path / "out", tmp_path / "again"
-    given = ("distill", str(teacher), "--student", "distilbert-tiny", "--store", str(stories), "--seconds", "0")
-    given += (*QUICK, "model.width=16", "model.embedding_width=16", "run.eval_every=9999", "run.save_every=9999")
-    command = (*given, "run.minutes=0.05", "--out", str(out), "--resume")
+    log, out, again = tmp_path / "said", tmp_path / "out", tmp_path / "again"
+    arguments = ("distill", str(teacher), "--student", "distilbert-tiny", "--store", str(stories), "--seconds", "0")
+    arguments += (*QUICK, "model.width=16", "model.embedding_width=16", "run.eval_every=9999", "run.save_every=9999")
+    command = (*arguments, "run.minutes=0.05", "--out", str(out), "--resume")
     fault = "measure:0.2:0.2,half the tensors:2"
-    assert runs.finish(*command, "run.save_every=1", said=said, fault=fault) == 9, said.read_text()
-    assert runs.finish(*command, said=said) == 0, said.read_text()
+    assert runs.finish(*command, "run.save_every=1", log=log, fault=fault) == 9, log.read_text()
+    assert runs.finish(*command, log=log) == 0, log.read_text()
     kept = recipes.load(str(out / "recipe.toml"))
     assert kept.phases[0].steps == 15, "three seconds of steps that take 0.2 seconds each"
     numbers = (f"phases.0.steps={kept.phases[0].steps}", f"schedule.warmup={kept.schedule.warmup}")
-    assert runs.finish(*given, *numbers, "--out", str(again), said=said) == 0, said.read_text()
+    assert runs.finish(*arguments, *numbers, "--out", str(again), log=log) == 0, log.read_text()
     assert runs.results(out) == runs.results(again)
 
 
@@ -385,14 +385,14 @@ def test_mistakes(command: Command, teacher: Path, stories: Path, tmp_path: Path
             "nothing would",
         ),
     ]
-    for given, why in mistakes:
-        said = command("distill", given[0], "--store", store, "--out", out, *given[1:])
-        assert said.code == 2, given
-        assert why in said.err, (why, said.err)
-        assert said.err.count("\n") == 1, said.err
-        assert not (tmp_path / "out").exists(), given
-    for given in ([str(teacher)], [str(teacher), "--store", store, "--task", "sst-2"]):
-        said = command("distill", *given)
-        assert (said.code, "--store" in said.err) == (2, True)
-    said = command("pretrain", "distilbert", "--store", store, "--out", out)
-    assert (said.code, "give it to bertree distill, as its student" in said.err) == (2, True)
+    for words, why in mistakes:
+        result = command("distill", words[0], "--store", store, "--out", out, *words[1:])
+        assert result.code == 2, words
+        assert why in result.err, (why, result.err)
+        assert result.err.count("\n") == 1, result.err
+        assert not (tmp_path / "out").exists(), words
+    for words in ([str(teacher)], [str(teacher), "--store", store, "--task", "sst-2"]):
+        result = command("distill", *words)
+        assert (result.code, "--store" in result.err) == (2, True)
+    result = command("pretrain", "distilbert", "--store", store, "--out", out)
+    assert (result.code, "give it to bertree distill, as its student" in result.err) == (2, True)

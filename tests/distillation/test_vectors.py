@@ -45,12 +45,12 @@ def encoder(texts: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("encoder")
     tokenizer_training.save(tokenizer_training.train(lambda: texts, "wordpiece", 150), folder / "tokenizer")
     a = preset("bert-tiny").architecture.with_values({"vocab_size": 150, "width": 64, "heads": 2, "dropout": 0.0})
-    made = random_model(a, {}, seed=3)
-    made.tokenizer = bertree.load("bert-tiny", tokenizer=folder / "tokenizer").tokenizer
+    model = random_model(a, {}, seed=3)
+    model.tokenizer = bertree.load("bert-tiny", tokenizer=folder / "tokenizer").tokenizer
     with torch.no_grad():  # embeddings that differ much from each other, so that vectors do
-        made.network.encoder.embeddings.tokens.weight.normal_(std=1.0, generator=torch.Generator().manual_seed(5))
-    made.vector = PoolingConfig(normalize=True)
-    made.save(folder / "model")
+        model.network.encoder.embeddings.tokens.weight.normal_(std=1.0, generator=torch.Generator().manual_seed(5))
+    model.vector = PoolingConfig(normalize=True)
+    model.save(folder / "model")
     return folder / "model"
 
 
@@ -122,11 +122,11 @@ def test_the_teacher_reads_the_text_without_masks(encoder: Path) -> None:
         labels=PretrainingLabels(masked, torch.tensor([20, 30, IGNORED])),
     )
     assert torch.equal(without_masks(batch).ids, plain.ids)
-    found = objective(add_projections(student, 16, 64, {"vector": 1.0}, 0), batch).losses["vector"].sum
+    loss = objective(add_projections(student, 16, 64, {"vector": 1.0}, 0), batch).losses["vector"].sum
     with torch.no_grad():
         wanted = teacher.network.vectors(teacher.network(plain), plain)
-        made = student.vectors(student(batch), batch)
-    assert float(found.detach()) == pytest.approx(float((1 - torch.cosine_similarity(made, wanted)).sum()), abs=1e-5)
+        vectors = student.vectors(student(batch), batch)
+    assert float(loss.detach()) == pytest.approx(float((1 - torch.cosine_similarity(vectors, wanted)).sum()), abs=1e-5)
     assert objective.counts(batch) == {"vector": 2}
 
 

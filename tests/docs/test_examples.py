@@ -70,13 +70,13 @@ OPTIONAL = {"mteb"}
 
 def short_settings(verb: str, words: str) -> dict[str, Any]:
     """The settings that make a run short. `words` are all of the example."""
-    found = dict(SETTINGS.get(verb, {}))
+    settings = dict(SETTINGS.get(verb, {}))
     if verb == "embeddings train" and "pairs.jsonl" in words:
-        found["examples"] = 24
+        settings["examples"] = 24
     large = LARGE & set(re.findall(r"[\w.-]+", words)) and "model.start" not in words
     if large and verb in ("pretrain", "distill --store"):
-        found |= SMALL_MODEL
-    return found | {name: value for name, value in SMALLER.items() if f"{name}=" in words or f"'{name}'" in words}
+        settings |= SMALL_MODEL
+    return settings | {name: value for name, value in SMALLER.items() if f"{name}=" in words or f"'{name}'" in words}
 
 
 def as_toml(value: Any) -> str:
@@ -134,10 +134,10 @@ def shorten_calls(monkeypatch: pytest.MonkeyPatch) -> None:
 def registries() -> Iterator[None]:
     """What an example registers is known to that example only."""
     terms = (pretraining.TERMS, pretraining.WEIGHTS, pretraining.LABELS)
-    known: tuple[dict[str, Any], ...] = (presets.PRESETS, embedding_losses.LOSSES, registry.TASKS, *terms)
-    before = [dict(names) for names in known]
+    tables: tuple[dict[str, Any], ...] = (presets.PRESETS, embedding_losses.LOSSES, registry.TASKS, *terms)
+    before = [dict(names) for names in tables]
     yield
-    for names, old in zip(known, before, strict=True):
+    for names, old in zip(tables, before, strict=True):
         names.clear()
         names.update(old)
 
@@ -150,19 +150,19 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
 @pytest.fixture
 def servers() -> Iterator[list[asking.Asker]]:
     """The servers that an example has started."""
-    found: list[asking.Asker] = []
-    yield found
-    for server in found:
+    started: list[asking.Asker] = []
+    yield started
+    for server in started:
         server.stop()
 
 
-def run_python(block: CodeBlock, page: Path, known: dict[str, object]) -> None:
+def run_python(block: CodeBlock, page: Path, variables: dict[str, object]) -> None:
     names = set(re.findall(r"^(?:import|from) ([\w, ]+)", block.text, re.MULTILINE))
     needed = {word.strip() for line in names for word in line.split(",")} & OPTIONAL
     if any(importlib.util.find_spec(name) is None for name in needed):
         return
     code = "\n" * (block.line - 1) + block.text
-    exec(compile(code, str(page), "exec"), known)
+    exec(compile(code, str(page), "exec"), variables)
 
 
 def run_console(block: CodeBlock, command: Command, library: Library, folder: Path, servers: list[asking.Asker]) -> str:
@@ -183,9 +183,9 @@ def run_console(block: CodeBlock, command: Command, library: Library, folder: Pa
             assert words[0] in OTHER_PROGRAMS, words
             continue
         library.provide(documentation.files_of_command(words[2:]), folder)
-        said = command.well(*shortened(words[1:]))
-        assert said.out or said.err, words
-        printed = said.out
+        result = command.well(*shortened(words[1:]))
+        assert result.out or result.err, words
+        printed = result.out
     return printed
 
 
@@ -200,7 +200,7 @@ def test_examples_run(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     shorten_calls(monkeypatch)
-    known: dict[str, object] = {"__name__": "example"}
+    variables: dict[str, object] = {"__name__": "example"}
     printed = ""
     if page.parent.name == "tutorials":  # which train and serve the bundled model
         shutil.copytree(library.path("my-small-bert"), tmp_path / "default")
@@ -209,7 +209,7 @@ def test_examples_run(
             printed = run_console(block, command, library, tmp_path, servers)
         elif block.language == "python":
             library.provide(documentation.files_of_python(block.text), tmp_path)
-            run_python(block, page, known)
+            run_python(block, page, variables)
         elif block.language == "json":
             shown = json.loads(block.text)
             for value in documentation.as_json(printed):
@@ -228,19 +228,19 @@ def test_examples_of_docstrings_run(
     examples = doctest.DocTestParser().get_examples(inspect.getdoc(getattr(bertree, name)) or "")
     monkeypatch.chdir(tmp_path)
     shorten_calls(monkeypatch)
-    known: dict[str, object] = {"bertree": bertree, name: getattr(bertree, name)}
+    variables: dict[str, object] = {"bertree": bertree, name: getattr(bertree, name)}
     for example in examples:
         library.provide(documentation.files_of_python(example.source), tmp_path)
-        exec(example.source, known)
+        exec(example.source, variables)
 
 
 def command_named(words: list[str]) -> Any:
     """The command of a line, or of its verb alone."""
-    found: Any = make_tree(app)
-    while hasattr(found, "commands") and words and not words[0].startswith("-"):
-        assert words[0] in found.commands, f"bertree {' '.join(words)}: no such verb"
-        found, words = found.commands[words[0]], words[1:]
-    return found
+    node: Any = make_tree(app)
+    while hasattr(node, "commands") and words and not words[0].startswith("-"):
+        assert words[0] in node.commands, f"bertree {' '.join(words)}: no such verb"
+        node, words = node.commands[words[0]], words[1:]
+    return node
 
 
 def options_of(command: Any) -> set[str]:
@@ -249,22 +249,22 @@ def options_of(command: Any) -> set[str]:
 
 def mentioned() -> list[list[str]]:
     """Commands in the prose of the pages and in the help texts."""
-    found = [words for page in PAGES for words in documentation.inline_commands(page)]
+    commands = [words for page in PAGES for words in documentation.inline_commands(page)]
     for path in sorted((ROOT / "src" / "bertree" / "cli").glob("*.py")):
         for example in re.findall(r"\[dim\](.*?)\[/dim\]", path.read_text(), re.DOTALL):
             lines = [line.partition("bertree ")[2] for line in example.splitlines() if "bertree " in line]
-            found += [shlex.split(line.replace("\\\\[", "[")) for line in lines]
-    return found
+            commands += [shlex.split(line.replace("\\\\[", "[")) for line in lines]
+    return commands
 
 
 def test_commands_that_are_mentioned_exist() -> None:
     lines = [words for words in mentioned() if words[0] not in ("VERB", "...")]
     assert len(lines) > 50
     for words in lines:
-        known = options_of(command_named(words))
+        options = options_of(command_named(words))
         for word in words:
             if re.match(r"--?[a-z]", word):
-                assert word.partition("=")[0] in known, f"bertree {' '.join(words)}: {word}"
+                assert word.partition("=")[0] in options, f"bertree {' '.join(words)}: {word}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

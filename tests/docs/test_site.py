@@ -23,17 +23,17 @@ def test_a_page_begins_with_a_sentence(page: Path) -> None:
 
 
 def test_links_lead_to_places_of_the_site() -> None:
-    known = build.places()
+    places = build.places()
     page = ROOT / "docs" / "studies.md"
     text = "[data.md](data.md#masking) [a](../README.md) [b](../studies/albert-sop/table.md) [c](https://x.org)"
-    assert build.with_site_links(text, page, "studies.md", known) == (
+    assert build.with_site_links(text, page, "studies.md", places) == (
         "[From text to batches](data.md#masking) [a](index.md) [b](studies/albert-sop.md) [c](https://x.org)"
     )
-    back = build.with_site_links("[a](../../docs/data.md)", ROOT / "studies/albert-sop/x.md", "studies/x.md", known)
+    back = build.with_site_links("[a](../../docs/data.md)", ROOT / "studies/albert-sop/x.md", "studies/x.md", places)
     assert back == "[a](../data.md)"
-    assert build.with_site_links("```\n[a](b.md)\n```", page, "studies.md", known) == "```\n[a](b.md)\n```"
+    assert build.with_site_links("```\n[a](b.md)\n```", page, "studies.md", places) == "```\n[a](b.md)\n```"
     with pytest.raises(build.SiteError, match="Makefile is not in the site"):
-        build.with_site_links("[a](../Makefile)", page, "studies.md", known)
+        build.with_site_links("[a](../Makefile)", page, "studies.md", places)
 
 
 def test_what_a_page_loads_from_outside_is_found(tmp_path: Path) -> None:

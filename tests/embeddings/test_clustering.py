@@ -29,11 +29,11 @@ def same(labels: np.ndarray, which: np.ndarray) -> bool:
 @pytest.mark.parametrize("seed", range(5))
 def test_k_means_finds_what_is_there(seed: int) -> None:
     vectors, which = blobs([40, 25, 10, 5, 60], seed=seed)
-    found = k_means(vectors, 5, seed)
-    assert same(found.labels, which)
-    assert [len(cluster.rows) for cluster in found.clusters] == [60, 40, 25, 10, 5]
-    for number, cluster in enumerate(found.clusters):
-        assert (found.labels[cluster.rows] == number).all()
+    clusters = k_means(vectors, 5, seed)
+    assert same(clusters.labels, which)
+    assert [len(cluster.rows) for cluster in clusters.clusters] == [60, 40, 25, 10, 5]
+    for number, cluster in enumerate(clusters.clusters):
+        assert (clusters.labels[cluster.rows] == number).all()
         assert cluster.central == cluster.rows[0]
         inside = vectors[cluster.rows] / np.linalg.norm(vectors[cluster.rows], axis=1, keepdims=True)
         centre = inside.mean(0) / np.linalg.norm(inside.mean(0))
@@ -46,8 +46,8 @@ def test_k_means_is_the_same_for_one_seed_and_no_worse_than_one_run() -> None:
     one, other = k_means(vectors, 12, 7), k_means(vectors, 12, 7)
     assert np.array_equal(one.labels, other.labels)
 
-    def worth(found: clustering.Clusters) -> float:
-        return sum(cluster.mean * len(cluster.rows) for cluster in found.clusters)
+    def worth(clusters: clustering.Clusters) -> float:
+        return sum(cluster.mean * len(cluster.rows) for cluster in clusters.clusters)
 
     assert worth(one) >= worth(k_means(vectors, 12, 7, restarts=1)) - 1e-6
 
@@ -55,10 +55,10 @@ def test_k_means_is_the_same_for_one_seed_and_no_worse_than_one_run() -> None:
 def test_every_cluster_has_a_row_even_among_copies() -> None:
     vectors = np.ones((6, 3), np.float32)
     vectors[5] = (1, -1, 0)
-    found = k_means(vectors, 4, 0)
-    assert len(found.clusters) == 4
-    assert all(cluster.rows for cluster in found.clusters)
-    assert sorted(row for cluster in found.clusters for row in cluster.rows) == list(range(6))
+    clusters = k_means(vectors, 4, 0)
+    assert len(clusters.clusters) == 4
+    assert all(cluster.rows for cluster in clusters.clusters)
+    assert sorted(row for cluster in clusters.clusters for row in cluster.rows) == list(range(6))
     assert len(k_means(vectors, 6, 0).clusters) == 6
 
 
@@ -73,11 +73,11 @@ def test_communities_find_what_is_there_and_leave_the_rest(monkeypatch: pytest.M
     monkeypatch.setattr(clustering, "ROWS", rows)
     monkeypatch.setattr(clustering, "COLUMNS", 8 * rows)
     vectors, which = blobs([30, 12, 3, 1, 1, 1])
-    found = communities(vectors, 0.75)
+    clusters = communities(vectors, 0.75)
     small = np.isin(which, (3, 4, 5))
-    assert (found.labels[small] == clustering.ALONE).all()
-    assert same(found.labels[~small], which[~small])
-    assert [len(cluster.rows) for cluster in found.clusters] == [30, 12, 3]
+    assert (clusters.labels[small] == clustering.ALONE).all()
+    assert same(clusters.labels[~small], which[~small])
+    assert [len(cluster.rows) for cluster in clusters.clusters] == [30, 12, 3]
     assert len(communities(vectors, 0.75, min_size=4).clusters) == 2
 
 
@@ -85,12 +85,12 @@ def test_the_rows_of_a_community_are_near_one_of_them() -> None:
     draw = np.random.default_rng(0)
     vectors = draw.standard_normal((400, 6)).astype(np.float32)
     units = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-    found = communities(vectors, 0.8)
-    assert len(found.clusters) > 5
-    for cluster in found.clusters:
+    clusters = communities(vectors, 0.8)
+    assert len(clusters.clusters) > 5
+    for cluster in clusters.clusters:
         inside = units[cluster.rows] @ units[cluster.rows].T
         assert (inside >= 0.8 - 1e-6).all(1).any()
-    alone = np.flatnonzero(found.labels == clustering.ALONE)
+    alone = np.flatnonzero(clusters.labels == clustering.ALONE)
     left = units[alone] @ units[alone].T
     np.fill_diagonal(left, -1)
     assert (left < 0.8).all(), "two rows that are near each other were both left alone"

@@ -54,32 +54,32 @@ def test_more_alike_is_more_for_every_measure() -> None:
 def test_the_three_ways_to_sum_up_parts() -> None:
     pairs = PairSet("set", (part("a", [1, 2, 3, 4, 5]), part("b", [5, 1, 4])))
     sides = [(vectors(5, 1), vectors(5, 2)), (vectors(3, 3), vectors(3, 4))]
-    found = correlation.score_set(pairs, sides)
-    each = [found.parts[name]["spearman"]["dot"] for name in ("a", "b")]
-    assert found.mean is not None
-    assert found.weighted is not None
-    assert found.mean["spearman"]["dot"] == pytest.approx(sum(each) / 2)
-    assert found.weighted["spearman"]["dot"] == pytest.approx((5 * each[0] + 3 * each[1]) / 8)
+    scores = correlation.score_set(pairs, sides)
+    each = [scores.parts[name]["spearman"]["dot"] for name in ("a", "b")]
+    assert scores.mean is not None
+    assert scores.weighted is not None
+    assert scores.mean["spearman"]["dot"] == pytest.approx(sum(each) / 2)
+    assert scores.weighted["spearman"]["dot"] == pytest.approx((5 * each[0] + 3 * each[1]) / 8)
     dots = np.concatenate([(a.astype(float) * b).sum(1) for a, b in sides])
     gold = [1, 2, 3, 4, 5, 5, 1, 4]
-    assert found.overall["spearman"]["dot"] == pytest.approx(100 * spearmanr(gold, dots).statistic)
-    assert [name for name, _ in found.rows] == ["all", "mean", "weighted mean", "a", "b"]
+    assert scores.overall["spearman"]["dot"] == pytest.approx(100 * spearmanr(gold, dots).statistic)
+    assert [name for name, _ in scores.rows] == ["all", "mean", "weighted mean", "a", "b"]
 
 
 def test_one_part_has_one_figure() -> None:
-    found = correlation.score_set(PairSet("set", (part("a", [1, 2, 3]),)), [(vectors(3, 1), vectors(3, 2))])
-    assert [name for name, _ in found.rows] == ["all"]
+    scores = correlation.score_set(PairSet("set", (part("a", [1, 2, 3]),)), [(vectors(3, 1), vectors(3, 2))])
+    assert [name for name, _ in scores.rows] == ["all"]
 
 
 def test_where_all_is_the_same_there_is_no_correlation_and_that_is_said() -> None:
     pairs = PairSet("set", (part("a", [1, 2, 3]), part("b", [2, 2, 2])))
     same = np.ones((3, 7), np.float32)
-    found = correlation.score_set(pairs, [(same, same), (vectors(3, 1), vectors(3, 2))])
-    assert found.parts["a"]["spearman"]["cosine"] is None
-    assert found.mean is not None
-    assert found.mean["pearson"]["dot"] is None
-    assert found.overall["spearman"]["cosine"] is not None
-    lines = correlation.undefined(pairs, found)
+    scores = correlation.score_set(pairs, [(same, same), (vectors(3, 1), vectors(3, 2))])
+    assert scores.parts["a"]["spearman"]["cosine"] is None
+    assert scores.mean is not None
+    assert scores.mean["pearson"]["dot"] is None
+    assert scores.overall["spearman"]["cosine"] is not None
+    lines = correlation.undefined(pairs, scores)
     assert any("set, a: cosine, dot, euclidean, manhattan is the same" in line for line in lines)
     assert any("set, b: gold is the same" in line for line in lines)
 
@@ -96,12 +96,12 @@ def test_one_pair_is_too_few() -> None:
 
 def test_the_page_says_what_came_out() -> None:
     pairs = PairSet("my set", (part("p", [float(n % 6) for n in range(60)]),))
-    found = correlation.score_set(pairs, [(vectors(60, 1), vectors(60, 2))])
-    value = found.overall["spearman"]["cosine"]
-    page = Page(evaluation_page("run", [pairs], [EncoderScores("an encoder", 7, (found,), value)]))
+    scores = correlation.score_set(pairs, [(vectors(60, 1), vectors(60, 2))])
+    value = scores.overall["spearman"]["cosine"]
+    page = Page(evaluation_page("run", [pairs], [EncoderScores("an encoder", 7, (scores,), value)]))
     assert page.seen.count("circle") == 60
     assert f"Sentence similarity: {value:.2f} on my set" in page.text
-    low, high = found.intervals["spearman"]
+    low, high = scores.intervals["spearman"]
     assert low < value < high
     assert page.row("an encoder") == ["7", f"{value:.2f}{low:.1f} to {high:.1f}"]
     assert page.titles() == ["an encoder"]

@@ -34,17 +34,17 @@ def test_the_best_pairs_of_all(classifier: Path, file: Path, tmp_path: Path, com
     assert 0 < len(expected) < len(every)
 
     arguments = ("pairs", "--cross", classifier, file, "--label", "good", "--min-similarity", "0.6", "--device", "cpu")
-    said = command.well(*arguments, "--json")
-    pairs = said.json["pairs"]
+    result = command.well(*arguments, "--json")
+    pairs = result.json["pairs"]
     assert [pair["score"] for pair in pairs] == pytest.approx(expected, abs=1e-5)
     for pair in pairs:
         first, second = pair["rows"]
         assert pair["texts"] == [TEXTS[first - 1], TEXTS[second - 1]]
         assert pair["score"] == pytest.approx(scores[first, second], abs=1e-5)
-    assert said.json["duplicates"] == [{"rows": [1, 16], "text": TEXTS[0]}]
+    assert result.json["duplicates"] == [{"rows": [1, 16], "text": TEXTS[0]}]
     out = tmp_path / "pairs.csv"
-    said = command.well(*arguments, "-k", "3", "--out", out)
-    assert "91 pairs, about" in said.err
+    result = command.well(*arguments, "-k", "3", "--out", out)
+    assert "91 pairs, about" in result.err
     assert [float(row["score"]) for row in csv.DictReader(out.open())] == [pair["score"] for pair in pairs[:3]]
 
 
@@ -67,6 +67,6 @@ def test_what_is_refused(
         "--label: is the positive class of a cross-encoder": (classifier, file, "--label", "good"),
     }
     for message, arguments in refusals.items():
-        said = command("pairs", *arguments, "--device", "cpu")
-        assert said.code == 2, message
-        assert message in said.err
+        result = command("pairs", *arguments, "--device", "cpu")
+        assert result.code == 2, message
+        assert message in result.err

@@ -20,10 +20,10 @@ def test_points_are_the_two_principal_components() -> None:
     vectors = draw.standard_normal((50, 6)).astype(np.float32) * [9, 1, 4, 1, 1, 1]
     left, sizes, _ = np.linalg.svd(vectors - vectors.mean(0), full_matrices=False)
     wanted = left[:, :2] * sizes[:2]
-    found = project(vectors)
-    np.testing.assert_allclose(np.abs(found), np.abs(wanted), atol=1e-4)
-    np.testing.assert_allclose(found @ found.T, wanted @ wanted.T, atol=1e-2)
-    np.testing.assert_array_equal(found, project(vectors))
+    points = project(vectors)
+    np.testing.assert_allclose(np.abs(points), np.abs(wanted), atol=1e-4)
+    np.testing.assert_allclose(points @ points.T, wanted @ wanted.T, atol=1e-2)
+    np.testing.assert_array_equal(points, project(vectors))
     for few in (0, 1, 2):
         assert project(vectors[:few]).shape == (few, 2)
     assert project(vectors[:, :1]).shape == (50, 2)
@@ -31,14 +31,14 @@ def test_points_are_the_two_principal_components() -> None:
 
 def test_a_map_has_every_passage_with_its_cluster(tmp_path: Path) -> None:
     index = Index.build(Words(), TOPICS, tmp_path / "index")
-    found = map_index(index, clusters=2)
-    assert [passage.document for passage in found.passages] == ["a", "b", "c", "d"]
-    assert (found.total, found.clusters, found.points.shape) == (4, 2, (4, 2))
-    assert found.labels.tolist() == [0, 1, 0, 1]
+    points = map_index(index, clusters=2)
+    assert [passage.document for passage in points.passages] == ["a", "b", "c", "d"]
+    assert (points.total, points.clusters, points.points.shape) == (4, 2, (4, 2))
+    assert points.labels.tolist() == [0, 1, 0, 1]
     index.remove(["b"])
     after = map_index(index)
     assert [passage.document for passage in after.passages] == ["a", "c", "d"]
-    assert after.generation > found.generation
+    assert after.generation > points.generation
 
 
 def test_a_sample_is_spread_evenly_over_the_index(tmp_path: Path) -> None:
@@ -58,5 +58,5 @@ def test_a_sample_is_spread_evenly_over_the_index(tmp_path: Path) -> None:
 def test_an_empty_index_has_an_empty_map(tmp_path: Path) -> None:
     index = Index.build(Words(), SHIPS, tmp_path / "index")
     index.remove(list("abcd"))
-    found = map_index(index)
-    assert (len(found.passages), found.points.shape, found.clusters, found.total) == (0, (0, 2), 0, 0)
+    points = map_index(index)
+    assert (len(points.passages), points.points.shape, points.clusters, points.total) == (0, (0, 2), 0, 0)

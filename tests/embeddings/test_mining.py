@@ -32,21 +32,21 @@ def test_pairs_equal_those_of_the_whole_matrix(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(mining, "ROWS", 16)
     monkeypatch.setattr(mining, "COLUMNS", 32)
     vectors = drawn(150)
-    found = closest_pairs(vectors, k, min_similarity)
+    pairs = closest_pairs(vectors, k, min_similarity)
     # As a set, because float32 may order two pairs otherwise that differ in the eighth digit.
-    assert {(pair.first, pair.second) for pair in found} == set(expected(vectors, k, min_similarity))
-    values = [pair.cosine for pair in found]
+    assert {(pair.first, pair.second) for pair in pairs} == set(expected(vectors, k, min_similarity))
+    values = [pair.cosine for pair in pairs]
     assert values == sorted(values, reverse=True)
     every = cosines(vectors)
-    assert np.allclose(values, [every[p.first, p.second] for p in found], atol=1e-5)
+    assert np.allclose(values, [every[p.first, p.second] for p in pairs], atol=1e-5)
 
 
 @pytest.mark.slow
 def test_blocks_as_they_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     vectors = drawn(3000, width=8)
     seen: list[int] = []
-    found = closest_pairs(vectors, 50, 0.0, seen.append)
-    assert [(pair.first, pair.second) for pair in found] == expected(vectors, 50, 0.0)
+    pairs = closest_pairs(vectors, 50, 0.0, seen.append)
+    assert [(pair.first, pair.second) for pair in pairs] == expected(vectors, 50, 0.0)
     assert sum(seen) == 3000
 
 
@@ -60,12 +60,12 @@ def test_near_copies_everywhere_stay_within_bounds(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(mining._Best, "add", add)
     vectors = 1 + 0.01 * drawn(3000)  # every pair is above the min_similarity cosine
-    found = closest_pairs(vectors, 20, 0.7)
-    assert len(found) == 20
+    pairs = closest_pairs(vectors, 20, 0.7)
+    assert len(pairs) == 20
     assert max(kept) <= 20 + 4096
     every = cosines(vectors)
     best = np.sort(every[np.triu_indices(3000, 1)])[::-1][:20]
-    assert np.allclose([pair.cosine for pair in found], best, atol=1e-6)
+    assert np.allclose([pair.cosine for pair in pairs], best, atol=1e-6)
 
 
 def test_a_row_of_zeros_is_like_nothing() -> None:
@@ -80,17 +80,17 @@ def test_the_nearest_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
     queries, among = drawn(11, 1), drawn(50, 2)
     every = cosines(queries, among)
     for k in (1, 5, 60):
-        found = list(nearest(queries, among, k))
-        assert len(found) == 11
-        for row, matches in enumerate(found):
+        hits = list(nearest(queries, among, k))
+        assert len(hits) == 11
+        for row, matches in enumerate(hits):
             assert [place for place, _ in matches] == np.argsort(-every[row])[:k].tolist()
             assert np.allclose([value for _, value in matches], np.sort(every[row])[::-1][:k], atol=1e-6)
 
 
 def test_texts_that_are_the_same() -> None:
-    found = find_distinct(["a", "b", " a ", "", "b", "a", " "])
-    assert found.first.tolist() == [0, 1]
-    assert found.groups == [[0, 2, 5], [1, 4]]
+    distinct = find_distinct(["a", "b", " a ", "", "b", "a", " "])
+    assert distinct.first.tolist() == [0, 1]
+    assert distinct.groups == [[0, 2, 5], [1, 4]]
 
 
 def test_copies_have_a_cosine_of_one() -> None:

@@ -25,17 +25,17 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", KINDS)
 def test_killed_at_random_moments(name: str, place: Path, tmp_path: Path) -> None:
-    said, whole, out = tmp_path / "said", tmp_path / "whole", tmp_path / "out"
+    log, whole, out = tmp_path / "said", tmp_path / "whole", tmp_path / "out"
 
-    def given(folder: Path) -> list[str]:
+    def command_for(folder: Path) -> list[str]:
         fixed = ("--data", place / "nli", "--dev", place / "sts" / "dev.parquet", "--out", folder)
         return list(map(str, ["embeddings", "train", place / "start", *fixed, *KINDS[name], *SETTINGS]))
 
-    assert runs.finish(*given(whole), said=said) == 0, said.read_text()
+    assert runs.finish(*command_for(whole), log=log) == 0, log.read_text()
     moments = random.Random(name)
     after = [moments.randint(1, 6) for _ in range(2)]
-    runs.kill(*given(out), "--resume", said=said, after=after, moments=moments, fault="pause:0")
-    assert runs.finish(*given(out), "--resume", said=said, fault="pause:0") == 0, said.read_text()
+    runs.kill(*command_for(out), "--resume", log=log, after=after, moments=moments, fault="pause:0")
+    assert runs.finish(*command_for(out), "--resume", log=log, fault="pause:0") == 0, log.read_text()
     runs.assert_same_run(out, whole)
-    assert runs.finish(*given(out)[:-1], "--resume", "evaluations=3", said=said) == 2
-    assert "with other settings or data" in said.read_text()
+    assert runs.finish(*command_for(out)[:-1], "--resume", "evaluations=3", log=log) == 2
+    assert "with other settings or data" in log.read_text()

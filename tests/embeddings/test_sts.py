@@ -46,9 +46,9 @@ def sick(path: Path) -> Path:
 
 def test_parts_are_read_and_blank_scores_left_out(tmp_path: Path) -> None:
     folder = parts(tmp_path / "STS16-en-test", news="4.5\n\n1\n", forum="\n0\n3.333\n")
-    (found,) = find([folder])
-    assert (found.name, found.pairs, found.skipped) == ("STS16", 4, 2)
-    forum, news = found.parts
+    (sets,) = find([folder])
+    assert (sets.name, sets.pairs, sets.skipped) == ("STS16", 4, 2)
+    forum, news = sets.parts
     assert (forum.name, news.name) == ("forum", "news")
     assert news.first == ("a boat is on the lake", "he reads")
     assert news.second == ("the boat floats", "he is reading a book")
@@ -58,8 +58,8 @@ def test_parts_are_read_and_blank_scores_left_out(tmp_path: Path) -> None:
 
 def test_a_last_blank_score_may_lack_its_line(tmp_path: Path) -> None:
     folder = parts(tmp_path / "STS16", news="4\n\n")
-    (found,) = find([folder])
-    assert (found.pairs, found.skipped) == (1, 2)
+    (sets,) = find([folder])
+    assert (sets.pairs, sets.skipped) == (1, 2)
 
 
 def test_scores_that_do_not_belong_to_the_texts(tmp_path: Path) -> None:
@@ -71,9 +71,9 @@ def test_scores_that_do_not_belong_to_the_texts(tmp_path: Path) -> None:
 def test_all_pairs_once_more_and_scores_without_texts(tmp_path: Path) -> None:
     folder = parts(tmp_path / "STS12-en-test", news="4\n2\n1\n", ALL="4\n2\n1\n")
     (folder / "STS.gs.SMT.txt").write_text("1\n")
-    (found,) = find([folder])
-    assert [part.name for part in found.parts] == ["news"]
-    assert any("SMT" in line for line in found.notes)
+    (sets,) = find([folder])
+    assert [part.name for part in sets.parts] == ["news"]
+    assert any("SMT" in line for line in sets.notes)
 
 
 def test_the_benchmark_in_three_layouts(tmp_path: Path) -> None:
@@ -83,11 +83,11 @@ def test_the_benchmark_in_three_layouts(tmp_path: Path) -> None:
     glue(tmp_path / "STS-B" / "test.tsv", None)
     (tmp_path / "CoLA").mkdir()
     (tmp_path / "CoLA" / "dev.tsv").write_text("gj04\t1\t\tThe cat sat.\n")
-    found = {one.name: one for one in find([tmp_path])}
-    assert set(found) == {"STS-B dev", "STS-B test"}
-    assert found["STS-B test"].parts[0].first[0] == 'a "half quoted one 0'
-    assert found["STS-B test"].parts[0].gold.tolist() == [5.0, 0.2, 3.0]
-    assert "no gold for test, so dev" in found["STS-B dev"].notes[0]
+    sets = {one.name: one for one in find([tmp_path])}
+    assert set(sets) == {"STS-B dev", "STS-B test"}
+    assert sets["STS-B test"].parts[0].first[0] == 'a "half quoted one 0'
+    assert sets["STS-B test"].parts[0].gold.tolist() == [5.0, 0.2, 3.0]
+    assert "no gold for test, so dev" in sets["STS-B dev"].notes[0]
     assert [one.name for one in find([tmp_path / "STSBenchmark"], split="all")] == ["STS-B test", "STS-B dev"]
 
 
@@ -99,16 +99,16 @@ def test_sets_of_one_name_are_told_apart(tmp_path: Path) -> None:
 
 def test_sick_in_one_file_and_in_several(tmp_path: Path) -> None:
     sick(tmp_path / "SICK" / "SICK.txt")
-    (found,) = find([tmp_path])
-    assert (found.name, found.pairs) == ("SICK-R test", 2)
-    assert found.parts[0].gold.tolist() == [2.0, 2.5]
+    (sets,) = find([tmp_path])
+    assert (sets.name, sets.pairs) == ("SICK-R test", 2)
+    assert sets.parts[0].gold.tolist() == [2.0, 2.5]
     assert find([tmp_path / "SICK" / "SICK.txt"], split="dev")[0].pairs == 1
     assert find([tmp_path / "SICK" / "SICK.txt"], split="all")[0].pairs == 4
     other = tmp_path / "other" / "SICK_test_annotated.txt"
     other.parent.mkdir()
     other.write_text("pair_ID\tsentence_A\tsentence_B\trelatedness_score\tentailment_judgment\n1\ta\tb\t3.2\tNEUTRAL\n")
-    (found,) = find([other.parent])
-    assert (found.name, found.pairs) == ("SICK-R test", 1)
+    (sets,) = find([other.parent])
+    assert (sets.name, sets.pairs) == ("SICK-R test", 1)
 
 
 @pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl", "parquet", "csv.gz"])
@@ -129,10 +129,10 @@ def test_tables_of_ones_own(tmp_path: Path, kind: str) -> None:
         else:
             text = "".join(",".join('"' + cell.replace('"', '""') + '"' for cell in row) + "\n" for row in cells)
         path.write_bytes(gzip.compress(text.encode()) if kind.endswith("gz") else text.encode())
-    (found,) = find([path], PairColumns("left", "right", "points"))
-    assert found.name == "mine"
-    assert (found.parts[0].first, found.parts[0].second) == (("one, two", "b"), ('say "so"', "c"))
-    assert found.parts[0].gold.tolist() == [3.5, 1.0]
+    (sets,) = find([path], PairColumns("left", "right", "points"))
+    assert sets.name == "mine"
+    assert (sets.parts[0].first, sets.parts[0].second) == (("one, two", "b"), ('say "so"', "c"))
+    assert sets.parts[0].gold.tolist() == [3.5, 1.0]
     with pytest.raises(UserError, match="has no column 'center'"):
         find([path], PairColumns("center", "right", "points"))
 
@@ -150,9 +150,9 @@ def test_tables_of_ones_own(tmp_path: Path, kind: str) -> None:
 def test_mistakes_are_one_line(tmp_path: Path, text: str, says: str) -> None:
     path = tmp_path / "pairs.csv"
     path.write_text(text)
-    with pytest.raises(UserError, match=says) as found:
+    with pytest.raises(UserError, match=says) as caught:
         find([path])
-    assert "\n" not in str(found.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_what_is_not_there(tmp_path: Path) -> None:

@@ -81,8 +81,8 @@ def test_ten_megabytes_in_a_line(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b"word " * 2_000_000 + b"\nafter\n")
     rows = TextRows(str(path))
-    found = list(rows)
-    assert (len(found[0]), found[1], rows.counts.cut) == (LONGEST, "after", 1)
+    read = list(rows)
+    assert (len(read[0]), read[1], rows.counts.cut) == (LONGEST, "after", 1)
 
 
 def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,9 +109,9 @@ def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_mistakes_are_one_line(tmp_path: Path, name: str, text: str, column: str | None, says: str) -> None:
     (tmp_path / name).write_text(text)
-    with pytest.raises(UserError, match=says) as found:
+    with pytest.raises(UserError, match=says) as caught:
         list(TextRows(str(tmp_path / name), column))
-    assert "\n" not in str(found.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_what_is_no_file(tmp_path: Path) -> None:

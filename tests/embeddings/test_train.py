@@ -62,9 +62,9 @@ def test_every_loss_learns(
 ) -> None:
     out = tmp_path / "out"
     command.well(*arguments(place, out, data, "--loss", loss, "--dev", place / ENDS, *more))
-    found = json.loads((out / "metrics.json").read_text())
-    assert found["metric"] == "spearman"
-    assert found["spearman"] > bar
+    metrics = json.loads((out / "metrics.json").read_text())
+    assert metrics["metric"] == "spearman"
+    assert metrics["spearman"] > bar
     lines = [json.loads(line) for line in (out / "predictions.jsonl").read_text().splitlines()]
     assert len(lines) == 80
     assert all(line["predicted"] == pytest.approx(5 * line["score"]) for line in lines)
@@ -82,8 +82,8 @@ def test_every_loss_learns(
 def test_classes_of_pairs_are_learned(more: list[str], place: Path, command: Command, tmp_path: Path) -> None:
     out = tmp_path / "out"
     command.well(*arguments(place, out, "nli", "--loss", "softmax", "epochs=4", "batch=32", "lr=6e-3", *more))
-    found = json.loads((out / "metrics.json").read_text())
-    assert found["accuracy"] > 0.5  # a third by chance
+    metrics = json.loads((out / "metrics.json").read_text())
+    assert metrics["accuracy"] > 0.5  # a third by chance
     lines = [json.loads(line) for line in (out / "predictions.jsonl").read_text().splitlines()]
     assert set(lines[0]["probabilities"]) == {"entailment", "neutral", "contradiction"}
     assert "Confusion of labels" in (out / "report.html").read_text()
@@ -140,8 +140,8 @@ def test_what_is_written_is_read_there(place: Path, command: Command, tmp_path: 
     from sentence_transformers import SentenceTransformer
 
     out = tmp_path / "out"
-    said = command.well(*arguments(place, out, "nli", "pooling=mean+max", "normalize=true", "epochs=1"))
-    assert "nli: holds pairs with labels, so the loss is softmax; choose another with --loss" in said.err
+    result = command.well(*arguments(place, out, "nli", "pooling=mean+max", "normalize=true", "epochs=1"))
+    assert "nli: holds pairs with labels, so the loss is softmax; choose another with --loss" in result.err
     texts = ["happy boat", "a gloomy road by the river", "Oslo"]
     ours = bertree.load(out / "model").embed(texts)
     assert ours.shape == (3, 64)
@@ -167,15 +167,15 @@ def test_guessed_and_judged_by_its_own_kind(
     data: str, guess: str, metric: str, epochs: int, bar: float, place: Path, command: Command, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    said = command.well(*arguments(place, out, data, f"epochs={epochs}", "batch=32", "lr=6e-3"))
-    assert f"so the loss is {guess}" in said.err
-    found = json.loads((out / "metrics.json").read_text())
-    assert found["metric"] == metric
-    assert found[metric] > bar
-    assert found["task"] == f"sentence-{guess}"
+    result = command.well(*arguments(place, out, data, f"epochs={epochs}", "batch=32", "lr=6e-3"))
+    assert f"so the loss is {guess}" in result.err
+    metrics = json.loads((out / "metrics.json").read_text())
+    assert metrics["metric"] == metric
+    assert metrics[metric] > bar
+    assert metrics["task"] == f"sentence-{guess}"
     assert (out / "report.html").stat().st_size > 4000
     assert (out / "seed-0" / "report.html").is_file()
-    examples = found["examples"]
+    examples = metrics["examples"]
     if data.endswith((".jsonl", ".csv")):
         assert examples["train"] + examples["dev"] == (400 if data == "triplets.jsonl" else 480)
 
@@ -184,8 +184,8 @@ def test_it_goes_on_with_a_trained_model(place: Path, command: Command, tmp_path
     """NLI first, STS then, as in the paper; how vectors are made stays as it was."""
     first, second = tmp_path / "first", tmp_path / "second"
     command.well(*arguments(place, first, "nli", "--loss", "ranking", "epochs=1", "pooling=max", "normalize=true"))
-    given = ["embeddings", "train", first / "model", "--data", place / "sts", "--out", second, *SETTINGS, "epochs=1"]
-    command.well(*given)
+    words = ["embeddings", "train", first / "model", "--data", place / "sts", "--out", second, *SETTINGS, "epochs=1"]
+    command.well(*words)
     vector = bertree.load(second / "model").vector
     assert (vector.pooling, vector.normalize) == ("max", True)
 
@@ -206,12 +206,12 @@ def test_both_texts_at_once(
     settings = ("batch=16", "classifier_dropout=0", "patience=0", *more)
     start = "thin" if data == "triplets.jsonl" else "start"  # many epochs, until both texts are compared
     command.well(*arguments(place, out, data, "--loss", "cross", *settings, start=start))
-    found = json.loads((out / "metrics.json").read_text())
-    assert found["metric"] == metric
+    metrics = json.loads((out / "metrics.json").read_text())
+    assert metrics["metric"] == metric
     if data == "triplets.jsonl":
-        assert found[metric] > 0.75  # half are right by chance
-    said = command.well("predict", out / "model", "happy boat\tsweet river", "--json")
-    (line,) = [json.loads(text) for text in said.out.strip().splitlines()]
+        assert metrics[metric] > 0.75  # half are right by chance
+    result = command.well("predict", out / "model", "happy boat\tsweet river", "--json")
+    (line,) = [json.loads(text) for text in result.out.strip().splitlines()]
     if data == "sts":
         assert isinstance(line["predicted"], float)
     else:
@@ -220,7 +220,7 @@ def test_both_texts_at_once(
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "message"),
     [
         (("--loss", "cosin"), "--loss cosin: unknown, did you mean 'cosine'?"),
         (("poolin=cls",), "poolin: unknown setting, did you mean 'pooling'?"),
@@ -238,13 +238,13 @@ def test_both_texts_at_once(
     ],
 )
 def test_mistakes_are_one_line_and_leave_nothing(
-    more: tuple[str, ...], said: str, place: Path, command: Command, tmp_path: Path
+    more: tuple[str, ...], message: str, place: Path, command: Command, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    found = command(*arguments(place, out, "nli", *more))
-    assert found.code == 2
-    assert said in found.err
-    assert len([line for line in found.lines if "note:" not in line]) == 1
+    result = command(*arguments(place, out, "nli", *more))
+    assert result.code == 2
+    assert message in result.err
+    assert len([line for line in result.lines if "note:" not in line]) == 1
     assert not out.exists()
 
 
@@ -253,16 +253,16 @@ def test_a_dev_file_without_gold_and_one_of_another_kind(place: Path, command: C
     data = tmp_path / "mine.csv"
     data.write_text("title,body\nhappy,glad\nOslo,Riga\nred,blue\nfine,sweet\n")
     named = ("--text", "title", "--pair", "body")
-    given = ["embeddings", "train", place / "start", "--data", data, "--out", out, *SETTINGS, *named, "epochs=1"]
-    command.well(*given, "--dev", place / ENDS)
+    arguments = ["embeddings", "train", place / "start", "--data", data, "--out", out, *SETTINGS, *named, "epochs=1"]
+    command.well(*arguments, "--dev", place / ENDS)
     assert json.loads((out / "metrics.json").read_text())["examples"] == {"train": 4, "dev": 80}
-    found = command(*given[:-1], "--dev", place / "nothing.csv", "--out", tmp_path / "other")
-    assert found.code == 2
-    assert "nothing.csv: no such file" in found.err
+    result = command(*arguments[:-1], "--dev", place / "nothing.csv", "--out", tmp_path / "other")
+    assert result.code == 2
+    assert "nothing.csv: no such file" in result.err
 
 
 @pytest.mark.parametrize(
-    ("given", "margin"),
+    ("arguments", "margin"),
     [
         ((), 5.0),
         (("distance=cosine",), 0.5),
@@ -271,8 +271,8 @@ def test_a_dev_file_without_gold_and_one_of_another_kind(place: Path, command: C
         (("distance=cosine", "margin=0.2"), 0.2),
     ],
 )
-def test_a_margin_can_be_kept(given: tuple[str, ...], margin: float) -> None:
-    config = embedding_config.load(given, SimilarityTask("sentence"), TripletLoss, PoolingConfig())
+def test_a_margin_can_be_kept(arguments: tuple[str, ...], margin: float) -> None:
+    config = embedding_config.load(arguments, SimilarityTask("sentence"), TripletLoss, PoolingConfig())
     assert config.loss.margin == margin
     assert config.train.batch == 16
 
@@ -309,10 +309,10 @@ def test_a_loss_of_ones_own_is_one_class(
     assert recipe["name"] == "sentence-gap"
     assert (recipe["loss"]["gap"], recipe["loss"]["scale"], recipe["train"]["batch"]) == (0.9, 3.0, 8)
     assert json.loads((out / "metrics.json").read_text())["spearman"] > 0.7
-    said = command(*arguments(place, tmp_path / "other", "nli", "--loss", "gap", "gap=-1"))
-    assert (said.code, "loss.gap" in said.err) == (2, True)
-    said = command(*arguments(place, tmp_path / "other", "nli", "--loss", "gop"))
-    assert (said.code, "'gap'" in said.err) == (2, True)
+    result = command(*arguments(place, tmp_path / "other", "nli", "--loss", "gap", "gap=-1"))
+    assert (result.code, "loss.gap" in result.err) == (2, True)
+    result = command(*arguments(place, tmp_path / "other", "nli", "--loss", "gop"))
+    assert (result.code, "'gap'" in result.err) == (2, True)
 
 
 def test_a_dense_layer_on_a_frozen_encoder_moves_vectors_and_keeps_the_masks(
@@ -323,29 +323,29 @@ def test_a_dense_layer_on_a_frozen_encoder_moves_vectors_and_keeps_the_masks(
     from sentence_transformers import SentenceTransformer
 
     start, out = bertree.load(place / "start"), tmp_path / "out"
-    given = ("--loss", "ranking", "epochs=2", "batch=32", "normalize=true", "frozen=last", "dense=32", "lr=1e-2")
-    command.well(*arguments(place, out, "nli", *given))
-    found = bertree.load(out / "model")
-    assert [(layer.width, layer.activation) for layer in found.vector.dense] == [(32, "identity")]
+    words = ("--loss", "ranking", "epochs=2", "batch=32", "normalize=true", "frozen=last", "dense=32", "lr=1e-2")
+    command.well(*arguments(place, out, "nli", *words))
+    loaded = bertree.load(out / "model")
+    assert [(layer.width, layer.activation) for layer in loaded.vector.dense] == [(32, "identity")]
     for name, tensor in start.network.state_dict().items():
-        assert torch.equal(tensor, found.network.state_dict()[name]), name
-    assert found.fill_mask("a happy [MASK]") == start.fill_mask("a happy [MASK]")
+        assert torch.equal(tensor, loaded.network.state_dict()[name]), name
+    assert loaded.fill_mask("a happy [MASK]") == start.fill_mask("a happy [MASK]")
     texts = ["happy boat", "a gloomy road by the river", "Oslo"]
-    before, after = start.similarity(texts, texts), found.similarity(texts, texts)
+    before, after = start.similarity(texts, texts), loaded.similarity(texts, texts)
     assert after.mean() < before.mean() - 0.01
     theirs = SentenceTransformer(str(out / "model"), device="cpu")
-    assert np.abs(found.embed(texts) - theirs.encode(texts)).max() < 1e-5
+    assert np.abs(loaded.embed(texts) - theirs.encode(texts)).max() < 1e-5
     # A run that goes on has the layer that is there.
-    given = ("--loss", "ranking", "epochs=1", "batch=32", "frozen=last", "lr=1e-9")
+    words = ("--loss", "ranking", "epochs=1", "batch=32", "frozen=last", "lr=1e-9")
     command.well(
-        *("embeddings", "train", out / "model", "--data", place / "nli", "--out", tmp_path / "on", *SETTINGS, *given)
+        *("embeddings", "train", out / "model", "--data", place / "nli", "--out", tmp_path / "on", *SETTINGS, *words)
     )
-    assert np.abs(bertree.load(tmp_path / "on" / "model").embed(texts) - found.embed(texts)).max() < 1e-5
+    assert np.abs(bertree.load(tmp_path / "on" / "model").embed(texts) - loaded.embed(texts)).max() < 1e-5
 
 
 def test_a_new_dense_layer_changes_no_vector(place: Path, command: Command, tmp_path: Path) -> None:
-    given = ("--loss", "ranking", "epochs=1", "batch=32", "frozen=last", "dense=32", "lr=1e-9")
-    command.well(*arguments(place, tmp_path / "out", "nli", *given))
+    words = ("--loss", "ranking", "epochs=1", "batch=32", "frozen=last", "dense=32", "lr=1e-9")
+    command.well(*arguments(place, tmp_path / "out", "nli", *words))
     texts = ["happy boat", "a gloomy road by the river", "Oslo"]
     before, after = bertree.load(place / "start").embed(texts), bertree.load(tmp_path / "out" / "model").embed(texts)
     assert np.abs(before - after).max() < 1e-5
@@ -353,7 +353,7 @@ def test_a_new_dense_layer_changes_no_vector(place: Path, command: Command, tmp_
 
 def test_vectors_can_be_truncated(place: Path, command: Command, tmp_path: Path) -> None:
     """Trained with 4 dimensions, the first 4 are worth more than those of vectors trained in full."""
-    found = {}
+    scores = {}
     rows = pq.read_table(place / ENDS).to_pylist()
     for name, more in (("full", ()), ("some", ("dimensions=32,4",))):
         command.well(*arguments(place, tmp_path / name, "nli", "--loss", "ranking", "epochs=3", "batch=32", *more))
@@ -363,13 +363,13 @@ def test_vectors_can_be_truncated(place: Path, command: Command, tmp_path: Path)
         trained = bertree.load(tmp_path / name / "model")
         one, other = (trained.embed([row[side] for row in rows])[:, :4] for side in ("sentence1", "sentence2"))
         cosines = (one * other).sum(1) / np.linalg.norm(one, axis=1) / np.linalg.norm(other, axis=1)
-        found[name] = spearman([row["score"] for row in rows], cosines)
-    assert found["some"] > found["full"]
-    assert found["some"] > 0.6
+        scores[name] = spearman([row["score"] for row in rows], cosines)
+    assert scores["some"] > scores["full"]
+    assert scores["some"] > 0.6
 
 
 @pytest.mark.parametrize(
-    ("loss", "given", "said"),
+    ("loss", "values", "message"),
     [
         ("ranking", "dimensions=64,8", "64 is more than the 32"),
         ("ranking", "dimensions=[0]", "loss.dimensions"),
@@ -379,9 +379,9 @@ def test_vectors_can_be_truncated(place: Path, command: Command, tmp_path: Path)
     ],
 )
 def test_dimensions_are_checked(
-    loss: str, given: str, said: str, place: Path, command: Command, tmp_path: Path
+    loss: str, values: str, message: str, place: Path, command: Command, tmp_path: Path
 ) -> None:
-    found = command(*arguments(place, tmp_path / "out", "nli", "--loss", loss, given))
-    assert found.code == 2
-    assert said in found.err
+    result = command(*arguments(place, tmp_path / "out", "nli", "--loss", loss, values))
+    assert result.code == 2
+    assert message in result.err
     assert not (tmp_path / "out").exists()

@@ -39,8 +39,8 @@ class Slow:
 
 def test_results_are_in_order_and_few_at_once() -> None:
     workers = Slow(3)
-    found = list(map_in_order(workers, range(10), lambda number: number))
-    assert found == [(number, -number) for number in range(10)]
+    results = list(map_in_order(workers, range(10), lambda number: number))
+    assert results == [(number, -number) for number in range(10)]
     assert workers.most == 4
 
 

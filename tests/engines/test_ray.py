@@ -115,15 +115,15 @@ def test_embed_gives_the_same_vectors_though_a_worker_is_killed(
     options: dict[str, Any] = {"prompt": "query: ", "max_length": 24, "normalize": True}
     with pytest.warns(bertree.BertreeWarning, match="texts cut to 24 tokens") as here:
         bertree.embed_file(small_folder, texts, tmp_path / "here.npy", **options)
-    with Killer() as killer, pytest.warns(bertree.BertreeWarning, match="texts cut to 24 tokens") as there:
-        found = bertree.embed_file(small_folder, texts, tmp_path / "there.npy", **options, engine="ray")
+    with Killer() as killer, pytest.warns(bertree.BertreeWarning, match="texts cut to 24 tokens") as warned_on_ray:
+        on_ray = bertree.embed_file(small_folder, texts, tmp_path / "there.npy", **options, engine="ray")
     assert killer.killed
-    assert found.new_rows == found.rows > 100
+    assert on_ray.new_rows == on_ray.rows > 100
     mine, theirs = (np.load(tmp_path / name) for name in ("here.npy", "there.npy"))
     assert (mine.shape, mine.dtype) == (theirs.shape, theirs.dtype)
     # Where MKL uses AVX2, another process may round differently.
     assert np.abs(mine - theirs).max() < 1e-6
-    assert [str(warning.message) for warning in there] == [str(warning.message) for warning in here]
+    assert [str(warning.message) for warning in warned_on_ray] == [str(warning.message) for warning in here]
 
 
 def test_index_build_gives_the_same_bytes_though_a_worker_is_killed(
@@ -135,9 +135,9 @@ def test_index_build_gives_the_same_bytes_though_a_worker_is_killed(
     build = ["index", "build", small_folder, texts, "--blocks", "--chunk", 30]
     command.well(*build, "--out", tmp_path / "here")
     with Killer() as killer:
-        said = command.well(*build, "--out", tmp_path / "there", "--engine", "ray")
+        result = command.well(*build, "--out", tmp_path / "there", "--engine", "ray")
     assert killer.killed
-    assert "passages" in said.out
+    assert "passages" in result.out
     assert contents(tmp_path / "there") == contents(tmp_path / "here")
 
 
@@ -186,9 +186,9 @@ def test_an_address_where_no_cluster_is_ends_at_once(tmp_path: Path, command: Co
         with pytest.raises(UserError, match=f"^{address}: what answers there is not a Ray cluster"):
             RayCluster(address)
     prepare = ["prepare", BOOKS, "--tokenizer", "default", "--out", tmp_path / "s"]
-    said = command(*prepare, "--engine", "ray", "--address", address)
-    assert said.code == 2
-    assert said.lines == [f"bertree: {address}: no Ray cluster answers there (Connection refused)"]
+    result = command(*prepare, "--engine", "ray", "--address", address)
+    assert result.code == 2
+    assert result.lines == [f"bertree: {address}: no Ray cluster answers there (Connection refused)"]
     assert not (tmp_path / "s").exists()
 
 

@@ -96,12 +96,12 @@ HEADS = [("classification", "relu"), ("pair", "compare"), ("regression", "relu")
 @pytest.mark.parametrize(("name", "head"), suite_has((HEADS[2], HEADS[3]), HEADS))
 def test_what_can_be_learned_is_learned(name: str, head: str, start: Path, tmp_path: Path, command: Command) -> None:
     kind, out = KINDS[name], tmp_path / "out"
-    said = command(*arguments(start, name, tmp_path, out))
-    assert said.code == 0, said.err
+    result = command(*arguments(start, name, tmp_path, out))
+    assert result.code == 0, result.err
     assert read_architecture(out / "model").sequence_head == head
-    said = command("evaluate", out / "model", *kind.options, "--data", tmp_path / "data", "--json")
-    assert said.code == 0, said.err
-    assert said.json[kind.metric] >= kind.bar - 0.05, said.out
+    result = command("evaluate", out / "model", *kind.options, "--data", tmp_path / "data", "--json")
+    assert result.code == 0, result.err
+    assert result.json[kind.metric] >= kind.bar - 0.05, result.out
 
 
 def test_it_predicts_and_goes_on_with_another_kind(start: Path, tmp_path: Path, command: Command) -> None:
@@ -111,18 +111,18 @@ def test_it_predicts_and_goes_on_with_another_kind(start: Path, tmp_path: Path, 
     assert [line["predicted"] for line in answers] == ["good", "bad"]
     assert [state.shape for state in model.hidden(["a boat"])] == [(4, 32)]
     again = tmp_path / "single"
-    said = command(*arguments(tmp_path / "pairs" / "model", "classification", tmp_path / "other", again), "epochs=2")
-    assert said.code == 0, said.err
+    result = command(*arguments(tmp_path / "pairs" / "model", "classification", tmp_path / "other", again), "epochs=2")
+    assert result.code == 0, result.err
     assert read_architecture(again / "model").sequence_head == "relu"
-    said = command("convert", again / "model", tmp_path / "theirs", "--to", "huggingface")
-    assert (said.code, len(said.lines)) == (2, 1)
-    assert "Hugging Face has no such model" in said.err
+    result = command("convert", again / "model", tmp_path / "theirs", "--to", "huggingface")
+    assert (result.code, len(result.lines)) == (2, 1)
+    assert "Hugging Face has no such model" in result.err
 
 
 def test_a_preset_takes_the_vocabulary_of_its_tokenizer(start: Path, tmp_path: Path, command: Command) -> None:
-    given = arguments(Path("bilstm"), "classification", tmp_path, tmp_path / "out")
-    said = command(*given, "--tokenizer", str(start), "epochs=1")
-    assert said.code == 0, said.err
+    values = arguments(Path("bilstm"), "classification", tmp_path, tmp_path / "out")
+    result = command(*values, "--tokenizer", str(start), "epochs=1")
+    assert result.code == 0, result.err
     a = read_architecture(tmp_path / "out" / "model")
     assert (a.vocab_size, a.width) == (learnable.tokenizer().size, 400)
 
@@ -137,19 +137,19 @@ def test_a_rate_of_its_own() -> None:
 def test_it_is_not_pretrained(token_store: Path, start: Path, tmp_path: Path, command: Command) -> None:
     for axes in ("model.preset=bilstm", f"model.start={start}", "model.body=bilstm"):
         out = tmp_path / "out"
-        said = command("pretrain", "bert-base-tiny", "--store", token_store, "--out", out, "run.device=cpu", axes)
+        result = command("pretrain", "bert-base-tiny", "--store", token_store, "--out", out, "run.device=cpu", axes)
         reason = "bertree: model.body: a bilstm is not pretrained; it learns a task (bertree finetune)"
-        assert said.code == 2
-        assert [line.startswith(reason) for line in said.lines if "note:" not in line] == [True], said.err
+        assert result.code == 2
+        assert [line.startswith(reason) for line in result.lines if "note:" not in line] == [True], result.err
 
 
 def test_killed_and_resumed(start: Path, tmp_path: Path) -> None:
-    whole, out, said = tmp_path / "whole", tmp_path / "out", tmp_path / "said"
+    whole, out, log = tmp_path / "whole", tmp_path / "out", tmp_path / "said"
     dropouts = ("dropout=0.1", "classifier_dropout=0.1", "epochs=2")
-    assert runs.finish(*arguments(start, "pair", tmp_path, whole), *dropouts, said=said) == 0, said.read_text()
-    given = [*arguments(start, "pair", tmp_path, out), *dropouts, "--resume"]
-    runs.kill(*given, said=said, after=(9, 5), moments=random.Random(0), fault="pause:0")
-    assert runs.finish(*given, said=said, fault="pause:0") == 0, said.read_text()
+    assert runs.finish(*arguments(start, "pair", tmp_path, whole), *dropouts, log=log) == 0, log.read_text()
+    values = [*arguments(start, "pair", tmp_path, out), *dropouts, "--resume"]
+    runs.kill(*values, log=log, after=(9, 5), moments=random.Random(0), fault="pause:0")
+    assert runs.finish(*values, log=log, fault="pause:0") == 0, log.read_text()
     runs.assert_same_run(out, whole)
 
 

@@ -81,12 +81,12 @@ def test_every_verb_that_trains_calls_them(
     phases = {"phases": [{"steps": 2, "batch_tokens": 256, "max_length": 16}], "warmup": 1, "layers": 1}
     pairs = [(text, text, 1.0) for text in ("a film", "a word", "a text", "a line")]
     calls: dict[str, Any] = {
-        "pretrain": lambda **given: bertree.pretrain("bert-base-tiny", store=token_store, **phases, **given),
-        "distill": lambda **given: bertree.distill(
-            trained("classification") / "model", data=SETTINGS["data"], epochs=0.1, seconds=0, **given
+        "pretrain": lambda **arguments: bertree.pretrain("bert-base-tiny", store=token_store, **phases, **arguments),
+        "distill": lambda **arguments: bertree.distill(
+            trained("classification") / "model", data=SETTINGS["data"], epochs=0.1, seconds=0, **arguments
         ),
-        "train_embeddings": lambda **given: bertree.train_embeddings(
-            encoder, data={"train": pairs, "dev": pairs}, loss="cosine", epochs=1, batch=2, **given
+        "train_embeddings": lambda **arguments: bertree.train_embeddings(
+            encoder, data={"train": pairs, "dev": pairs}, loss="cosine", epochs=1, batch=2, **arguments
         ),
     }
     events: dict[str, list[TrainingEvent]] = {"on_step": [], "on_save": []}

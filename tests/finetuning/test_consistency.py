@@ -29,10 +29,10 @@ def test_a_model_keeps_its_columns(trained: Trained, command: Command, tmp_path:
     model = trained("pair") / "model"
     rows = [{"text": "nothing at all", "one": r["one"], "two": r["two"], "kind": r["kind"]} for r in pairs(60, 1)]
     data = table(tmp_path / "own.csv", rows)
-    given = command.well("evaluate", model, "--task", "classification", "--data", data, "--json")
-    found = json.loads(given.out)
-    assert "own.csv: has no splits, so all of its rows are scored" in given.err
-    assert found["accuracy"] == json.loads((trained("pair") / "metrics.json").read_text())["accuracy"]
+    result = command.well("evaluate", model, "--task", "classification", "--data", data, "--json")
+    report = json.loads(result.out)
+    assert "own.csv: has no splits, so all of its rows are scored" in result.err
+    assert report["accuracy"] == json.loads((trained("pair") / "metrics.json").read_text())["accuracy"]
     lines = command.well("predict", model, "--file", data, "--json").out.splitlines()
     assert [json.loads(line)["text"] for line in lines] == [row["one"] for row in rows]
 
@@ -73,7 +73,7 @@ def test_a_tagger_that_says_the_same_of_every_word_is_named() -> None:
 def test_fewer_seeds_on_resume_do_not_contradict_the_model(trained: Trained, command: Command, tmp_path: Path) -> None:
     data, out = trained.root / "classification" / "data", tmp_path / "out"
     trained("classification")
-    given = (
+    arguments = (
         "finetune",
         trained.start,
         "--task",
@@ -85,17 +85,17 @@ def test_fewer_seeds_on_resume_do_not_contradict_the_model(trained: Trained, com
         "epochs=0.3",
         "batch=16",
     )
-    command.well(*given, "--seeds", 3)
+    command.well(*arguments, "--seeds", 3)
     before = json.loads((out / "metrics.json").read_text())
-    command.well(*given, "--resume")
+    command.well(*arguments, "--resume")
     assert json.loads((out / "metrics.json").read_text()) == before
     other = tmp_path / "other"
     other.mkdir()
     table(other / "train.csv", [row | {"text": str(row["text"])[::-1]} for row in feelings(240)])
     table(other / "dev.csv", feelings(60, 1))
-    said = command(*[other if word == data else word for word in given], "--resume")
-    assert said.code == 2
-    assert "with other settings or data" in said.err
+    result = command(*[other if word == data else word for word in arguments], "--resume")
+    assert result.code == 2
+    assert "with other settings or data" in result.err
 
 
 def test_another_tasks_head_is_not_gone_on_with(trained: Trained, command: Command, tmp_path: Path) -> None:
@@ -111,8 +111,8 @@ def test_another_tasks_head_is_not_gone_on_with(trained: Trained, command: Comma
     for path in model.iterdir():
         (tmp_path / "renamed" / path.name).write_bytes(path.read_bytes())
     (tmp_path / "renamed" / "bertree.toml").write_text(toml.replace('name = "classification"', 'name = "sst-2"'))
-    given = ("--task", "classification", "--data", data, "--out", tmp_path / "fresh", *barely)
-    assert "going on with" not in command.well("finetune", tmp_path / "renamed", *given).out
+    arguments = ("--task", "classification", "--data", data, "--out", tmp_path / "fresh", *barely)
+    assert "going on with" not in command.well("finetune", tmp_path / "renamed", *arguments).out
     heads = [
         bertree.load(path).network.heads["sequence"].out.weight
         for path in (model, tmp_path / "again" / "model", tmp_path / "fresh" / "model")
@@ -134,24 +134,24 @@ def test_a_mismatched_file_is_never_the_matched_half(trained: Trained, command: 
         model.network.heads["sequence"] = build_head(model.architecture, "sequence", 3)
     model.save(folder)
     data = tmp_path / "dev_mismatched.tsv"
-    found = json.loads(command.well("evaluate", folder, "--task", "mnli", "--data", data, "--json").out)
-    assert "accuracy" not in found
-    assert 0 <= found["mismatched_accuracy"] <= 1
+    report = json.loads(command.well("evaluate", folder, "--task", "mnli", "--data", data, "--json").out)
+    assert "accuracy" not in report
+    assert 0 <= report["mismatched_accuracy"] <= 1
 
 
 def test_what_belongs_together_is_held_out_together() -> None:
     examples = [f"{group} {n}" for group in "abcdefghij" for n in range(7)]
-    found = hold_out(examples, 0.2, lambda example: example[0])
-    assert {example[0] for example in found["dev"]}.isdisjoint(example[0] for example in found["train"])
-    assert len(found["dev"]) == 14
+    split = hold_out(examples, 0.2, lambda example: example[0])
+    assert {example[0] for example in split["dev"]}.isdisjoint(example[0] for example in split["train"])
+    assert len(split["dev"]) == 14
 
 
 def test_unlabelled_files_are_not_scored_in_silence(trained: Trained, command: Command, tmp_path: Path) -> None:
     model, data = trained("classification") / "model", tmp_path / "new.csv"
     table(data, [{"text": row["text"]} for row in feelings(12, 3)])
-    said = command("evaluate", model, "--task", "classification", "--data", data)
-    assert (said.code, len(said.lines)) == (2, 1)
-    assert "no gold answers" in said.err
+    result = command("evaluate", model, "--task", "classification", "--data", data)
+    assert (result.code, len(result.lines)) == (2, 1)
+    assert "no gold answers" in result.err
     command.well("evaluate", model, "--task", "classification", "--data", data, "--out", tmp_path / "o")
     assert len((tmp_path / "o" / "predictions.jsonl").read_text().splitlines()) == 12
 

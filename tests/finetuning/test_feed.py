@@ -20,25 +20,25 @@ from tests.support.batches import run_backward
 from tests.support.units import HEADS, OPTIONS, network, regression_network, units
 
 
-def weighed(made: Network, batch: Batch, head: str, regression: bool) -> tuple[float, int, list[torch.Tensor]]:
+def weighed(model: Network, batch: Batch, head: str, regression: bool) -> tuple[float, int, list[torch.Tensor]]:
     objective = supervised_objective(head, regression)
-    made.zero_grad()
-    loss = objective(made, batch).losses[head].sum
+    model.zero_grad()
+    loss = objective(model, batch).losses[head].sum
     loss.backward()
-    found = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in made.parameters()]
-    return loss.item(), objective.counts(batch)[head], found
+    gradients = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in model.parameters()]
+    return loss.item(), objective.counts(batch)[head], gradients
 
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(("head", "regression"), HEADS)
 @pytest.mark.parametrize("positions", [64, 40])
 def test_padding_changes_nothing(head: str, regression: bool, seed: int, positions: int) -> None:
-    made = (regression_network if regression else network)(max_positions=positions)
+    model = (regression_network if regression else network)(max_positions=positions)
     some = units(head, (7, 8, 1, 3)[seed], seed, regression)
     batch = collate(some, head, regression)
     filled = ShapeBuckets(head, 8, OPTIONS if head == "choice" else 1)(batch)
     assert int(filled.ids.numel()) % 32 == 0
-    plain, full = weighed(made, batch, head, regression), weighed(made, filled, head, regression)
+    plain, full = weighed(model, batch, head, regression), weighed(model, filled, head, regression)
     assert full[0] == pytest.approx(plain[0], rel=1e-6, abs=1e-7)
     assert full[1] == plain[1]
     for one, other in zip(plain[2], full[2], strict=True):
@@ -92,16 +92,18 @@ def read(batches: list[Batch]) -> list[tuple[int, ...]]:
 def test_every_unit_once_an_epoch_in_an_order_of_its_own() -> None:
     some = units("sequence", 23, 0)
     all_of_them = Counter(tuple(unit.sequences[0].ids) for unit in some)
-    made = feed(some, 4, 18)
-    assert made.steps_per_epoch == 6
-    epochs = [[row for step in range(first, first + 6) for row in read(made[step].batches)] for first in (0, 6, 12)]
+    unit_feed = feed(some, 4, 18)
+    assert unit_feed.steps_per_epoch == 6
+    epochs = [
+        [row for step in range(first, first + 6) for row in read(unit_feed[step].batches)] for first in (0, 6, 12)
+    ]
     assert all(Counter(epoch) == all_of_them for epoch in epochs)
     assert epochs[0] != epochs[1] != epochs[2]
-    assert [len(read(made[step].batches)) for step in range(6)] == [4, 4, 4, 4, 4, 3]
-    assert made[17].epoch == pytest.approx(3.0)
+    assert [len(read(unit_feed[step].batches)) for step in range(6)] == [4, 4, 4, 4, 4, 3]
+    assert unit_feed[17].epoch == pytest.approx(3.0)
     backwards = {step: read(feed(some, 4, 18)[step].batches) for step in reversed(range(18))}
-    assert all(backwards[step] == read(made[step].batches) for step in range(18))
-    assert [read(work.batches) for work in made.steps_from(13)] == [backwards[step] for step in range(13, 18)]
+    assert all(backwards[step] == read(unit_feed[step].batches) for step in range(18))
+    assert [read(work.batches) for work in unit_feed.steps_from(13)] == [backwards[step] for step in range(13, 18)]
     assert [read(feed(some, 4, 18, seed=1)[step].batches) for step in range(6)] != [backwards[s] for s in range(6)]
 
 
@@ -109,24 +111,24 @@ def test_a_step_is_split_by_tokens_not_by_the_longest_text_of_all() -> None:
     lengths = [3000, 5, 40, 7, 400, 6, 38, 41, 390]
     some = [Unit(row, (Encoded([9] * length, None, 0),), answer=0) for row, length in enumerate(lengths)]
     pieces = split_by_tokens(some, 800)
-    found = [[len(unit.sequences[0].ids) for unit in piece] for piece in pieces]
-    assert found == [[5, 6, 7, 38, 40, 41], [390, 400], [3000]]
+    unit_lengths = [[len(unit.sequences[0].ids) for unit in piece] for piece in pieces]
+    assert unit_lengths == [[5, 6, 7, 38, 40, 41], [390, 400], [3000]]
     assert [len(piece) for piece in split_by_tokens(some, 1)] == [1] * 9
 
 
 @pytest.mark.parametrize(("head", "regression"), HEADS)
 def test_micro_batches_add_up(head: str, regression: bool) -> None:
     some = units(head, 12, 3, regression)
-    found = []
+    gradients_of = []
     for limit, least in ((0, 1), (150, 2), (1, 12)):
         work = feed(some, 12, 1, head, regression=regression, limit=limit)[0]
         assert len(work.batches) >= least
-        made = (regression_network if regression else network)().train()
-        loop = Loop(made, supervised_objective(head, regression), build_optimizer(made, OptimSettings()))
+        model = (regression_network if regression else network)().train()
+        loop = Loop(model, supervised_objective(head, regression), build_optimizer(model, OptimSettings()))
         sums, counts = run_backward(loop, work)
-        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in made.parameters()]
-        found.append((sums[head].item(), counts, gradients))
-    for total, counts, gradients in found[1:]:
-        assert total == pytest.approx(found[0][0], rel=1e-5)
-        assert counts == found[0][1]
-        assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(gradients, found[0][2], strict=True))
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
+        gradients_of.append((sums[head].item(), counts, gradients))
+    for total, counts, gradients in gradients_of[1:]:
+        assert total == pytest.approx(gradients_of[0][0], rel=1e-5)
+        assert counts == gradients_of[0][1]
+        assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(gradients, gradients_of[0][2], strict=True))

@@ -14,14 +14,14 @@ from tests.support.learnable import KINDS, SETTINGS, Trained
 
 def arguments(trained: Trained, name: str, out: Path, *more: object) -> list[object]:
     data = learnable.prepared(KINDS[name], out.parent / f"{name}-data")
-    given = ["finetune", trained.start, *KINDS[name].options, "--data", data, "--out", out, *SETTINGS]
-    return [*given, "batch=16", *more]
+    arguments = ["finetune", trained.start, *KINDS[name].options, "--data", data, "--out", out, *SETTINGS]
+    return [*arguments, "batch=16", *more]
 
 
 def test_the_encoder_is_that_of_the_other_task(trained: Trained, tmp_path: Path, command: Command) -> None:
     other, out = trained("ner"), tmp_path / "out"
-    said = command.well(*arguments(trained, "classification", out, "--from-task", other, "epochs=0.01", "lr=1e-12"))
-    assert f"the encoder is that of {other / 'model'}, which has learned ner" in said.out.replace("\n", "")
+    result = command.well(*arguments(trained, "classification", out, "--from-task", other, "epochs=0.01", "lr=1e-12"))
+    assert f"the encoder is that of {other / 'model'}, which has learned ner" in result.out.replace("\n", "")
     folders = (other / "model", out / "model", trained.start)
     before, after, base = (bertree.load(folder).network.encoder.stack.state_dict() for folder in folders)
     shared = list(after)
@@ -47,8 +47,8 @@ def test_what_cannot_be_started_from_is_refused(trained: Trained, tmp_path: Path
 
 def test_a_run_is_resumed_from_the_same_task_alone(trained: Trained, tmp_path: Path) -> None:
     data = learnable.prepared(KINDS["classification"], tmp_path / "data")
-    given = {"task": "classification", "data": data, "out": tmp_path / "out", "device": "cpu", "epochs": 0.01}
-    bertree.finetune(trained.start, from_task=trained("ner"), **given)
-    assert bertree.finetune(trained.start, from_task=trained("ner"), resume=True, **given).complete
+    options = {"task": "classification", "data": data, "out": tmp_path / "out", "device": "cpu", "epochs": 0.01}
+    bertree.finetune(trained.start, from_task=trained("ner"), **options)
+    assert bertree.finetune(trained.start, from_task=trained("ner"), resume=True, **options).complete
     with pytest.raises(UserError, match="was trained with other settings or data"):
-        bertree.finetune(trained.start, resume=True, **given)
+        bertree.finetune(trained.start, resume=True, **options)

@@ -55,8 +55,8 @@ def language_model(vocab_size: int = VOCAB, a: Transformer | None = None) -> Net
 
 
 def in_two_orders(count: int, seed: int) -> list[Unit]:
-    found = units("sequence", 2 * count, seed)
-    return [Unit(n, (found[2 * n].sequences[0], found[2 * n + 1].sequences[0]), answer=n % 3) for n in range(count)]
+    ordered = units("sequence", 2 * count, seed)
+    return [Unit(n, (ordered[2 * n].sequences[0], ordered[2 * n + 1].sequences[0]), answer=n % 3) for n in range(count)]
 
 
 def test_only_the_order_of_similar_texts_has_no_meaning() -> None:
@@ -70,20 +70,20 @@ def test_only_the_order_of_similar_texts_has_no_meaning() -> None:
 def test_both_orders_are_read_and_their_states_are_added() -> None:
     words, task = learnable.tokenizer(), make_task("mrpc").for_direction("forward")
     examples = [task.parse({"sentence1": one, "sentence2": two}) for one, two in PAIRS]
-    made, _ = task.units(examples, words, 32)
-    for unit, (one, two) in zip(made, PAIRS, strict=True):
+    units_read, _ = task.units(examples, words, 32)
+    for unit, (one, two) in zip(units_read, PAIRS, strict=True):
         assert [s.ids for s in unit.sequences] == [words.encode([pair])[0].ids for pair in ((one, two), (two, one))]
     net = language_model(words.size)
-    found = logits(net, "sequence", made)
+    rows = logits(net, "sequence", units_read)
     head = net.heads["sequence"]
     with torch.no_grad():
-        for unit, row in zip(made, found, strict=True):
+        for unit, row in zip(units_read, rows, strict=True):
             batch = Batch.pack([s.ids for s in unit.sequences], [s.segments for s in unit.sequences])
             pooled = net.encoder.pool(net(batch), batch)
             assert np.allclose(row, head.out(pooled[0] + pooled[1]).numpy(), atol=1e-6)
     swapped = [task.parse({"sentence1": two, "sentence2": one}) for one, two in PAIRS]
     again = logits(net, "sequence", task.units(swapped, words, 32)[0])
-    assert np.allclose(np.concatenate(found), np.concatenate(again), atol=1e-6), "the order has no meaning"
+    assert np.allclose(np.concatenate(rows), np.concatenate(again), atol=1e-6), "the order has no meaning"
 
 
 def test_one_text_has_no_second_order() -> None:
@@ -114,50 +114,50 @@ def test_no_answer_and_words_are_read_where_all_of_them_is_seen() -> None:
 
 def test_the_next_tokens_are_those_of_the_texts() -> None:
     sequences = (Encoded([3, 10, 11, 4, 12, 5], None, 0), Encoded([3, 13, 5], None, 0), Encoded([9], None, 0))
-    made = [Unit(n, (sequence,), answer=0) for n, sequence in enumerate(sequences)]
-    labels = collate(made, "sequence", special=SPECIAL).labels.texts
+    units_read = [Unit(n, (sequence,), answer=0) for n, sequence in enumerate(sequences)]
+    labels = collate(units_read, "sequence", special=SPECIAL).labels.texts
     assert labels.masked.tolist() == [0, 1, 3, 6]  # start, 10, delimiter; start
     assert labels.targets.tolist() == [10, 11, 12, 13]
-    assert collate(made, "sequence").labels.texts is None
+    assert collate(units_read, "sequence").labels.texts is None
 
 
 @pytest.mark.parametrize("head", CLASSES)
 @pytest.mark.parametrize("name", MEMBERS)
 def test_the_loss_is_the_tasks_and_half_the_language_models(head: str, name: str) -> None:
-    made, some = language_model(a=member(name, 150)), units(head, 6, 3)
+    model, some = language_model(a=member(name, 150)), units(head, 6, 3)
     batch = collate(some, head, special=SPECIAL)
     plain = supervised_objective(head)
     both = with_language_model(plain, 0.5)
     assert both.weights == {head: 1.0, "lm": 0.5}
 
     def mean(objective: WeightedTerms, name: str) -> torch.Tensor:
-        return objective(made, batch).losses[name].sum / objective.counts(batch)[name]
+        return objective(model, batch).losses[name].sum / objective.counts(batch)[name]
 
     def gradients(loss: torch.Tensor) -> list[torch.Tensor]:
-        found = torch.autograd.grad(loss, made.parameters(), allow_unused=True)
-        return [torch.zeros(()) if one is None else one for one in found]
+        gradients = torch.autograd.grad(loss, model.parameters(), allow_unused=True)
+        return [torch.zeros(()) if one is None else one for one in gradients]
 
     text = batch.labels.texts
-    masked, targets = made.encoder.predictions(batch, text.masked, text.targets)  # of each direction
-    reference = F.cross_entropy(made.mask_logits(made(batch), masked), targets)
+    masked, targets = model.encoder.predictions(batch, text.masked, text.targets)  # of each direction
+    reference = F.cross_entropy(model.mask_logits(model(batch), masked), targets)
     total = sum((weight * mean(both, name) for name, weight in both.weights.items()), torch.zeros(()))
     assert total.item() == pytest.approx(mean(plain, head).item() + 0.5 * reference.item(), rel=1e-6)
     parts = zip(*map(gradients, (mean(plain, head), reference, total)), strict=True)
-    for own, of_text, found in parts:
+    for own, of_text, gradient in parts:
         wanted = own + 0.5 * of_text
-        assert (found - wanted).abs().max() <= 1e-5 * max(1.0, float(wanted.abs().max()))
+        assert (gradient - wanted).abs().max() <= 1e-5 * max(1.0, float(wanted.abs().max()))
 
 
 @pytest.mark.parametrize("count", [1, 3, 7])
 @pytest.mark.parametrize("two", [False, True])
 def test_padding_changes_no_loss(count: int, two: bool) -> None:
-    made = language_model()
+    model = language_model()
     some = in_two_orders(count, count) if two else units("sequence", count, count)
     batch = collate(some, "sequence", special=SPECIAL)
     filled = ShapeBuckets("sequence", 8, 1 + two)(batch)
     objective = with_language_model(supervised_objective("sequence"), 0.5)
     assert objective.counts(batch) == objective.counts(filled)
-    plain, full = (objective(made, b).losses for b in (batch, filled))
+    plain, full = (objective(model, b).losses for b in (batch, filled))
     for name in ("sequence", "lm"):
         assert full[name].sum.item() == pytest.approx(plain[name].sum.item(), rel=1e-5)
 
@@ -179,8 +179,8 @@ def test_new_tokens_change_nothing_else(gpt: Path) -> None:
 
 def finetuned(command: Command, model: Path, kind: str, where: Path, *settings: str) -> Path:
     data = learnable.prepared(KINDS[kind], where / "data")
-    given = ("finetune", model, *KINDS[kind].options, "--data", data, "--out", where / "out")
-    command.well(*given, *SETTINGS, *KINDS[kind].settings, *settings)
+    arguments = ("finetune", model, *KINDS[kind].options, "--data", data, "--out", where / "out")
+    command.well(*arguments, *SETTINGS, *KINDS[kind].settings, *settings)
     return where / "out"
 
 
@@ -189,8 +189,8 @@ def test_what_can_be_learned_is_learned_left_to_right(kind: str, gpt: Path, comm
     """The bars are lower: a token sees only what is before it."""
     longer = {"classification": ("epochs=7",), "choice": ("epochs=4",)}
     out = finetuned(command, gpt, kind, tmp_path, *longer.get(kind, ()))
-    found = json.loads((out / "metrics.json").read_text())
-    assert found[KINDS[kind].metric] >= (0.8 if kind != "ner" else 0.9)
+    metrics = json.loads((out / "metrics.json").read_text())
+    assert metrics[KINDS[kind].metric] >= (0.8 if kind != "ner" else 0.9)
     history = [json.loads(line) for line in (out / "seed-0" / "metrics.jsonl").read_text().splitlines()]
     lm = [line["lm"] for line in history if "lm" in line]
     assert lm[-1] < lm[0], "the language model learns too"
@@ -199,7 +199,7 @@ def test_what_can_be_learned_is_learned_left_to_right(kind: str, gpt: Path, comm
     assert saved.tokenizer.size == saved.architecture.vocab_size
     assert saved.tokens("a")[0] == TASK_TOKENS[0]
     again = command.well("evaluate", out / "model", *KINDS[kind].options, "--data", tmp_path / "data", "--json").json
-    assert again[KINDS[kind].metric] == pytest.approx(found[KINDS[kind].metric], abs=1e-6)
+    assert again[KINDS[kind].metric] == pytest.approx(metrics[KINDS[kind].metric], abs=1e-6)
 
 
 def test_both_orders_are_stored_and_used_again(gpt: Path, command: Command, tmp_path: Path) -> None:
@@ -208,10 +208,10 @@ def test_both_orders_are_stored_and_used_again(gpt: Path, command: Command, tmp_
     ]
     learnable.write(tmp_path / "MRPC" / "train.tsv", rows)
     learnable.write(tmp_path / "MRPC" / "dev.tsv", rows[:20])
-    said = command.well(
+    result = command.well(
         "finetune", gpt, "--task", "mrpc", "--data", tmp_path, "--out", tmp_path / "o", *SETTINGS, "epochs=1", "lm=0.25"
     )
-    assert "0.25 times the language-model loss" in said.out
+    assert "0.25 times the language-model loss" in result.out
     model = bertree.load(tmp_path / "o" / "model")
     assert model.task["both_orders"] is True
     tasks: list[Any] = [model.find_task(), model.find_task("qqp")]  # whatever the task's name is
@@ -234,29 +234,31 @@ def test_both_orders_are_stored_and_used_again(gpt: Path, command: Command, tmp_
 def test_models_that_read_both_ways_are_fine_tuned_as_before(
     trained: learnable.Trained, command: Command, tmp_path: Path
 ) -> None:
-    given = (
+    arguments = (
         "finetune",
         trained.start,
         *KINDS["pair"].options,
         "--data",
         learnable.prepared(KINDS["pair"], tmp_path / "d"),
     )
-    command.well(*given, "--out", tmp_path / "o", *SETTINGS, "epochs=1")
+    command.well(*arguments, "--out", tmp_path / "o", *SETTINGS, "epochs=1")
     assert "lm =" not in (tmp_path / "o" / "seed-0" / "recipe.toml").read_text()
-    said = command(*given, "--out", tmp_path / "p", *SETTINGS, "epochs=1", "lm=0.5")
-    assert said.code == 2
-    assert said.lines == ["bertree: lm: the model does not read left to right, so there is no "
+    result = command(*arguments, "--out", tmp_path / "p", *SETTINGS, "epochs=1", "lm=0.5")
+    assert result.code == 2
+    assert result.lines == ["bertree: lm: the model does not read left to right, so there is no "
                           "language-model loss; leave it out"]  # fmt: skip
 
 
 def test_a_language_model_needs_its_head_and_its_states(gpt: Path, command: Command, tmp_path: Path) -> None:
     data = learnable.prepared(KINDS["pair"], tmp_path / "data")
     bare = learnable.model(tmp_path / "bare", gpt_tokenizer(), heads={}, attention="causal")
-    given = (*KINDS["pair"].options, "--data", data, "--out", tmp_path / "o", *SETTINGS)
-    assert "has no language-model head" in command("finetune", bare, *given, "lm=0.5").err
-    assert "the head does not read the last hidden states" in command("finetune", gpt, *given, "lm=0.5", "lstm=8").err
-    assert "train.lm: must not be negative" in command("finetune", gpt, *given, "lm=-1").err
-    command.well("finetune", gpt, *given, "epochs=0.2", "lstm=8")
+    arguments = (*KINDS["pair"].options, "--data", data, "--out", tmp_path / "o", *SETTINGS)
+    assert "has no language-model head" in command("finetune", bare, *arguments, "lm=0.5").err
+    assert (
+        "the head does not read the last hidden states" in command("finetune", gpt, *arguments, "lm=0.5", "lstm=8").err
+    )
+    assert "train.lm: must not be negative" in command("finetune", gpt, *arguments, "lm=-1").err
+    command.well("finetune", gpt, *arguments, "epochs=0.2", "lstm=8")
 
 
 @pytest.mark.parametrize("name", MEMBERS)
@@ -282,8 +284,8 @@ def test_every_member_gets_new_tokens(name: str, tmp_path: Path) -> None:
 def test_transformers_computes_the_same(name: str, command: Command, tmp_path: Path) -> None:
     start = save_member(name, tmp_path / "m", gpt_tokenizer())
     data = learnable.prepared(KINDS["classification"], tmp_path / "data")
-    given = (*KINDS["classification"].options, "--data", data, "--out", tmp_path / "o")
-    command.well("finetune", start, *given, *SETTINGS, "epochs=0.2")
+    arguments = (*KINDS["classification"].options, "--data", data, "--out", tmp_path / "o")
+    command.well("finetune", start, *arguments, *SETTINGS, "epochs=0.2")
     folder = tmp_path / "o" / "model"
     words = transformers.AutoTokenizer.from_pretrained(folder)
     theirs = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
@@ -291,8 +293,8 @@ def test_transformers_computes_the_same(name: str, command: Command, tmp_path: P
     assert theirs.config.vocab_size == len(words) == ours.architecture.vocab_size
     for text in ("a fine lamp", "the gloomy road"):
         with torch.no_grad():
-            said = theirs(words(text, return_tensors="pt")["input_ids"]).logits[0].softmax(-1).tolist()
-        assert list(ours.predict([text])[0]["probabilities"].values()) == pytest.approx(said, abs=1e-5)
+            expected = theirs(words(text, return_tensors="pt")["input_ids"]).logits[0].softmax(-1).tolist()
+        assert list(ours.predict([text])[0]["probabilities"].values()) == pytest.approx(expected, abs=1e-5)
 
 
 def test_a_vocabulary_with_spare_rows_grows_no_more_than_it_must(tmp_path: Path) -> None:

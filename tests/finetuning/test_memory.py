@@ -23,16 +23,16 @@ def run(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> bertree.R
     write(root / "all.csv", rows)
     write(root / "data" / "train.csv", rows)
     write(root / "data" / "test.csv", [*rows[:3], *more])
-    given = {"text": "question", "label": "kind", "epochs": 3, "lr": 3e-3}
-    return bertree.finetune(trained.start, task="classification", data=root / "all.csv", out=root / "run", **given)
+    options = {"text": "question", "label": "kind", "epochs": 3, "lr": 3e-3}
+    return bertree.finetune(trained.start, task="classification", data=root / "all.csv", out=root / "run", **options)
 
 
 def test_evaluate_needs_nothing_that_the_model_knows(run: bertree.Run, command: Command) -> None:
     root = run.folder.parent
-    said = command.well("evaluate", run.folder, "--data", root / "data", "--split", "test")
-    assert "test: 3 of 43 examples are in the training split too, word for word" in said.err
-    assert "only 43 examples are scored" in said.err
-    assert "95 % interval" in said.out
+    result = command.well("evaluate", run.folder, "--data", root / "data", "--split", "test")
+    assert "test: 3 of 43 examples are in the training split too, word for word" in result.err
+    assert "only 43 examples are scored" in result.err
+    assert "95 % interval" in result.out
     scores = bertree.evaluate(run.model, data=root / "data")
     assert list(scores.splits) == ["test"], "there is no dev split"
     low, high = scores.metrics["intervals"]["accuracy"]
@@ -51,10 +51,10 @@ def test_the_rows_that_were_held_out_are_scored_again(run: bertree.Run) -> None:
 
 def test_predict_reads_files(run: bertree.Run, command: Command) -> None:
     file = run.folder.parent / "data" / "test.csv"
-    said = command.well("predict", run.folder, file, "--json")
+    result = command.well("predict", run.folder, file, "--json")
     rows = list(csv.DictReader(file.open()))
-    assert [json.loads(line)["text"] for line in said.out.splitlines()] == [row["question"] for row in rows]
-    assert f"reading {file}" in said.err
+    assert [json.loads(line)["text"] for line in result.out.splitlines()] == [row["question"] for row in rows]
+    assert f"reading {file}" in result.err
     (line,) = command.well("predict", run.folder, file, "--literal", "--json").out.splitlines()
     assert json.loads(line)["text"] == str(file)
     for wrong, reason in (((file.parent,), "is a folder"), ((file, "a text"), "give files or texts")):
@@ -67,13 +67,13 @@ def test_predict_reads_files(run: bertree.Run, command: Command) -> None:
 
 def test_compare_takes_task_and_columns_of_the_models(run: bertree.Run, trained: Trained, command: Command) -> None:
     root = run.folder.parent
-    found = bertree.compare([run.folder, run.model], data=root / "all.csv", seconds=0.2, device="cpu")
-    assert found.measured_on == "24 examples of classification"
-    assert found.scores["accuracy"][0] == pytest.approx(run.metrics["accuracy"])
-    assert found.is_kept("accuracy")
+    comparison = bertree.compare([run.folder, run.model], data=root / "all.csv", seconds=0.2, device="cpu")
+    assert comparison.measured_on == "24 examples of classification"
+    assert comparison.scores["accuracy"][0] == pytest.approx(run.metrics["accuracy"])
+    assert comparison.is_kept("accuracy")
     texts = ("--texts", root / "data" / "test.csv", "--seconds", 0.2)
-    said = command.well("compare", run.folder, trained.start, *texts, "--text", "question", "--json")
-    assert said.json["measured_on"] == "43 texts of test.csv"
+    result = command.well("compare", run.folder, trained.start, *texts, "--text", "question", "--json")
+    assert result.json["measured_on"] == "43 texts of test.csv"
     assert "which column is the text? Give --text NAME" in command("compare", run.folder, trained.start, *texts).err
 
 
@@ -90,12 +90,12 @@ def test_training_goes_on_with_the_task_of_the_model(run: bertree.Run, trained: 
 def test_a_rate_that_is_too_low_is_said(run: bertree.Run, trained: Trained, command: Command, tmp_path: Path) -> None:
     options = ("--task", "classification", "--text", "question", "--label", "kind")
     data = ("--train", run.folder.parent / "all.csv", "--dev", run.folder.parent / "data" / "test.csv")
-    said = command("finetune", trained.start, *options, *data, "--out", tmp_path / "low", "epochs=1", "lr=1e-9")
-    assert said.code == 1
-    assert "no seed has learned the task; lr=1e-09 is far too low: leave it out" in said.err
-    assert "dev: 3 of 43 examples are in the training split too" in said.err
-    found = json.loads((tmp_path / "low" / "metrics.json").read_text())
-    assert found["overlap"] == {"dev": 3}
+    result = command("finetune", trained.start, *options, *data, "--out", tmp_path / "low", "epochs=1", "lr=1e-9")
+    assert result.code == 1
+    assert "no seed has learned the task; lr=1e-09 is far too low: leave it out" in result.err
+    assert "dev: 3 of 43 examples are in the training split too" in result.err
+    metrics = json.loads((tmp_path / "low" / "metrics.json").read_text())
+    assert metrics["overlap"] == {"dev": 3}
 
 
 def test_what_examples_share_is_what_the_model_reads() -> None:

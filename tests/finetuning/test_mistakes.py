@@ -130,10 +130,10 @@ def test_finetune(case: str, trained: Trained, command: Command, tmp_path: Path)
     data = put(files, tmp_path / "data")
     words = asked.split(" ")
     words = words if any(word.startswith("device=") for word in words) else [*words, "device=cpu"]
-    said = command("finetune", trained.start, "--data", data, "--out", tmp_path / "out", *words)
-    assert said.code == 2, said.out
-    assert len(said.lines) == 1, said.err
-    assert reason in said.err
+    result = command("finetune", trained.start, "--data", data, "--out", tmp_path / "out", *words)
+    assert result.code == 2, result.out
+    assert len(result.lines) == 1, result.err
+    assert reason in result.err
     assert not (tmp_path / "out").exists(), "nothing is left behind"
 
 
@@ -154,11 +154,11 @@ def test_places(trained: Trained, command: Command, tmp_path: Path) -> None:
         "holds no tokenizer": (trained.start, *task, "--data", data, "--tokenizer", tmp_path),
     }
     command._patch.chdir(tmp_path)
-    for reason, given in wrong.items():
-        said = command("finetune", *given)
-        errors = [line for line in said.lines if not line.startswith("bertree: note: ")]
-        assert (said.code, len(errors)) == (2, 1), said.err
-        assert reason in said.err or reason == "unknown preset"
+    for reason, words in wrong.items():
+        result = command("finetune", *words)
+        errors = [line for line in result.lines if not line.startswith("bertree: note: ")]
+        assert (result.code, len(errors)) == (2, 1), result.err
+        assert reason in result.err or reason == "unknown preset"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "file", "run"]
     assert not list((tmp_path / "run" / "seed-0").iterdir())
 
@@ -185,9 +185,9 @@ def test_evaluate(case: str, trained: Trained, command: Command, tmp_path: Path)
     places = {"CSV": put(CSV, tmp_path / "csv"), "SQUAD": put(SQUAD, tmp_path / "squad"), "OUT": tmp_path / "out"}
     places["OTHER"] = put({"dev.csv": [GOOD | {"label": "meh"}]}, tmp_path / "other")
     words = [places.get(word, word) for word in asked.split(" ")]
-    said = command("evaluate", trained("classification") / "model", *words)
-    assert (said.code, len(said.lines)) == (2, 1), said.err
-    assert reason in said.err
+    result = command("evaluate", trained("classification") / "model", *words)
+    assert (result.code, len(result.lines)) == (2, 1), result.err
+    assert reason in result.err
     assert not (tmp_path / "out").exists()
 
 
@@ -213,10 +213,10 @@ def test_predict(trained: Trained, command: Command, tmp_path: Path) -> None:
         "an object needs 'text' as text": (model, '{"body": "a"}'),
         "text 1: is not valid JSON": (model, '{"text": }'),
     }
-    for reason, given in wrong.items():
-        said = command("predict", *given)
-        assert (said.code, len(said.lines)) == (2, 1), said.err
-        assert reason in said.err
+    for reason, words in wrong.items():
+        result = command("predict", *words)
+        assert (result.code, len(result.lines)) == (2, 1), result.err
+        assert reason in result.err
 
 
 def broken(change: Callable[[str], str], source: Path, target: Path) -> Path:
@@ -244,9 +244,9 @@ def test_what_a_folder_remembers_is_not_trusted(trained: Trained, command: Comma
         ),
     ]
     for model, text, reason in wrong:
-        said = command("predict", model, text)
-        assert (said.code, len(said.lines)) == (2, 1), said.err
-        assert reason in said.err
+        result = command("predict", model, text)
+        assert (result.code, len(result.lines)) == (2, 1), result.err
+        assert reason in result.err
     for number, value in enumerate(('"x"', "-3", "1000000", "true")):
         change = {"max_length = 64": f"max_length = {value}"}
         model = broken(lambda t, c=change: t.replace(*next(iter(c.items()))), classes, tmp_path / f"m{number}")
@@ -255,8 +255,8 @@ def test_what_a_folder_remembers_is_not_trusted(trained: Trained, command: Comma
 
 def test_bytes_that_are_not_text(command: Command, trained: Trained, tmp_path: Path) -> None:
     data = put({"train.tsv": bytes(range(256)) * 9}, tmp_path / "data")
-    said = command("finetune", trained.start, "--task", "classification", "--data", data, "--out", tmp_path / "out")
-    assert said.code == 2
-    assert said.err.startswith(f"bertree: {data / 'train.tsv'}: line 2: is not UTF-8 text")
-    assert len(said.lines) == 1
+    result = command("finetune", trained.start, "--task", "classification", "--data", data, "--out", tmp_path / "out")
+    assert result.code == 2
+    assert result.err.startswith(f"bertree: {data / 'train.tsv'}: line 2: is not UTF-8 text")
+    assert len(result.lines) == 1
     assert not (tmp_path / "out").exists()

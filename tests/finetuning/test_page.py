@@ -19,8 +19,8 @@ from bertree.tasks.task import Task
 from tests.support.pages import Page
 
 
-def rendered(task: Task[Any], lines: Sequence[Json], **found: Any) -> Page:
-    return Page(finetuning_page(Path("run"), task, found, {"dev": lines}))
+def rendered(task: Task[Any], lines: Sequence[Json], **figures: Any) -> Page:
+    return Page(finetuning_page(Path("run"), task, figures, {"dev": lines}))
 
 
 def labelled(gold: str, predicted: str, score: float | None, text: str = "a text") -> Json:
@@ -36,72 +36,72 @@ def classes(*labels: str) -> Task[Any]:
 
 def test_confusion_matrix_counts_and_shares() -> None:
     pairs = [("cat", "cat")] * 6 + [("cat", "dog")] * 2 + [("dog", "cat")] + [("dog", "dog")] * 3
-    found = rendered(classes("dog", "cat"), [labelled(g, p, 0.9) for g, p in pairs], accuracy=0.75)
-    assert found.row("gold ↓ predicted →") == ["dog", "cat", "all"]  # the labels in the task's order
-    assert found.row("dog") == ["375 %", "125 %", "4"]
-    assert found.row("cat") == ["225 %", "675 %", "8"]
-    assert "75.00" in found.text
+    page = rendered(classes("dog", "cat"), [labelled(g, p, 0.9) for g, p in pairs], accuracy=0.75)
+    assert page.row("gold ↓ predicted →") == ["dog", "cat", "all"]  # the labels in the task's order
+    assert page.row("dog") == ["375 %", "125 %", "4"]
+    assert page.row("cat") == ["225 %", "675 %", "8"]
+    assert "75.00" in page.text
 
 
 def test_reliability_by_hand() -> None:
     scores = [0.95, 0.95, 0.95, 0.95, 0.55, 0.55]
     right = [1, 1, 1, 0, 1, 0]
     lines = [labelled("a", "a" if hit else "b", score) for score, hit in zip(scores, right, strict=True)]
-    found = rendered(classes("a", "b"), lines)
+    page = rendered(classes("a", "b"), lines)
     gap = (4 * abs(0.95 - 0.75) + 2 * abs(0.55 - 0.5)) / 6
-    assert f"Expected calibration error {100 * gap:.1f} %" in found.titles()[0]
-    assert found.row("90 to 100 %") == ["4", "75 %"]
-    assert found.row("50 to 60 %") == ["2", "50 %"]
-    assert found.row("60 to 70 %") == ["0"]
+    assert f"Expected calibration error {100 * gap:.1f} %" in page.titles()[0]
+    assert page.row("90 to 100 %") == ["4", "75 %"]
+    assert page.row("50 to 60 %") == ["2", "50 %"]
+    assert page.row("60 to 70 %") == ["0"]
 
 
 def test_mistakes_come_by_confidence_and_right_ones_against_it() -> None:
     lines = [labelled("a", "b", 0.5 + number / 100, f"wrong {number}.") for number in range(30)]
     lines += [labelled("a", "a", 0.5 + number / 100, f"right {number}.") for number in range(30)]
-    found = rendered(classes("a", "b"), lines)
-    shown = [row[0] for row in found.rows if row and row[0].startswith(("wrong", "right"))]
+    page = rendered(classes("a", "b"), lines)
+    shown = [row[0] for row in page.rows if row and row[0].startswith(("wrong", "right"))]
     assert shown == [f"wrong {number}." for number in range(29, 9, -1)] + [f"right {number}." for number in range(5)]
 
 
 def test_many_labels_give_pairs_instead_of_a_matrix() -> None:
     names = [f"label-{number:02d}" for number in range(40)]
     lines = [labelled(name, name, 0.9) for name in names] + [labelled("label-03", "label-07", 0.8)] * 5
-    found = rendered(classes(*names), lines)
-    assert "gold ↓" not in found.text
-    assert found.row("label-03 → label-07") == ["5", "83 %"]
-    assert found.row("label-03") == ["17 %", "6"]
+    page = rendered(classes(*names), lines)
+    assert "gold ↓" not in page.text
+    assert page.row("label-03 → label-07") == ["5", "83 %"]
+    assert page.row("label-03") == ["17 %", "6"]
 
 
 @pytest.mark.parametrize("count", [1, 2, 30])
 def test_a_matrix_of_any_size(count: int) -> None:
     names = [f"é{number}" for number in range(count)]
-    found = rendered(classes(*names), [labelled(name, name, 1.0) for name in names])
-    assert [row[0] for row in found.rows if row and row[0] in names] == names
-    assert "mistakes" not in found.text
+    page = rendered(classes(*names), [labelled(name, name, 1.0) for name in names])
+    assert [row[0] for row in page.rows if row and row[0] in names] == names
+    assert "mistakes" not in page.text
 
 
 # The other kinds
 
 
 def test_regression() -> None:
-    golds, said = [0.0, 1.0, 2.0, 3.0], [0.5, 1.0, 1.0, 3.0]
+    golds, predicted = [0.0, 1.0, 2.0, 3.0], [0.5, 1.0, 1.0, 3.0]
     lines = [
         {"text": f"text {number}", "pair": "other", "gold": gold, "predicted": value, "score": value}
-        for number, (gold, value) in enumerate(zip(golds, said, strict=True))
+        for number, (gold, value) in enumerate(zip(golds, predicted, strict=True))
     ]
-    found = rendered(make_task("sts-b"), lines)
-    assert found.source.count("<circle") == 4
-    assert f"mean error {1.5 / 4:.3g}" in found.text
-    assert f"root of the mean square {math.sqrt(1.25 / 4):.3g}" in found.text
-    assert "bias -0.125" in found.text
-    assert found.row("text 2other") == ["2", "1", "1"]
-    assert not any(row and row[0] == "text 1other" for row in found.rows)  # it is not off at all
+    page = rendered(make_task("sts-b"), lines)
+    assert page.source.count("<circle") == 4
+    assert f"mean error {1.5 / 4:.3g}" in page.text
+    assert f"root of the mean square {math.sqrt(1.25 / 4):.3g}" in page.text
+    assert "bias -0.125" in page.text
+    assert page.row("text 2other") == ["2", "1", "1"]
+    assert not any(row and row[0] == "text 1other" for row in page.rows)  # it is not off at all
 
 
 def sentence(words: str, gold: str, predicted: str, *told: tuple[str, int, int], score: float | None = 0.9) -> Json:
     listed = words.split()
     starts = [len(" ".join(listed[:number])) + (number > 0) for number in range(len(listed))]
-    found = [
+    entities = [
         {
             "type": kind,
             "text": " ".join(listed[first:behind]),
@@ -112,7 +112,7 @@ def sentence(words: str, gold: str, predicted: str, *told: tuple[str, int, int],
         for kind, first, behind in told
     ]
     tags = {"gold": gold.split(), "predicted": predicted.split()}
-    return {"text": words, "words": listed, **tags, "entities": found, "score": score}
+    return {"text": words, "words": listed, **tags, "entities": entities, "score": score}
 
 
 @pytest.mark.parametrize("score", [0.9, None])
@@ -128,16 +128,16 @@ def test_entities_by_type_and_by_confusion(score: float | None) -> None:
         line | {"score": score, "entities": [one | {"score": score} for one in line["entities"]]} for line in lines
     ]
     task = make_task("ner").with_labels(["O", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC"])
-    found = rendered(task, lines)
-    assert found.row("PER") == ["50.0 %", "50.0 %", "50.0 %", "2"]
-    assert found.row("LOC") == ["50.0 %", "66.7 %", "57.1 %", "3"]
-    assert found.row("ORG") == ["0.0 %", "0.0 %", "0.0 %", "1"]
-    assert found.row("PER → PER, other words") == ["1", "Bo Ek"]
-    assert found.row("ORG → LOC") == ["1", "Oslo"]
-    assert found.row("LOC → nothing") == ["1", "Rome"]
-    assert found.row("nothing → LOC") == ["1", "rains"]
-    assert found.row("it rains") == ["no entity", "LOC rains", "90.0 %" if score else "–"]
-    assert ("Confidence" in found.text) == (score is not None)
+    page = rendered(task, lines)
+    assert page.row("PER") == ["50.0 %", "50.0 %", "50.0 %", "2"]
+    assert page.row("LOC") == ["50.0 %", "66.7 %", "57.1 %", "3"]
+    assert page.row("ORG") == ["0.0 %", "0.0 %", "0.0 %", "1"]
+    assert page.row("PER → PER, other words") == ["1", "Bo Ek"]
+    assert page.row("ORG → LOC") == ["1", "Oslo"]
+    assert page.row("LOC → nothing") == ["1", "Rome"]
+    assert page.row("nothing → LOC") == ["1", "rains"]
+    assert page.row("it rains") == ["no entity", "LOC rains", "90.0 %" if score else "–"]
+    assert ("Confidence" in page.text) == (score is not None)
 
 
 def test_plain_tags() -> None:
@@ -146,9 +146,9 @@ def test_plain_tags() -> None:
         {"text": "dogs", "words": ["dogs"], "gold": ["N"], "predicted": ["N"], "score": 0.8},
         {"text": "", "words": [], "gold": [], "predicted": [], "score": None},
     ]
-    found = rendered(make_task("tagging").with_labels(["D", "N", "V"]), lines)
-    assert found.row("N") == ["·", "150 %", "150 %", "2"]
-    assert found.row("a dog") == ["N", "V", "70.0 %"]
+    page = rendered(make_task("tagging").with_labels(["D", "N", "V"]), lines)
+    assert page.row("N") == ["·", "150 %", "150 %", "2"]
+    assert page.row("a dog") == ["N", "V", "70.0 %"]
 
 
 def asked(question: str, gold: Sequence[str], predicted: str, score: float = 0.5, **more: Any) -> Json:
@@ -165,12 +165,12 @@ def test_spans_by_question_word_and_length() -> None:
         asked("And when not?", ["1999"], "home", 0.9),
         asked("Who came?", ["Ada Byron"], "Byron"),
     ]
-    found = rendered(make_task("squad"), lines)
-    assert found.row("when") == ["50.0 %", "50.0 %", "2"]
-    assert found.row("who") == ["66.7 %", "0.0 %", "1"]
-    assert found.row("1 word") == ["50.0 %", "50.0 %", "2"]
-    assert found.row("2 words") == ["66.7 %", "0.0 %", "1"]
-    cases = [row for row in found.rows if row and "It was so" in row[0]]
+    page = rendered(make_task("squad"), lines)
+    assert page.row("when") == ["50.0 %", "50.0 %", "2"]
+    assert page.row("who") == ["66.7 %", "0.0 %", "1"]
+    assert page.row("1 word") == ["50.0 %", "50.0 %", "2"]
+    assert page.row("2 words") == ["66.7 %", "0.0 %", "1"]
+    cases = [row for row in page.rows if row and "It was so" in row[0]]
     assert [row[1:] for row in cases] == [["1999", "home", "90.0 %"], ["1999", "1999", "50.0 %"]]  # Byron is near
     assert len(cases[0][0]) < 500
     assert cases[0][0].endswith("Ada Byron came home.")
@@ -185,26 +185,26 @@ def test_spans_that_may_have_no_answer() -> None:
         asked("Why?", [], "home", null_odds=-1.0),
         asked("Who?", ["Ada Byron"], "home", null_odds=-1.0),
     ]
-    found = rendered(make_task("squad2"), lines)
-    assert found.row("has an answer") == ["1 · 33 %", "1 · 33 %", "1 · 33 %"]
-    assert found.row("has none") == ["–", "1 · 50 %", "1 · 50 %"]
-    assert found.row("no answer") == ["50.0 %", "50.0 %", "2"]
+    page = rendered(make_task("squad2"), lines)
+    assert page.row("has an answer") == ["1 · 33 %", "1 · 33 %", "1 · 33 %"]
+    assert page.row("has none") == ["–", "1 · 50 %", "1 · 50 %"]
+    assert page.row("no answer") == ["50.0 %", "50.0 %", "2"]
 
 
 def test_choices() -> None:
     def question(gold: int, shares: Sequence[float]) -> Json:
         best = max(range(len(shares)), key=shares.__getitem__)
         options = [f"option {letter}" for letter in "ABCD"[: len(shares)]]
-        said = {"predicted": best, "score": shares[best], "probabilities": list(shares)}
-        return {"context": "c", "question": "q?", "options": options, "gold": gold} | said
+        prediction = {"predicted": best, "score": shares[best], "probabilities": list(shares)}
+        return {"context": "c", "question": "q?", "options": options, "gold": gold} | prediction
 
     lines = [question(0, [0.7, 0.1, 0.1, 0.1]), question(1, [0.6, 0.4]), question(1, [0.2, 0.8])]
-    found = rendered(make_task("race"), lines, accuracy=2 / 3, **{"accuracy-high": 0.5})
-    assert found.row("2 options") == ["2", "50 %"]
-    assert found.row("4 options") == ["1", "100 %"]
-    assert found.row("high") == ["50.0 %"]
-    assert found.row("option 1") == ["2", "1"]  # chosen twice, right once
-    assert "mean 60.0 % where it is right, 20.0 % where it is wrong" in found.text
+    page = rendered(make_task("race"), lines, accuracy=2 / 3, **{"accuracy-high": 0.5})
+    assert page.row("2 options") == ["2", "50 %"]
+    assert page.row("4 options") == ["1", "100 %"]
+    assert page.row("high") == ["50.0 %"]
+    assert page.row("option 1") == ["2", "1"]  # chosen twice, right once
+    assert "mean 60.0 % where it is right, 20.0 % where it is wrong" in page.text
 
 
 # Seeds
@@ -221,9 +221,9 @@ def test_seeds_are_listed_linked_and_drawn(tmp_path: Path) -> None:
         {"seed": 1, "accuracy": 0.6, "best_step": 10, "diverged": False},
         {"seed": 2, "accuracy": None, "diverged": "at step 3"},
     ]
-    found = {"accuracy": 0.6, "best_seed": 1, "mean": 0.55, "std": 0.0707, "seeds": seeds, "model": "folder"}
-    found |= {"examples": {"train": 1234, "dev": 1}, "cut": {"train": {"examples": 17, "tokens": 2345}}}
-    shown = Page(finetuning_page(tmp_path, classes("a", "b"), found, {"dev": [labelled("a", "a", 1.0)]}))
+    metrics = {"accuracy": 0.6, "best_seed": 1, "mean": 0.55, "std": 0.0707, "seeds": seeds, "model": "folder"}
+    metrics |= {"examples": {"train": 1234, "dev": 1}, "cut": {"train": {"examples": 17, "tokens": 2345}}}
+    shown = Page(finetuning_page(tmp_path, classes("a", "b"), metrics, {"dev": [labelled("a", "a", 1.0)]}))
     assert shown.links == ["seed-0/report.html", "seed-1/report.html"]
     assert shown.row("1: training") == ["60.00", "10", "the best, kept"]
     assert shown.row("2")[:2] == ["–", "–"]
@@ -250,9 +250,9 @@ def test_no_predictions_and_no_gold(name: str) -> None:
 def test_long_and_odd_texts() -> None:
     long = "長い\u0301" * 1_000_000
     lines = [labelled("a", "b", 0.9, long), labelled("a", "b", math.nan, "\ud800")]
-    found = rendered(classes("a", "b"), lines, model="folder-\udcff")
-    assert len(found.source) < 40_000
-    found.source.encode("utf-8")
+    page = rendered(classes("a", "b"), lines, model="folder-\udcff")
+    assert len(page.source) < 40_000
+    page.source.encode("utf-8")
     assert start_of("x" * 1000, 100) == [[Piece("x" * 100 + "…")]]
     assert around("", [(0, 5, "wrong")]) == [[Piece("")]]
     before, marked, after = around("a" * 5000 + "BINGO" + "c" * 5000, [(5000, 5005, "gold")], 100)[0][1:]

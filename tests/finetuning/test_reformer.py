@@ -13,10 +13,10 @@ def test_killed_at_random_moments(tmp_path: Path) -> None:
     learnable.write(tmp_path / "data" / "dev.jsonl", long_texts(8, seed=1, most=150))
     task = ("finetune", str(model), "--task", "classification", "--data", str(tmp_path / "data"))
     settings = ("device=cpu", "batch=4", "epochs=2", "dropout=0.1", "max_length=512", "micro_tokens=300")
-    said = tmp_path / "said"
-    assert runs.finish(*task, *settings, "--out", str(tmp_path / "whole"), said=said) == 0, said.read_text()
-    given = (*task, *settings, "--out", str(tmp_path / "killed"), "--resume")
-    runs.kill(*given, said=said, after=(3, 4), moments=random.Random("reformer"), fault="pause:0")
+    log = tmp_path / "said"
+    assert runs.finish(*task, *settings, "--out", str(tmp_path / "whole"), log=log) == 0, log.read_text()
+    arguments = (*task, *settings, "--out", str(tmp_path / "killed"), "--resume")
+    runs.kill(*arguments, log=log, after=(3, 4), moments=random.Random("reformer"), fault="pause:0")
     assert runs.newest_step(tmp_path / "killed") > 0
-    assert runs.finish(*given, said=said, fault="pause:0") == 0, said.read_text()
+    assert runs.finish(*arguments, log=log, fault="pause:0") == 0, log.read_text()
     runs.assert_same_run(tmp_path / "killed", tmp_path / "whole")

@@ -120,8 +120,8 @@ def test_it_can_be_resumed_and_scored(frozen: Path, command: Command, trained: T
     shutil.rmtree(out / "model")
     (out / "seed-0" / "metrics.json").unlink()  # killed before the end
     data = frozen.parent / "all.csv"
-    given = ("--task", "classification", "--data", data, "--out", out, "--frozen", "device=cpu", "--resume")
-    command.well("finetune", trained.start, *given)
+    arguments = ("--task", "classification", "--data", data, "--out", out, "--frozen", "device=cpu", "--resume")
+    command.well("finetune", trained.start, *arguments)
     assert (out / "model" / "model.safetensors").read_bytes() == (frozen / "model" / "model.safetensors").read_bytes()
     scores = command.well("evaluate", out / "model", "--task", "classification", "--data", data, "--json").json
     assert scores["accuracy"] > 0.6
@@ -132,17 +132,17 @@ def test_settings_of_steps_are_noted(trained: Trained, command: Command, tmp_pat
         tmp_path / "pairs.csv",
         [{"text": row["text"], "pair": "a", "label": len(row["text"])} for row in learnable.feelings(60)],
     )
-    given = ("--task", "regression", "--data", pairs, "--pair", "pair", "--out", tmp_path / "out", "device=cpu")
-    said = command.well("finetune", trained.start, *given, "--frozen", "sum-all", "epochs=2", "lr=1e-2")
-    assert "epochs, lr: without effect" in said.err
+    arguments = ("--task", "regression", "--data", pairs, "--pair", "pair", "--out", tmp_path / "out", "device=cpu")
+    result = command.well("finetune", trained.start, *arguments, "--frozen", "sum-all", "epochs=2", "lr=1e-2")
+    assert "epochs, lr: without effect" in result.err
     assert json.loads((tmp_path / "out" / "metrics.json").read_text())["head"]["kind"] == "ridge regression"
 
 
 def test_few_shot(trained: Trained, command: Command, tmp_path: Path) -> None:
     data = learnable.write(tmp_path / "all.csv", learnable.feelings(200))
-    given = ("finetune", trained.start, "--task", "classification", "--data", data, *SETTINGS, "--few-shot")
-    said = command.well(*given, "per_class=8", "epochs=4", "--out", tmp_path / "out")
-    assert "16 examples drawn, 20 held out for dev" in said.out
+    arguments = ("finetune", trained.start, "--task", "classification", "--data", data, *SETTINGS, "--few-shot")
+    result = command.well(*arguments, "per_class=8", "epochs=4", "--out", tmp_path / "out")
+    assert "16 examples drawn, 20 held out for dev" in result.out
     metrics = json.loads((tmp_path / "out" / "metrics.json").read_text())
     assert metrics["examples"] == {"train": 16, "dev": 20}
     assert metrics["head"]["examples"] == 16
@@ -153,7 +153,7 @@ def test_few_shot(trained: Trained, command: Command, tmp_path: Path) -> None:
     history = [json.loads(line) for line in (tmp_path / "out" / "seed-0" / "metrics.jsonl").read_text().splitlines()]
     losses = [line["pairs"] for line in history if line["kind"] == "train"]
     assert losses[-1] < losses[0]
-    command.well(*given, "per_class=8", "epochs=4", "--out", tmp_path / "again")
+    command.well(*arguments, "per_class=8", "epochs=4", "--out", tmp_path / "again")
     first, second = (tmp_path / name / "model" / "model.safetensors" for name in ("out", "again"))
     assert first.read_bytes() == second.read_bytes()
 
@@ -179,6 +179,6 @@ def test_few_shot_with_many_classes_leaves_the_encoder_as_it_is(trained: Trained
 def test_mistakes(options: str, reason: str, trained: Trained, command: Command, tmp_path: Path) -> None:
     rows = [{"text": f"a {n}", "label": n % 2} for n in range(20)]
     data = learnable.write(tmp_path / "data.csv", rows)
-    said = command("finetune", trained.start, "--data", data, "--out", tmp_path / "out", *options.split())
-    assert said.code == 2
-    assert reason in said.err
+    result = command("finetune", trained.start, "--data", data, "--out", tmp_path / "out", *options.split())
+    assert result.code == 2
+    assert reason in result.err

@@ -147,10 +147,10 @@ def test_what_is_refused(token_store: Path, tmp_path: Path, command: Command) ->
         "give the task's files with --data": (plain, "--task", "sst-2"),
     }
     for message, arguments in refusals.items():
-        said = command("evaluate", *arguments, "--device", "cpu")
-        assert said.code == 2, message
-        assert message in " ".join(said.err.split()), said.err
-        assert len(said.lines) == 1, said.err
+        result = command("evaluate", *arguments, "--device", "cpu")
+        assert result.code == 2, message
+        assert message in " ".join(result.err.split()), result.err
+        assert len(result.lines) == 1, result.err
 
 
 def test_perplexity_points_to_masked_tokens(token_store: Path, tmp_path: Path) -> None:

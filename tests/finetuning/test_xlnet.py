@@ -44,8 +44,8 @@ def model(xlnet: Path) -> Model:
 def finetune(command: Command, start: Path, name: str, where: Path, *settings: str) -> Path:
     kind = KINDS[name]
     data = learnable.prepared(kind, where / "data")
-    given = ("finetune", start, *kind.options, "--data", data, "--out", where / "out")
-    command.well(*given, *SETTINGS, *kind.settings, *settings)
+    arguments = ("finetune", start, *kind.options, "--data", data, "--out", where / "out")
+    command.well(*arguments, *SETTINGS, *kind.settings, *settings)
     return where / "out"
 
 
@@ -61,10 +61,10 @@ def tuned(xlnet: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
 )
 def test_what_can_be_learned_is_learned(name: str, tuned: Trained, command: Command) -> None:
     out, kind = tuned(name), KINDS[name]
-    found = json.loads((out / "metrics.json").read_text())[kind.metric]
-    assert found >= kind.bar - 0.05
-    said = command.well("evaluate", out / "model", *kind.options, "--data", out.parent / "data", "--json")
-    assert said.json[kind.metric] == pytest.approx(found, abs=1e-6)
+    metrics = json.loads((out / "metrics.json").read_text())[kind.metric]
+    assert metrics >= kind.bar - 0.05
+    result = command.well("evaluate", out / "model", *kind.options, "--data", out.parent / "data", "--json")
+    assert result.json[kind.metric] == pytest.approx(metrics, abs=1e-6)
 
 
 def test_a_memory_is_not_used_by_tasks(xlnet: Path, command: Command, tmp_path: Path) -> None:
@@ -160,15 +160,17 @@ def test_sentence_transformers_pools_the_same_token(xlnet: Path, tmp_path: Path)
 
 
 def test_a_mask_is_filled_from_both_sides_and_not_from_the_mask_itself(model: Model) -> None:
-    found = {text: model.fill_mask(text, 3) for text in ("the <mask> is red", "the [MASK] is red", "a <mask> is red")}
-    assert found["the <mask> is red"] == found["the [MASK] is red"] != found["a <mask> is red"]
-    assert model.fill_mask("the <mask> is blue", 3) != found["the <mask> is red"]
+    candidates = {
+        text: model.fill_mask(text, 3) for text in ("the <mask> is red", "the [MASK] is red", "a <mask> is red")
+    }
+    assert candidates["the <mask> is red"] == candidates["the [MASK] is red"] != candidates["a <mask> is red"]
+    assert model.fill_mask("the <mask> is blue", 3) != candidates["the <mask> is red"]
     with torch.no_grad():
         model.network.encoder.embeddings.tokens.weight[model.tokenizer.id_of("mask")] += 5.0
         again = model.fill_mask("the <mask> is red", 3)
     others = [c for c in again if c.token != "<mask>"]
-    known = {c.id for c in found["the <mask> is red"]}
-    assert others[0].id in known, "the mask's own embedding is not read"
+    ids = {c.id for c in candidates["the <mask> is red"]}
+    assert others[0].id in ids, "the mask's own embedding is not read"
     two = model.fill_mask("the <mask> is <mask>", 2)
     assert [len(some) for some in two] == [2, 2]
 
@@ -206,22 +208,24 @@ def test_a_pair_in_the_other_order_is_another_input(model: Model) -> None:
 def test_a_student_of_an_xlnet(tuned: Trained, command: Command, tmp_path: Path) -> None:
     teacher = tuned("squad")
     data, small = teacher.parent / "data", ("epochs=1", "batch=16", *SETTINGS)
-    given = ("distill", teacher / "model", "--task", "squad", "--data", data, "--student", "half", "--seconds", "0")
+    arguments = ("distill", teacher / "model", "--task", "squad", "--data", data, "--student", "half", "--seconds", "0")
     out = tmp_path / "half"
-    command.well(*given, "--out", out, *small)
+    command.well(*arguments, "--out", out, *small)
     assert json.loads((out / "metrics.json").read_text())["f1"] > 0.9
     student = bertree.load(out / "model")
     assert (student.architecture.layers, axes_of(student).query_stream) == (1, True)
-    said = command(*given, "--out", tmp_path / "beam", *small, "head=beam")
-    assert said.code == 2
-    assert "head: beam finds the end of an answer given its start" in said.lines[-1]
+    result = command(*arguments, "--out", tmp_path / "beam", *small, "head=beam")
+    assert result.code == 2
+    assert "head: beam finds the end of an answer given its start" in result.lines[-1]
 
 
 def test_a_teacher_with_a_beam_is_refused(tuned: Trained, command: Command, tmp_path: Path) -> None:
     teacher, data = tuned("beam") / "model", tuned.root / "beam" / "data"
-    said = command("distill", teacher, "--task", "squad2", "--data", data, "--student", "half", "--out", tmp_path / "o")
-    assert said.code == 2
-    assert "scores the end of an answer given its start (head=beam)" in said.lines[-1]
+    result = command(
+        "distill", teacher, "--task", "squad2", "--data", data, "--student", "half", "--out", tmp_path / "o"
+    )
+    assert result.code == 2
+    assert "scores the end of an answer given its start (head=beam)" in result.lines[-1]
     (line,) = bertree.load(teacher).predict({"question": "which colour is it ?", "context": "the red boat"})
     assert set(line) >= {"predicted", "null_odds", "score"}
 

@@ -33,18 +33,18 @@ kinds:
 
 def main() -> int:
     """Run a session and print its table."""
-    given = _arguments()
-    kinds = given.only or list(KINDS)
-    with tempfile.TemporaryDirectory(prefix="bertree-fuzz-", dir=given.work) as work:
-        runner = Runner(Path(work, "run"), Path(work, "samples"), Limits(wall=given.limit, cpu=given.limit / 2))
+    options = _arguments()
+    kinds = options.only or list(KINDS)
+    with tempfile.TemporaryDirectory(prefix="bertree-fuzz-", dir=options.work) as work:
+        runner = Runner(Path(work, "run"), Path(work, "samples"), Limits(wall=options.limit, cpu=options.limit / 2))
         print("importing, making the samples", file=sys.stderr)
         import_everything()
         make(runner)
-        session = Session(runner, given.failures.resolve(), given.seed, not given.no_shrink)
-        if given.case is not None:
-            return _again(session, draw(kinds[0], given.seed, given.case))
-        seconds = given.seconds if given.cases is None else None
-        session.run(kinds, seconds, given.cases, _show)
+        session = Session(runner, options.failures.resolve(), options.seed, not options.no_shrink)
+        if options.case is not None:
+            return _again(session, draw(kinds[0], options.seed, options.case))
+        seconds = options.seconds if options.cases is None else None
+        session.run(kinds, seconds, options.cases, _show)
     _print_table(session)
     return 1 if session.found else 0
 
@@ -66,10 +66,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--failures", type=Path, default=Path("fuzz-failures"), help="folder for reproducers")
     parser.add_argument("--no-shrink", action="store_true", help="write failing cases as they were drawn")
     parser.add_argument("--work", type=Path, help="folder for the samples and cases (default: the temporary folder)")
-    given = parser.parse_args()
-    if given.case is not None and len(given.only or []) != 1:
+    arguments = parser.parse_args()
+    if arguments.case is not None and len(arguments.only or []) != 1:
         parser.error("--case: say of which kind, with --only KIND")
-    return given
+    return arguments
 
 
 def _show(case: Case, failures: int) -> None:

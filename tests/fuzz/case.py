@@ -62,11 +62,11 @@ class Case:
 
     def culprits(self) -> set[str]:
         """Return the words of which an error line must contain one."""
-        found = set(self.names)
+        names = set(self.names)
         for change in self.changes:
             path = Path(change.file)
-            found |= {path.name, *(parent.as_posix() for parent in path.parents if parent.name)}
-        return {word for word in found if word}
+            names |= {path.name, *(parent.as_posix() for parent in path.parents if parent.name)}
+        return {word for word in names if word}
 
 
 class Kind(NamedTuple):

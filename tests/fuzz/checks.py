@@ -35,12 +35,12 @@ class Snapshot:
         self.files = self._read()
 
     def _read(self) -> dict[str, str]:
-        found = {}
+        contents = {}
         for path in walk(self.folder):
             name = path.relative_to(self.folder).as_posix()
             plain = path.is_file() and not path.is_symlink()
-            found[name] = hashlib.sha256(path.read_bytes()).hexdigest() if plain else ""
-        return found
+            contents[name] = hashlib.sha256(path.read_bytes()).hexdigest() if plain else ""
+        return contents
 
     def differences(self, allowed: tuple[str, ...]) -> tuple[list[str], list[str]]:
         """Return what is new, and what is changed or gone outside of what the command may write."""
@@ -55,17 +55,17 @@ def _within(name: str, allowed: tuple[str, ...]) -> bool:
 
 def violations(case: Case, folder: Path, result: Result, before: Snapshot, runner: Runner) -> list[Violation]:
     """Return every promise that is broken."""
-    found = _ending(case, result, runner.limits.memory)
-    if result.code == 2 and not found:
-        found += _error_line(case, result)
-    found += _files(case, result, before)
-    if result.code == 0 and not found:
-        found += _noise(result)
+    messages = _ending(case, result, runner.limits.memory)
+    if result.code == 2 and not messages:
+        messages += _error_line(case, result)
+    messages += _files(case, result, before)
+    if result.code == 0 and not messages:
+        messages += _noise(result)
         if "--json" in case.command and (wrong := _not_json(result.out)):
-            found.append(Violation("wrong result", f"--json printed no JSON: {wrong}"))
+            messages.append(Violation("wrong result", f"--json printed no JSON: {wrong}"))
         elif case.check and (wrong := case.check(case, folder, result, runner)):
-            found.append(Violation("silent difference", wrong))
-    return found
+            messages.append(Violation("silent difference", wrong))
+    return messages
 
 
 def _ending(case: Case, result: Result, memory: int) -> list[Violation]:
@@ -110,14 +110,14 @@ def _noise(result: Result) -> list[Violation]:
 
 
 def _files(case: Case, result: Result, before: Snapshot) -> list[Violation]:
-    found = []
+    messages = []
     if result.left and not result.hung and result.code >= 0:
-        found.append(Violation("left-over", f"in the temporary folder: {result.left[0]}"))
+        messages.append(Violation("left-over", f"in the temporary folder: {result.left[0]}"))
     new, changed = before.differences(case.writes)
     if changed:
-        found.append(Violation("changed input", changed[0]))
+        messages.append(Violation("changed input", changed[0]))
     if result.hung or result.code < 0:
-        return found  # what a killed command leaves is tested elsewhere
+        return messages  # what a killed command leaves is tested elsewhere
     # After an error nothing new may be there, except in what was there before (an index that is changed, say), and
     # the log of a run that says why it stopped.
     allowed = tuple(
@@ -125,8 +125,8 @@ def _files(case: Case, result: Result, before: Snapshot) -> list[Violation]:
     )
     bad = [name for name in new if not _within(name, allowed) or HALF_WRITTEN.match(Path(name).name)]
     if bad:
-        found.append(Violation("left-over", f"exit code {result.code}: {bad[0]}"))
-    return found
+        messages.append(Violation("left-over", f"exit code {result.code}: {bad[0]}"))
+    return messages
 
 
 def _says_why(run: Path) -> bool:

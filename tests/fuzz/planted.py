@@ -41,9 +41,9 @@ PIPES = (
 )
 
 
-def start(target: Callable[..., None], *given: object) -> None:
+def start(target: Callable[..., None], *arguments: object) -> None:
     """Run a function to its end in a process that may fork."""
-    process = PROCESSES.Process(target=target, args=given)
+    process = PROCESSES.Process(target=target, args=arguments)
     process.start()
     process.join(PATIENCE)
     assert process.exitcode == 0
@@ -60,57 +60,59 @@ def session(work: Path, shrinking: bool = True, **options: Any) -> Session:
 
 def run(work: Path, cases: int, kinds: tuple[str, ...] = ()) -> None:
     """Run a session and write what was found."""
-    found = session(work)
-    found.run(kinds or tuple(KINDS), cases=cases)
-    counts = {name: dict(tally.codes) for name, tally in found.tallies.items()}
-    failures = [f"{failure.folder}: {failure.violation}" for failure in found.found]
+    fuzz_session = session(work)
+    fuzz_session.run(kinds or tuple(KINDS), cases=cases)
+    counts = {name: dict(tally.codes) for name, tally in fuzz_session.tallies.items()}
+    failures = [f"{failure.folder}: {failure.violation}" for failure in fuzz_session.found]
     (work / "said.json").write_text(json.dumps({"counts": counts, "failures": failures}))
 
 
 def run_unchanged(work: Path) -> None:
     """Run one case of every kind without its changes, and write how it ended."""
-    found, said = session(work), {}
+    fuzz_session, printed = session(work), {}
     for name, kind in KINDS.items():
         case = kind.draw(Random(0))
         if name not in ("settings", "command"):
             if not set(case.samples) - {"bertree"}:  # a file that is only made by the changes
                 continue
             case.changes, case.check = [], None
-            result, broken = found.attempt(case)
-            said[name] = [result.code, result.err, [violation.promise for violation in broken]]
-    (work / "said.json").write_text(json.dumps(said))
+            result, broken = fuzz_session.attempt(case)
+            printed[name] = [result.code, result.err, [violation.promise for violation in broken]]
+    (work / "said.json").write_text(json.dumps(printed))
 
 
 def run_pipes(work: Path) -> None:
     """Put a pipe in the place of each file of a list, and write what was found."""
-    found = session(work, False, limits=Limits(wall=20, cpu=20))
+    fuzz_session = session(work, False, limits=Limits(wall=20, cpu=20))
     for number, (file, command) in enumerate(PIPES):
         folder = file.partition("/")[0]
         samples = {name: name for name in (folder, "bertree", "lines.txt", "recipe.toml", "store")}
-        name = min(path.relative_to(found.runner.samples).as_posix() for path in found.runner.samples.glob(file))
+        name = min(
+            path.relative_to(fuzz_session.runner.samples).as_posix() for path in fuzz_session.runner.samples.glob(file)
+        )
         change = Change(name, "is a pipe", PATHS["a pipe"])
         case = Case(samples, [change], command.split(), writes=(OUT, folder, "store/index"), kind="pipe", number=number)
-        found.one(case)
-    (work / "said.json").write_text(json.dumps([str(failure) for failure in found.found]))
+        fuzz_session.one(case)
+    (work / "said.json").write_text(json.dumps([str(failure) for failure in fuzz_session.found]))
 
 
 def run_planted(work: Path) -> None:
     """Run a case with each of the faults and write what was found."""
-    said = {}
+    printed = {}
     for fault, plant in FAULTS.items():
         limits = Limits(wall=2 if fault == "hang" else 60, cpu=8, memory=200 * MiB)
-        found = session(work, fault in SHRUNK, limits=limits, plant=plant)
+        fuzz_session = session(work, fault in SHRUNK, limits=limits, plant=plant)
         case = CASES.get(fault, _default)()
         case.kind, case.number = "planted", 1
-        found.one(case)
-        assert len(found.found) == 1, f"{fault}: {found.found}"
-        (failure,) = found.found
+        fuzz_session.one(case)
+        assert len(fuzz_session.found) == 1, f"{fault}: {fuzz_session.found}"
+        (failure,) = fuzz_session.found
         assert failure.folder is not None
         inputs = failure.folder / "case"
         files = {change.file: (inputs / change.file).read_bytes().decode("latin-1") for change in failure.case.changes}
         written = {path.name: path.read_text() for path in failure.folder.iterdir() if path.is_file()}
-        said[fault] = {"promise": failure.violation.promise, "files": files, "written": written}
-    (work / "said.json").write_text(json.dumps(said))
+        printed[fault] = {"promise": failure.violation.promise, "files": files, "written": written}
+    (work / "said.json").write_text(json.dumps(printed))
 
 
 def draws(seed: int) -> list[tuple[list[str], list[str]]]:

@@ -134,9 +134,9 @@ class Runner:
     def _wait(self, child: int) -> tuple[int, float, resource.struct_rusage, bool]:
         started, hung = time.monotonic(), False
         while True:
-            found, status, usage = os.wait4(child, os.WNOHANG)
+            ended, status, usage = os.wait4(child, os.WNOHANG)
             seconds = time.monotonic() - started
-            if found:
+            if ended:
                 with contextlib.suppress(ProcessLookupError):  # grandchildren
                     os.killpg(child, signal.SIGKILL)
                 code = os.waitstatus_to_exitcode(status)
@@ -193,12 +193,12 @@ def stop_training(steps: int) -> None:
 
     step, left = Loop.step, steps
 
-    def count(*given: Any) -> Any:
+    def count(*arguments: Any) -> Any:
         nonlocal left
         left -= 1
         if left == 0:
             os.kill(os.getpid(), signal.SIGTERM)
-        return step(*given)
+        return step(*arguments)
 
     Loop.step = count
 

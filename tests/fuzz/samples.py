@@ -160,7 +160,7 @@ def _more_tokenizers(root: Path) -> None:
     model = learnable.model(root / "bpe", bpe, layers=1, width=16)
     _clear(model)
     bpe.backend.model.save(str(model))
-    made = io.BytesIO()
+    content = io.BytesIO()
     options = {
         "vocab_size": 60,
         "control_symbols": ["[CLS]", "[SEP]", "[MASK]"],
@@ -169,11 +169,11 @@ def _more_tokenizers(root: Path) -> None:
         "num_threads": 1,
     }
     lines = iter(text.split("\n\n"))
-    sentencepiece.SentencePieceTrainer.train(sentence_iterator=lines, model_writer=made, minloglevel=2, **options)
-    unigram = Tokenizer(vocabulary_files.build_sentencepiece(made.getvalue(), {}))
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=lines, model_writer=content, minloglevel=2, **options)
+    unigram = Tokenizer(vocabulary_files.build_sentencepiece(content.getvalue(), {}))
     model = learnable.model(root / "spiece", unigram, layers=1, width=16)
     _clear(model)
-    (model / "spiece.model").write_bytes(made.getvalue())
+    (model / "spiece.model").write_bytes(content.getvalue())
     _xlnet(root / "xlnet")
     _reformer(root / "reformer", text)
 
@@ -200,10 +200,10 @@ def _reformer(path: Path, text: str) -> None:
     axial = {"axial_shape": "8,16", "axial_widths": "6,10", "duplicates": "each"}
     a = PRESETS["reformer-enwik8"].architecture.with_values({**sizes, **hashed, **axial})
     folder.write(Contents(a, build(a, {"mask": 0})), path, to="huggingface")
-    made, lines = io.BytesIO(), iter(text.split("\n\n"))
+    content, lines = io.BytesIO(), iter(text.split("\n\n"))
     options = {"vocab_size": 90, "model_type": "bpe", "minloglevel": 2, "num_threads": 1}
-    sentencepiece.SentencePieceTrainer.train(sentence_iterator=lines, model_writer=made, **options)
-    (path / "spiece.model").write_bytes(made.getvalue())
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=lines, model_writer=content, **options)
+    (path / "spiece.model").write_bytes(content.getvalue())
 
 
 def _clear(model: Path) -> None:

@@ -77,8 +77,8 @@ def _with_content(case: Case, file: str, content: bytes) -> Case:
     what = "; ".join(
         change.what for change in case.changes if change.file == file and not change.what.startswith("cut")
     )
-    made = Change(file, what, lambda path: _write(path, content))
-    return replace(case, changes=[*others, made])
+    simpler = Change(file, what, lambda path: _write(path, content))
+    return replace(case, changes=[*others, simpler])
 
 
 def _write(path: Path, content: bytes) -> None:
@@ -96,8 +96,12 @@ def write_reproducer(case: Case, violation: Violation, result: Result, target: P
     command = f"bertree {shlex.join(case.command)}"
     changes = "\n".join(f"  {change.file!r}: {change.what}" for change in case.changes) or "  none"
     again = f"python -m tests.fuzz --seed {seed} --only {case.kind} --case {case.number}"
-    said = f"exit code {result.code} after {result.seconds:.1f} s\n\nstandard error:\n{result.err}\nstandard output:\n"
-    about = f"{violation.promise}: {violation.detail}\n\nchanges:\n{changes}\n\nthe drawn case again: {again}\n\n{said}"
+    printed = (
+        f"exit code {result.code} after {result.seconds:.1f} s\n\nstandard error:\n{result.err}\nstandard output:\n"
+    )
+    about = (
+        f"{violation.promise}: {violation.detail}\n\nchanges:\n{changes}\n\nthe drawn case again: {again}\n\n{printed}"
+    )
     (target / "output.txt").write_text(about + result.out[:20_000], errors="backslashreplace")
     script = f'#!/bin/sh\n# {violation.promise}\ncd "$(dirname "$0")/case" && exec {command}\n'
     (target / "again.sh").write_text(script, errors="surrogateescape")

@@ -19,29 +19,29 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("fuzz")
 
 
-def said(work: Path) -> Any:
+def printed(work: Path) -> Any:
     return json.loads((work / "said.json").read_text())
 
 
 def test_promises_hold_in_a_short_run(work: Path) -> None:
     planted.start(planted.run, work, CASES_A_KIND * len(KINDS))
-    found = said(work)
-    assert found["failures"] == []
-    assert {name: sum(codes.values()) for name, codes in found["counts"].items()} == dict.fromkeys(KINDS, CASES_A_KIND)
+    text = printed(work)
+    assert text["failures"] == []
+    assert {name: sum(codes.values()) for name, codes in text["counts"].items()} == dict.fromkeys(KINDS, CASES_A_KIND)
 
 
 def test_samples_are_accepted_as_they_are(work: Path) -> None:
     planted.start(planted.run_unchanged, work)
-    found = said(work)
-    assert len(found) > 10
-    for kind, (code, err, promises) in found.items():
+    text = printed(work)
+    assert len(text) > 10
+    for kind, (code, err, promises) in text.items():
         assert code in (0, 143) or LEARNED_NOTHING in err, f"{kind}: {err}"
         assert promises == [], kind
 
 
 def test_a_pipe_in_the_place_of_a_file_is_no_hang(work: Path) -> None:
     planted.start(planted.run_pipes, work)
-    assert said(work) == []
+    assert printed(work) == []
 
 
 def test_the_same_seed_draws_the_same_cases() -> None:
@@ -53,18 +53,18 @@ def test_the_same_seed_draws_the_same_cases() -> None:
 def faults(work: Path) -> Any:
     """What was found of the planted faults."""
     planted.start(planted.run_planted, work)
-    return said(work)
+    return printed(work)
 
 
 @pytest.mark.parametrize("fault", planted.FAULTS)
 def test_a_planted_fault_is_found_and_shrunk(faults: Any, fault: str) -> None:
-    found = faults[fault]
-    assert found["promise"] == {"temporary": "left-over"}.get(fault, fault)
-    assert found["promise"] in found["written"]["output.txt"]
-    assert "exec bertree" in found["written"]["again.sh"]
+    violation = faults[fault]
+    assert violation["promise"] == {"temporary": "left-over"}.get(fault, fault)
+    assert violation["promise"] in violation["written"]["output.txt"]
+    assert "exec bertree" in violation["written"]["again.sh"]
     if fault == "silent difference":
-        assert list(found["files"]) == ["store/tokens-00000.bin"]
+        assert list(violation["files"]) == ["store/tokens-00000.bin"]
     elif fault in planted.SHRUNK:
-        assert list(found["files"]) == ["hf/config.json"]
-        assert len(found["files"]["hf/config.json"]) < 30
-        assert "boom" in found["files"]["hf/config.json"]
+        assert list(violation["files"]) == ["hf/config.json"]
+        assert len(violation["files"]["hf/config.json"]) < 30
+        assert "boom" in violation["files"]["hf/config.json"]

@@ -102,29 +102,29 @@ def shapes():
 def gradients(model):
     """Return the gradients in the layout of the weights."""
     cnn, lstm = model._token_embedder, model._elmo_lstm
-    found = {"char_embed": cnn._char_embedding_weights.grad[1:]}
+    named = {"char_embed": cnn._char_embedding_weights.grad[1:]}
     for i, conv in enumerate(cnn._convolutions):
-        found |= {f"CNN/W_cnn_{i}": conv.weight.grad.permute(2, 1, 0)[None], f"CNN/b_cnn_{i}": conv.bias.grad}
+        named |= {f"CNN/W_cnn_{i}": conv.weight.grad.permute(2, 1, 0)[None], f"CNN/b_cnn_{i}": conv.bias.grad}
     for i, highway in enumerate(cnn._highways._layers):
         for name, grad in (("W", highway.weight.grad), ("b", highway.bias.grad)):
             transform, carry = grad.chunk(2)
-            found |= {f"CNN_high_{i}/{name}_transform": transform.T, f"CNN_high_{i}/{name}_carry": -carry.T}
-    found |= {"CNN_proj/W_proj": cnn._projection.weight.grad.T, "CNN_proj/b_proj": cnn._projection.bias.grad}
+            named |= {f"CNN_high_{i}/{name}_transform": transform.T, f"CNN_high_{i}/{name}_carry": -carry.T}
+    named |= {"CNN_proj/W_proj": cnn._projection.weight.grad.T, "CNN_proj/b_proj": cnn._projection.bias.grad}
     for direction, layers in enumerate((lstm.forward_layers, lstm.backward_layers)):
         for layer, cell in enumerate(layers):
             both = torch.cat([cell.input_linearity.weight.grad, cell.state_linearity.weight.grad], 1)
             name = f"RNN_{direction}/RNN/MultiRNNCell/Cell{layer}/LSTMCell"
-            found[f"{name}/W_0"] = torch.cat([both.chunk(4)[gate] for gate in (0, 2, 1, 3)]).T
-            found[f"{name}/B"] = torch.cat([cell.state_linearity.bias.grad.chunk(4)[gate] for gate in (0, 2, 1, 3)])
-            found[f"{name}/W_P_0"] = cell.state_projection.weight.grad.T
-    return found
+            named[f"{name}/W_0"] = torch.cat([both.chunk(4)[gate] for gate in (0, 2, 1, 3)]).T
+            named[f"{name}/B"] = torch.cat([cell.state_linearity.bias.grad.chunk(4)[gate] for gate in (0, 2, 1, 3)])
+            named[f"{name}/W_P_0"] = cell.state_projection.weight.grad.T
+    return named
 
 
 def main() -> None:
     bilm, scalar_mix = load_modules()
     random = np.random.default_rng(7)
     weights = {name: (random.standard_normal(shape) * 0.6).astype("f4") for name, shape in shapes()}
-    found = {f"weights/{name}": torch.from_numpy(array) for name, array in weights.items()}
+    tensors = {f"weights/{name}": torch.from_numpy(array) for name, array in weights.items()}
     with tempfile.TemporaryDirectory() as name:
         with h5py.File(f"{name}/weights.hdf5", "w") as file:
             for key, array in weights.items():
@@ -144,15 +144,15 @@ def main() -> None:
         mix.gamma.fill_(SCALE)
     mixed = mix(output["activations"])
     mask = output["mask"]
-    found["sent"] = torch.from_numpy(random.standard_normal((int(mask.sum()), mixed.shape[-1])).astype("f4"))
-    (mixed[mask] * found["sent"]).sum().backward()
-    found |= {f"states/{i}": states[mask].detach() for i, states in enumerate(output["activations"])}
-    found["mixed"] = mixed[mask].detach()
-    found |= {f"gradients/{name}": grad for name, grad in gradients(model).items()}
-    found["mix-gradients"] = torch.cat([parameter.grad.flatten() for parameter in mix.parameters()])
+    tensors["sent"] = torch.from_numpy(random.standard_normal((int(mask.sum()), mixed.shape[-1])).astype("f4"))
+    (mixed[mask] * tensors["sent"]).sum().backward()
+    tensors |= {f"states/{i}": states[mask].detach() for i, states in enumerate(output["activations"])}
+    tensors["mixed"] = mixed[mask].detach()
+    tensors |= {f"gradients/{name}": grad for name, grad in gradients(model).items()}
+    tensors["mix-gradients"] = torch.cat([parameter.grad.flatten() for parameter in mix.parameters()])
     settings = {"options": OPTIONS, "sentences": SENTENCES, "mix": MIX, "scale": SCALE}
     target = Path(__file__).with_name("elmo.safetensors")
-    save_file({name: t.contiguous().clone() for name, t in found.items()}, target, {"settings": json.dumps(settings)})
+    save_file({name: t.contiguous().clone() for name, t in tensors.items()}, target, {"settings": json.dumps(settings)})
     print(
         target, target.stat().st_size, {i: float(states.abs().max()) for i, states in enumerate(output["activations"])}
     )

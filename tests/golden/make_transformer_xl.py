@@ -38,28 +38,28 @@ def outputs(case: dict[str, object]) -> dict[str, torch.Tensor]:
     """Build the model of a case and return its weights, inputs and outputs."""
     network = TransfoXLLMHeadModel(TransfoXLConfig(**case)).eval()
     random = np.random.default_rng(7)
-    found = {}
+    tensors = {}
     with torch.no_grad():
         for name, parameter in sorted(network.named_parameters()):
             parameter.copy_(torch.from_numpy((random.standard_normal(parameter.shape) * 0.2).astype("f4")))
-            found[f"weights/{name}"] = parameter.detach()
+            tensors[f"weights/{name}"] = parameter.detach()
     ids = torch.from_numpy(random.integers(0, case["vocab_size"], (ROWS, SEGMENTS * SEGMENT)))
-    found["ids"] = ids
+    tensors["ids"] = ids
     memory = None
     for number, segment in enumerate(ids.split(SEGMENT, 1)):
         with torch.no_grad():
-            found[f"hidden/{number}"] = network.transformer(segment, mems=memory).last_hidden_state
-            found[f"log-probabilities/{number}"] = network(segment, mems=memory).prediction_scores
+            tensors[f"hidden/{number}"] = network.transformer(segment, mems=memory).last_hidden_state
+            tensors[f"log-probabilities/{number}"] = network(segment, mems=memory).prediction_scores
             labelled = network(segment, mems=memory, labels=segment)
-        found[f"losses/{number}"] = labelled.losses
+        tensors[f"losses/{number}"] = labelled.losses
         memory = labelled.mems
-    found["memory"] = torch.stack(memory)
+    tensors["memory"] = torch.stack(memory)
     first = ids[:, :SEGMENT]
     network(first, labels=first).loss.backward()
     for name, parameter in network.named_parameters():
         if parameter.grad is not None:
-            found[f"gradients/{name}"] = parameter.grad
-    return {name: tensor.contiguous().clone() for name, tensor in found.items()}
+            tensors[f"gradients/{name}"] = parameter.grad
+    return {name: tensor.contiguous().clone() for name, tensor in tensors.items()}
 
 
 if __name__ == "__main__":

@@ -47,11 +47,11 @@ needs_int8 = pytest.mark.skipif(linear_class(torch.int8) is None, reason="needs 
 
 def network(a: Architecture, **options: object) -> Network:
     torch.manual_seed(0)
-    made = build(a, **options).eval()
+    network = build(a, **options).eval()
     with torch.no_grad():  # weights as large as trained ones, norms and biases that do something
-        for name, p in made.named_parameters():
+        for name, p in network.named_parameters():
             p.copy_(torch.randn_like(p) * 0.15 + (1.0 if "norm.weight" in name else 0.0))
-    return made
+    return network
 
 
 def batch(lengths: list[int], seed: int = 0) -> Batch:
@@ -71,22 +71,22 @@ def products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("member", MEMBERS)
 @pytest.mark.parametrize("lengths", [[5], [3, 0, 7, 7, 31, 2], [40, 64, 65, 3], [130, 1, 1, 17]])
 def test_every_member(member: str, lengths: list[int], products: str) -> None:
-    made, given = network(MEMBERS[member]), batch(lengths)
-    engine = build_cpu_encoder(made.encoder)
+    model, inputs = network(MEMBERS[member]), batch(lengths)
+    engine = build_cpu_encoder(model.encoder)
     assert engine is not None
     assert isinstance(engine.blocks[0].qkv, EagerLinear) or products == "packed"
     with torch.no_grad():
-        torch.testing.assert_close(engine(given), made(given), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(engine(inputs), model(inputs), atol=1e-5, rtol=1e-5)
 
 
 @example_count(25)
 @given(lengths=st.lists(st.integers(0, 70), min_size=1, max_size=12), seed=st.integers(0, 99))
 def test_any_lengths(lengths: list[int], seed: int) -> None:
-    made, given = network(MEMBERS["bert"]), batch(lengths, seed)
-    engine = build_cpu_encoder(made.encoder)
+    model, inputs = network(MEMBERS["bert"]), batch(lengths, seed)
+    engine = build_cpu_encoder(model.encoder)
     assert engine is not None
     with torch.no_grad():
-        torch.testing.assert_close(engine(given), made(given), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(engine(inputs), model(inputs), atol=1e-5, rtol=1e-5)
 
 
 @example_count(50)
@@ -105,9 +105,9 @@ def test_bins_hold_every_token_once_and_keep_sequences_apart(lengths: list[int])
 
 def test_without_the_attention_kernel_the_network_computes_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_encoder, "has_flash_attention_for_cpu", lambda: False)
-    made = network(MEMBERS["bert"])
-    assert build_cpu_encoder(made.encoder) is None
-    assert CpuRuntime().states_of(made) is made
+    model = network(MEMBERS["bert"])
+    assert build_cpu_encoder(model.encoder) is None
+    assert CpuRuntime().states_of(model) is model
 
 
 # A program that embeds as on another CPU: what torch and oneDNN may use is set by their environment variables.
@@ -132,32 +132,32 @@ def test_a_cpu_without_wide_vectors_gives_the_same(tmp_path: Path) -> None:
         assert computed == ("float32" if missing == "True" else asked)
         here = bertree.load("default", precision=asked).embed(TEXTS)
         elsewhere = np.load(tmp_path / f"{asked}.npy")
-        found = [vectors.astype(np.float64) for vectors in (here, elsewhere)]
-        one, other = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True) for vectors in found)
+        values = [vectors.astype(np.float64) for vectors in (here, elsewhere)]
+        one, other = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True) for vectors in values)
         assert (one * other).sum(1).min() > (0.99999 if asked == "float32" else 0.99)
 
 
 @pytest.mark.parametrize("member", ["bert", "albert", "pre-norm"])
 def test_half_precision(member: str) -> None:
-    made, given = network(MEMBERS[member]), batch([9, 4, 33])
+    model, inputs = network(MEMBERS[member]), batch([9, 4, 33])
     with torch.no_grad():
-        wanted = made(given)
-        half = build_cpu_encoder(made.to(torch.bfloat16).encoder)
+        wanted = model(inputs)
+        half = build_cpu_encoder(model.to(torch.bfloat16).encoder)
         assert half is not None
-        alike = torch.cosine_similarity(half(given).float(), wanted, -1)
+        alike = torch.cosine_similarity(half(inputs).float(), wanted, -1)
     assert alike.min() > 0.998
 
 
 @needs_int8
 @pytest.mark.parametrize("member", MEMBERS)
 def test_integers(member: str) -> None:
-    made, given = network(MEMBERS[member]), batch([9, 4, 33])
-    engine = build_cpu_encoder(made.encoder, int8=True)
+    model, inputs = network(MEMBERS[member]), batch([9, 4, 33])
+    engine = build_cpu_encoder(model.encoder, int8=True)
     assert engine is not None
     with torch.no_grad():
-        found, wanted = engine(given), made(given)
-    assert not torch.equal(found, wanted)
-    assert torch.cosine_similarity(found, wanted, -1).min() > 0.99
+        states, wanted = engine(inputs), model(inputs)
+    assert not torch.equal(states, wanted)
+    assert torch.cosine_similarity(states, wanted, -1).min() > 0.99
 
 
 @needs_int8
@@ -177,15 +177,15 @@ def test_shared_layers_are_packed_once() -> None:
 
 
 def test_changed_weights_are_seen() -> None:
-    made, given, runtime = network(MEMBERS["bert"]), batch([9, 4]), CpuRuntime()
-    first = runtime.states_of(made)
-    assert runtime.states_of(made) is first
-    optimizer = torch.optim.SGD(made.parameters(), 0.1)
-    made(given).sum().backward()
+    model, inputs, runtime = network(MEMBERS["bert"]), batch([9, 4]), CpuRuntime()
+    first = runtime.states_of(model)
+    assert runtime.states_of(model) is first
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    model(inputs).sum().backward()
     optimizer.step()
     with torch.no_grad():
-        torch.testing.assert_close(runtime.states_of(made)(given), made(given), atol=1e-5, rtol=1e-5)
-        assert not torch.allclose(first(given), made(given), atol=1e-3)
+        torch.testing.assert_close(runtime.states_of(model)(inputs), model(inputs), atol=1e-5, rtol=1e-5)
+        assert not torch.allclose(first(inputs), model(inputs), atol=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -198,69 +198,69 @@ def test_changed_weights_are_seen() -> None:
     ],
 )
 def test_others_compute_as_they_are(a: Architecture, readout: Readout) -> None:
-    made, given, runtime = network(a, readout=readout), batch([9, 4]), CpuRuntime()
+    model, inputs, runtime = network(a, readout=readout), batch([9, 4]), CpuRuntime()
     with torch.no_grad():
-        assert torch.equal(runtime.states_of(made)(given), made(given))
+        assert torch.equal(runtime.states_of(model)(inputs), model(inputs))
     runtime.int8 = True
     with pytest.raises(UserError, match="int8: is for transformers"):
-        runtime.states_of(made)
+        runtime.states_of(model)
 
 
 @pytest.mark.parametrize("point", LATER)
 def test_axes_it_does_not_know_are_computed_by_the_modules(point: str) -> None:
     axes, reason = LATER[point]
-    made, given, runtime = network(MEMBERS["bert"].with_values(axes)), batch([9, 4]), CpuRuntime()
-    assert build_cpu_encoder(made.encoder) is None
+    model, inputs, runtime = network(MEMBERS["bert"].with_values(axes)), batch([9, 4]), CpuRuntime()
+    assert build_cpu_encoder(model.encoder) is None
     with torch.no_grad():
-        assert torch.equal(runtime.states_of(made)(given), made(given))
+        assert torch.equal(runtime.states_of(model)(inputs), model(inputs))
     runtime.int8 = True
     with pytest.raises(UserError, match=f"int8: is for transformers.*{'' if 'mask' in reason else re.escape(reason)}"):
-        runtime.states_of(made)
+        runtime.states_of(model)
 
 
 @pytest.mark.parametrize("axes", [{}, {"query_stream": False}])
 def test_xlnet_is_computed_by_the_modules(axes: dict[str, object]) -> None:
-    made = network(preset("xlnet-base").architecture.with_values(SMALL | axes))
-    given, runtime = batch([9, 4]), CpuRuntime()
-    assert build_cpu_encoder(made.encoder) is None
+    changed = network(preset("xlnet-base").architecture.with_values(SMALL | axes))
+    inputs, runtime = batch([9, 4]), CpuRuntime()
+    assert build_cpu_encoder(changed.encoder) is None
     with torch.no_grad():
-        assert torch.equal(runtime.states_of(made)(given), made(given))
+        assert torch.equal(runtime.states_of(changed)(inputs), changed(inputs))
     runtime.int8 = True
     with pytest.raises(UserError, match=r"int8: is for transformers.*\(encoder.* has (a query stream|RelativePos)"):
-        runtime.states_of(made)
+        runtime.states_of(changed)
 
 
 @pytest.mark.parametrize("change", UNKNOWN)
 def test_unknown_parts_are_computed_by_their_own_code(change: str) -> None:
     """Put in after the fast form was built: the same weights, other states."""
-    made, given, runtime = network(MEMBERS["bert"]), batch([9, 4]), CpuRuntime()
+    model, inputs, runtime = network(MEMBERS["bert"]), batch([9, 4]), CpuRuntime()
     with torch.no_grad():
-        before = runtime.states_of(made)(given)
+        before = runtime.states_of(model)(inputs)
         put_in, reason = UNKNOWN[change]
-        put_in(made.encoder)
-        wanted = made(given)
-        assert torch.equal(runtime.states_of(made)(given), wanted)
+        put_in(model.encoder)
+        wanted = model(inputs)
+        assert torch.equal(runtime.states_of(model)(inputs), wanted)
     assert not torch.allclose(before, wanted, atol=1e-2)
-    assert build_cpu_encoder(made.encoder) is None
+    assert build_cpu_encoder(model.encoder) is None
     runtime.int8 = True
     with pytest.raises(UserError, match=re.escape(reason)):
-        runtime.states_of(made)
+        runtime.states_of(model)
 
 
 @pytest.mark.parametrize("change", ["plan", "heads", "causal", "activation"])
 def test_known_parts_with_other_settings(change: str) -> None:
-    made, given, runtime = network(MEMBERS["bert"]), batch([9, 4]), CpuRuntime()
+    model, inputs, runtime = network(MEMBERS["bert"]), batch([9, 4]), CpuRuntime()
     with torch.no_grad():
-        before = runtime.states_of(made)(given)
+        before = runtime.states_of(model)(inputs)
         if change == "plan":
-            made.encoder.stack.sharing = made.encoder.stack.sharing[:2]
-        for block, ffn in zip(made.encoder.stack.attention, made.encoder.stack.ffn, strict=True):
+            model.encoder.stack.sharing = model.encoder.stack.sharing[:2]
+        for block, ffn in zip(model.encoder.stack.attention, model.encoder.stack.ffn, strict=True):
             if change == "heads":
                 block.part.heads, block.part.head_width = 2, 32
             if change == "causal":
                 block.part.mask = Causal()
             if change == "activation":
                 ffn.part.activation = ACTIVATION["relu"]
-        wanted = made(given)
+        wanted = model(inputs)
         assert not torch.allclose(before, wanted, atol=1e-2)
-        torch.testing.assert_close(runtime.states_of(made)(given), wanted, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(runtime.states_of(model)(inputs), wanted, atol=1e-5, rtol=1e-5)

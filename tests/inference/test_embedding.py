@@ -47,32 +47,32 @@ def texts(count: int, seed: int) -> list[str]:
 
 def cosine(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     a, b = a.astype(np.float64), b.astype(np.float64)
-    found: np.ndarray = (a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)
-    return found
+    values: np.ndarray = (a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)
+    return values
 
 
 @pytest.mark.parametrize("dtype", ALONE)
 def test_a_vector_does_not_depend_on_its_neighbours(minilm: Path, dtype: str) -> None:
     if dtype == "int8" and linear_class(torch.int8) is None:
         pytest.skip("needs VNNI or AMX")
-    model, given = bertree.load(minilm, precision=dtype), texts(16, 0)
-    alone = np.concatenate([model.embed(text) for text in given])
+    model, sentences = bertree.load(minilm, precision=dtype), texts(16, 0)
+    alone = np.concatenate([model.embed(text) for text in sentences])
     draw = random.Random(1)
     for tokens in (50, 200, 1024):
         order = draw.sample(range(16), 16)
-        among = model.embed([given[i] for i in order] + texts(12, tokens), batch_tokens=tokens)[:16]
+        among = model.embed([sentences[i] for i in order] + texts(12, tokens), batch_tokens=tokens)[:16]
         assert cosine(among, alone[order]).min() >= ALONE[dtype]
-    assert cosine(alone, bertree.load(minilm).embed(given)).min() >= EXACT[dtype]
+    assert cosine(alone, bertree.load(minilm).embed(sentences)).min() >= EXACT[dtype]
 
 
 def test_any_number_of_texts_comes_block_by_block(minilm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(embedding, "BLOCK", 16)
-    model, given = bertree.load(minilm), texts(50, 2)
+    model, sentences = bertree.load(minilm), texts(50, 2)
     taken = 0
 
     def source() -> Iterator[str]:
         nonlocal taken
-        for text in given:
+        for text in sentences:
             taken += 1
             yield text
 
@@ -81,9 +81,9 @@ def test_any_number_of_texts_comes_block_by_block(minilm: Path, monkeypatch: pyt
     assert taken <= 3 * 16
     rest = list(coming)
     assert [len(rows) for rows in (first, *rest)] == [16, 16, 16, 2]
-    found = np.concatenate([first, *rest])
-    assert found.dtype == np.float32
-    assert cosine(found, np.concatenate([model.embed(text) for text in given])).min() >= ALONE["float32"]
+    values = np.concatenate([first, *rest])
+    assert values.dtype == np.float32
+    assert cosine(values, np.concatenate([model.embed(text) for text in sentences])).min() >= ALONE["float32"]
 
 
 def test_threads_are_as_they_were(minilm: Path) -> None:

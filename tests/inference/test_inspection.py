@@ -25,32 +25,32 @@ def small_model(name: str, output: dict[str, int], **axes: object) -> bertree.Mo
 @pytest.mark.parametrize(("name", "axes"), [("bert-base", {}), ("albert-base", {"embedding_width": 8}), ("gpt2", {})])
 def test_the_last_layer_of_the_lens_is_what_the_model_predicts(name: str, axes: dict[str, object]) -> None:
     model = small_model(name, {"mask": 0}, **axes)
-    found = model.inspect(TEXT, k=2)
-    assert found.tokens == model.tokens(TEXT)
-    tokens = len(found.tokens)
-    assert found.norms.shape == (4, tokens)
-    torch.testing.assert_close(found.attention, model.attentions(TEXT))
-    assert found.lens is not None
-    assert [len(layer) for layer in found.lens] == [tokens] * 4
+    inspection = model.inspect(TEXT, k=2)
+    assert inspection.tokens == model.tokens(TEXT)
+    tokens = len(inspection.tokens)
+    assert inspection.norms.shape == (4, tokens)
+    torch.testing.assert_close(inspection.attention, model.attentions(TEXT))
+    assert inspection.lens is not None
+    assert [len(layer) for layer in inspection.lens] == [tokens] * 4
     with torch.no_grad():
         logits = model.network.mask_logits(model.hidden([TEXT])[0], torch.arange(tokens))
     likeliest = logits[:, : words().size].softmax(-1).topk(2)
-    assert [[c.id for c in token] for token in found.lens[-1]] == likeliest.indices.tolist()
-    assert found.lens[-1][2][0].probability == pytest.approx(float(likeliest.values[2, 0]), abs=1e-6)
+    assert [[c.id for c in token] for token in inspection.lens[-1]] == likeliest.indices.tolist()
+    assert inspection.lens[-1][2][0].probability == pytest.approx(float(likeliest.values[2, 0]), abs=1e-6)
     if not model.architecture.causal:
-        at_mask = found.lens[-1][found.tokens.index("[MASK]")]
+        at_mask = inspection.lens[-1][inspection.tokens.index("[MASK]")]
         assert [c.id for c in at_mask] == [c.id for c in model.fill_masks(TEXT, 2)[0].candidates]
-    assert found.lens[0] != found.lens[-1]
+    assert inspection.lens[0] != inspection.lens[-1]
 
 
 def test_states_of_pre_norm_layers_are_normed_before_the_lens_reads_them() -> None:
     model = small_model("gpt2", {"mask": 0})
-    found = model.inspect(TEXT, k=1)
-    assert found.lens is not None
+    inspection = model.inspect(TEXT, k=1)
+    assert inspection.lens is not None
     state = model.network.encoder.norm(model.hidden([TEXT], layers=1)[0])
     with torch.no_grad():
         logits = model.network.mask_logits(state, torch.arange(len(state)))
-    assert [token[0].id for token in found.lens[1]] == logits[:, : words().size].argmax(1).tolist()
+    assert [token[0].id for token in inspection.lens[1]] == logits[:, : words().size].argmax(1).tolist()
 
 
 def test_what_a_model_does_not_have_is_none() -> None:

@@ -46,24 +46,24 @@ def plain_states(model: bertree.Model, texts: list[str] = TEXTS) -> list[np.ndar
 )
 def test_measures_equal_plain_numpy(name: str, axes: dict[str, object]) -> None:
     model = small_model(name, LENS, init_std=0.4, **axes)
-    found = model.layers(iter(TEXTS), batch_tokens=40)
+    layers = model.layers(iter(TEXTS), batch_tokens=40)
     states = plain_states(model)
-    assert (found.texts, found.tokens) == (len(TEXTS), len(states[0]))
+    assert (layers.texts, layers.tokens) == (len(TEXTS), len(states[0]))
     near: Any = lambda value: pytest.approx(value, abs=1e-5)  # noqa: E731
     norms = [np.linalg.norm(state, axis=1) for state in states]
     units = [state / norm[:, None] for state, norm in zip(states, norms, strict=True)]
-    assert found.norms == near([norm.mean() for norm in norms])
+    assert layers.norms == near([norm.mean() for norm in norms])
     for layer, (before, after) in enumerate(pairwise(states)):
-        assert found.distance[layer] == near(np.linalg.norm(after - before, axis=1).mean())
-        assert found.cosine[layer] == near((units[layer] * units[layer + 1]).sum(1).mean())
+        assert layers.distance[layer] == near(np.linalg.norm(after - before, axis=1).mean())
+        assert layers.cosine[layer] == near((units[layer] * units[layer + 1]).sum(1).mean())
     for layer, unit in enumerate(units):
         cosines = unit @ unit.T
-        assert found.anisotropy[layer] == near(cosines[~np.eye(len(unit), dtype=bool)].mean())
-    assert found.cka == near(np.array([[plain_cka(a, b) for b in states] for a in states]))
-    check_attention_and_lens(model, found)
+        assert layers.anisotropy[layer] == near(cosines[~np.eye(len(unit), dtype=bool)].mean())
+    assert layers.cka == near(np.array([[plain_cka(a, b) for b in states] for a in states]))
+    check_attention_and_lens(model, layers)
 
 
-def check_attention_and_lens(model: bertree.Model, found: Any) -> None:
+def check_attention_and_lens(model: bertree.Model, report: Any) -> None:
     tokenizer = model.required_tokenizer
     special = [tokenizer.id_of("cls"), tokenizer.id_of("sep"), tokenizer.end_id]
     shares, entropies, scores = [], [], []
@@ -80,11 +80,11 @@ def check_attention_and_lens(model: bertree.Model, found: Any) -> None:
         scores.append(torch.stack(logits)[..., : tokenizer.size].double().log_softmax(-1).numpy())
     lens = np.concatenate(scores, 1)
     special_share, diagonal = np.concatenate(shares, -1).mean(-1)
-    assert found.special == pytest.approx(special_share, abs=1e-5)
-    assert found.diagonal == pytest.approx(diagonal, abs=1e-5)
-    assert found.entropy == pytest.approx(np.concatenate(entropies, -1).mean(-1), abs=1e-5)
-    assert found.agreement == pytest.approx((lens.argmax(-1) == lens[-1].argmax(-1)).mean(1), abs=1e-5)
-    assert found.lens_entropy == pytest.approx(-(np.exp(lens) * lens).sum(-1).mean(1), abs=1e-5)
+    assert report.special == pytest.approx(special_share, abs=1e-5)
+    assert report.diagonal == pytest.approx(diagonal, abs=1e-5)
+    assert report.entropy == pytest.approx(np.concatenate(entropies, -1).mean(-1), abs=1e-5)
+    assert report.agreement == pytest.approx((lens.argmax(-1) == lens[-1].argmax(-1)).mean(1), abs=1e-5)
+    assert report.lens_entropy == pytest.approx(-(np.exp(lens) * lens).sum(-1).mean(1), abs=1e-5)
 
 
 def test_two_models_are_compared_over_tokens_or_over_texts() -> None:
@@ -123,10 +123,10 @@ def test_memory_does_not_grow_with_the_texts(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_what_a_model_does_not_have_is_left_out() -> None:
     with pytest.warns(bertree.BertreeWarning, match="has no attention; shares and entropies of heads are left out"):
-        found = small_model("bilstm", {"token": 3}, heads=1).layers(TEXTS[:4])
-    assert found.special is found.agreement is None
-    assert len(found.norms) == len(found.distance) + 1
-    assert json.loads(json.dumps(found.as_json()))["entropy"] is None
+        layers = small_model("bilstm", {"token": 3}, heads=1).layers(TEXTS[:4])
+    assert layers.special is layers.agreement is None
+    assert len(layers.norms) == len(layers.distance) + 1
+    assert json.loads(json.dumps(layers.as_json()))["entropy"] is None
 
 
 def test_attention_and_lens_of_the_page_are_those_of_transformers(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_attention_and_lens_of_the_page_are_those_of_transformers(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["{empty}", "--texts", "{texts}"], "so it is not a model folder"),
         (["default", "--texts", "{one}"], "CKA compares how states differ between texts, so it needs at least two"),
@@ -179,14 +179,14 @@ def test_attention_and_lens_of_the_page_are_those_of_transformers(tmp_path: Path
         ),
     ],
 )
-def test_mistakes_are_one_line(arguments: list[str], said: str, tmp_path: Path) -> None:
+def test_mistakes_are_one_line(arguments: list[str], message: str, tmp_path: Path) -> None:
     places = {"empty": tmp_path / "empty", "texts": tmp_path / "texts.txt", "one": tmp_path / "one.txt"}
     places["empty"].mkdir()
     places["texts"].write_text("\n".join(TEXTS))
     places["one"].write_text(TEXTS[0] + "\n")
     result = CliRunner().invoke(app, ["layers", *(one.format(**places) for one in arguments)])
     assert isinstance(result.exception, UserError)
-    assert said in str(result.exception).replace("\n", " ")
+    assert message in str(result.exception).replace("\n", " ")
     assert "\n" not in str(result.exception)
 
 

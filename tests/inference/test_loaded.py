@@ -27,9 +27,9 @@ def model(small_folder: Path) -> bertree.Model:
 
 @pytest.fixture
 def classifier(model: bertree.Model) -> bertree.Model:
-    made = random_model(model.architecture, {"sequence": 2})
-    made.tokenizer = model.tokenizer
-    return made
+    changed = random_model(model.architecture, {"sequence": 2})
+    changed.tokenizer = model.tokenizer
+    return changed
 
 
 def test_dimensions(model: bertree.Model) -> None:
@@ -117,8 +117,8 @@ def test_deep_copies(model: bertree.Model, dtype: str) -> None:
 
 
 def test_names_of_precisions(model: bertree.Model) -> None:
-    known = {"float32": "fp32 float f32 FLOAT32", "float16": "half fp16 f16", "bfloat16": "bf16", "int8": "i8"}
-    for name, others in known.items():
+    names = {"float32": "fp32 float f32 FLOAT32", "float16": "half fp16 f16", "bfloat16": "bf16", "int8": "i8"}
+    for name, others in names.items():
         assert {parse_precision(other) for other in (name, *others.split(), getattr(torch, name))} == {name}
     for wrong in ("float64", torch.float64, None, "int4"):
         with pytest.raises(UserError, match=r"precision '.*': must be"):

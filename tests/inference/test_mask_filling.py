@@ -27,18 +27,18 @@ def close(some: list[FilledMask], others: list[FilledMask]) -> None:
 
 
 def test_masks_have_their_places_in_the_text_as_it_was_given(model: bertree.Model) -> None:
-    found = model.fill_masks(TEXT, 3)
-    assert [TEXT[mask.start : mask.end] for mask in found] == ["[MASK]", "<mask>", "[MASK]"]
-    assert [mask.candidates for mask in found] == model.fill_mask(TEXT, 3)
+    candidates = model.fill_masks(TEXT, 3)
+    assert [TEXT[mask.start : mask.end] for mask in candidates] == ["[MASK]", "<mask>", "[MASK]"]
+    assert [mask.candidates for mask in candidates] == model.fill_mask(TEXT, 3)
 
 
 def test_texts_that_are_filled_together_are_filled_as_alone(model: bertree.Model, tmp_path: Path) -> None:
     for one in (model, bertree.load(save_xlnet(tmp_path / "xlnet"))):
         texts = [(TEXT, 3), ("the <mask>", 1), ("[MASK] and [MASK] of the boat", 2)]
         together = one.fill_prepared([one.prepare_masks(text, k) for text, k in texts])
-        for (text, k), found in zip(texts, together, strict=True):
-            close(found, one.fill_masks(text, k))
-            assert {len(mask.candidates) for mask in found} == {k}
+        for (text, k), masks in zip(texts, together, strict=True):
+            close(masks, one.fill_masks(text, k))
+            assert {len(mask.candidates) for mask in masks} == {k}
 
 
 def test_a_text_that_is_cut_behind_its_masks_is_filled_with_a_warning(model: bertree.Model) -> None:

@@ -76,13 +76,13 @@ def test_batches_are_cut_by_tokens(minilm: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_threads_are_used_and_left_as_they_were(minilm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(BATCH_TOKENS, "cpu", 64)
-    model, texts, found = bertree.load(minilm), ["a text of some length"] * 40, []  # several batches
+    model, texts, counts = bertree.load(minilm), ["a text of some length"] * 40, []  # several batches
     for threads in (2, 1):  # one afterwards, as before the test
         torch.set_num_threads(threads)
-        found.append(model.hidden(texts))
+        counts.append(model.hidden(texts))
         assert torch.get_num_threads() == threads
-    assert all((one - other).abs().max() < 1e-5 for one, other in zip(*found, strict=True))
-    assert not found[0][0].requires_grad
+    assert all((one - other).abs().max() < 1e-5 for one, other in zip(*counts, strict=True))
+    assert not counts[0][0].requires_grad
 
 
 def test_ids_pairs_and_odd_shapes(minilm: Path) -> None:
@@ -160,13 +160,13 @@ def test_fill_mask_equals_transformers(minilm: Path, small_folder: Path) -> None
     theirs = transformers.AutoModelForMaskedLM.from_pretrained(small_folder).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(small_folder)
     text = "The capital of France is [MASK]."
-    given = tokenizer(text, return_tensors="pt")
+    inputs = tokenizer(text, return_tensors="pt")
     with torch.no_grad():
-        expected = theirs(**given).logits[0, (given["input_ids"][0] == 103).nonzero()[0, 0]].softmax(-1).topk(7)
-    found = model.fill_mask(text, 7)
-    assert [c.id for c in found] == expected.indices.tolist()
-    assert np.allclose([c.probability for c in found], expected.values, atol=1e-6)
-    assert model.fill_mask("The capital of France is <mask>.", 7) == found
+        expected = theirs(**inputs).logits[0, (inputs["input_ids"][0] == 103).nonzero()[0, 0]].softmax(-1).topk(7)
+    candidates = model.fill_mask(text, 7)
+    assert [c.id for c in candidates] == expected.indices.tolist()
+    assert np.allclose([c.probability for c in candidates], expected.values, atol=1e-6)
+    assert model.fill_mask("The capital of France is <mask>.", 7) == candidates
     two = model.fill_mask("[MASK] and [MASK]", 2)
     assert [len(mask) for mask in two] == [2, 2]
     assert len(model.fill_mask(text, 10**6)) == 30522

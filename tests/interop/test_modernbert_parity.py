@@ -61,11 +61,11 @@ def test_states_logits_and_gradients_equal_transformers(suffix: str, seed: int, 
     contents = load(model, tmp_path)
     network = contents.network
     ids, kinds = ragged(LENGTHS, contents.architecture.vocab_size, 0, seed)
-    given, batch = padded(model, ids, kinds), batch_of(ids, kinds)
+    inputs, batch = padded(model, ids, kinds), batch_of(ids, kinds)
     kind = HEADS[suffix]
     if kind == "choice":
-        given = {name: tensor[None] for name, tensor in given.items()}
-    ours, theirs = outputs(kind, network, batch, model(**given), ids)
+        inputs = {name: tensor[None] for name, tensor in inputs.items()}
+    ours, theirs = outputs(kind, network, batch, model(**inputs), ids)
     assert ours.shape == theirs.shape
     assert (ours - theirs).abs().max() < HIDDEN
     weight = torch.randn(ours.shape, generator=torch.Generator().manual_seed(seed)) / ours.numel() ** 0.5
@@ -78,11 +78,11 @@ def test_the_loss_of_masked_tokens_equals_transformers(tmp_path: Path) -> None:
     model = peer("modernbert", "ForMaskedLM", 0, **settings(3))
     contents = load(model, tmp_path)
     ids, kinds = ragged(LENGTHS, contents.architecture.vocab_size, 0, 0)
-    given = padded(model, ids, kinds)
-    labels = torch.full_like(given["input_ids"], -100)
-    labels[:, ::3] = given["input_ids"][:, ::3]
-    labels = labels.masked_fill(given["attention_mask"] == 0, -100)
-    theirs = model(**given, labels=labels).loss
+    inputs = padded(model, ids, kinds)
+    labels = torch.full_like(inputs["input_ids"], -100)
+    labels[:, ::3] = inputs["input_ids"][:, ::3]
+    labels = labels.masked_fill(inputs["attention_mask"] == 0, -100)
+    theirs = model(**inputs, labels=labels).loss
     targets = flat(labels, ids)
     chosen = (targets != -100).nonzero()[:, 0]
     hidden = contents.network(batch_of(ids, kinds))
@@ -97,10 +97,10 @@ def test_what_is_read_and_written_is_the_same_for_transformers(suffix: str, tmp_
     contents = round_trip(model, tmp_path)
     again = type(model).from_pretrained(tmp_path / "ours", attn_implementation="eager").eval()
     ids, kinds = ragged(LENGTHS, contents.architecture.vocab_size, 0, 0)
-    given = padded(model, ids, kinds)
+    inputs = padded(model, ids, kinds)
     if suffix == "ForMultipleChoice":
-        given = {name: tensor[None] for name, tensor in given.items()}
-    assert (again(**given)[0] - model(**given)[0]).abs().max() < HIDDEN
+        inputs = {name: tensor[None] for name, tensor in inputs.items()}
+    assert (again(**inputs)[0] - model(**inputs)[0]).abs().max() < HIDDEN
 
 
 @pytest.mark.parametrize("name", ["modernbert-base", "modernbert-large"])

@@ -42,7 +42,7 @@ SMALL = {"vocab_size": 60, "width": 32, "heads": 4, "layers": 1, "ffn_width": 48
 TEXTS = [[5, 9, 11, 3], [7], [8, 8, 20, 31, 40, 59, 1, 2, 3, 12, 13], [4, 6]]
 
 
-def made(
+def model_of(
     a: Architecture, vector: PoolingConfig | None, readout: Readout | None = None, heads: dict[str, int] | None = None
 ) -> Contents:
     torch.manual_seed(0)
@@ -69,9 +69,9 @@ def padded(texts: list[list[int]]) -> dict[str, np.ndarray]:
 
 def computed(path: Path, texts: list[list[int]]) -> np.ndarray:
     """By ONNX Runtime."""
-    opened, given = session(path), padded(texts)
-    (found,) = opened.run(None, {i.name: given[i.name] for i in opened.get_inputs()})
-    return found
+    opened, inputs = session(path), padded(texts)
+    (output,) = opened.run(None, {i.name: inputs[i.name] for i in opened.get_inputs()})
+    return output
 
 
 def vectors(contents: Contents) -> np.ndarray:
@@ -86,12 +86,12 @@ def vectors(contents: Contents) -> np.ndarray:
 @pytest.mark.parametrize("name", ["bert-base", "roberta-base", "albert-base", "distilbert-base"])
 def test_vectors_of_what_is_exported(name: str, pooling: str) -> None:
     a = preset(name).architecture.with_values(SMALL | {"layers": 2})
-    contents = made(a, PoolingConfig(pooling, True, (Dense(20, "tanh"),)))
+    contents = model_of(a, PoolingConfig(pooling, True, (Dense(20, "tanh"),)))
     module = PaddedModel(contents)
-    given = padded(TEXTS)
+    inputs = padded(TEXTS)
     with torch.no_grad():
-        found = module(*(torch.from_numpy(given[name]) for name in module.names)).numpy()
-    np.testing.assert_allclose(found, vectors(contents), atol=1e-5)
+        output = module(*(torch.from_numpy(inputs[name]) for name in module.names)).numpy()
+    np.testing.assert_allclose(output, vectors(contents), atol=1e-5)
 
 
 def logits(contents: Contents, head: str) -> list[np.ndarray]:
@@ -115,11 +115,11 @@ POOLED = Readout(pooled=True)  # a head that reads the vector
 )
 def test_logits_of_what_is_exported(name: str, head: str, readout: Readout | None) -> None:
     a = preset(name).architecture.with_values(SMALL | {"layers": 4})
-    contents = made(a, PoolingConfig("mean", True) if readout is POOLED else None, readout, {head: 3})
-    module, given = PaddedModel(contents), padded(TEXTS)
+    contents = model_of(a, PoolingConfig("mean", True) if readout is POOLED else None, readout, {head: 3})
+    module, inputs = PaddedModel(contents), padded(TEXTS)
     with torch.no_grad():
-        found = module(*(torch.from_numpy(given[name]) for name in module.names))
-    joined = torch.stack(found, -1) if head == "span" else found
+        output = module(*(torch.from_numpy(inputs[name]) for name in module.names))
+    joined = torch.stack(output, -1) if head == "span" else output
     for row, wanted in zip(joined.numpy(), logits(contents, head), strict=True):
         np.testing.assert_allclose(row[: len(wanted)], wanted, atol=1e-5)
 
@@ -143,15 +143,15 @@ def check_logits(path: Path, contents: Contents, head: str, outputs: list[str], 
     stated = config["onnx"]["largest_error"]
     assert 0 < stated < 3
     for name, allowed in (("float32", 1e-5), ("int8", stated)):
-        opened, given = session(path / name), padded(TEXTS)
-        found = opened.run(outputs, {i.name: given[i.name] for i in opened.get_inputs()})
-        joined = np.stack(found, -1) if head == "span" else found[0]
+        opened, inputs = session(path / name), padded(TEXTS)
+        output = opened.run(outputs, {i.name: inputs[i.name] for i in opened.get_inputs()})
+        joined = np.stack(output, -1) if head == "span" else output[0]
         for row, wanted in zip(joined, logits(contents, head), strict=True):
             np.testing.assert_allclose(row[: len(wanted)], wanted, atol=allowed, rtol=0)
 
 
 def test_a_head_of_a_row_for_each_token_is_in_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    contents = made(preset("bert-base").architecture.with_values(SMALL), None, None, {"span": 2})
+    contents = model_of(preset("bert-base").architecture.with_values(SMALL), None, None, {"span": 2})
     keep_float32(monkeypatch, tmp_path / "float32")
     onnx.write(contents, tmp_path / "int8", "int8")
     check_logits(tmp_path, contents, "span", ["start_logits", "end_logits"], [])
@@ -162,7 +162,7 @@ def test_a_head_of_a_row_for_each_token_is_in_the_file(tmp_path: Path, monkeypat
 
 def test_a_head_that_reads_the_vector_is_only_in_an_onnx_file(tmp_path: Path) -> None:
     a = preset("bert-base").architecture.with_values(SMALL)
-    contents = made(a, PoolingConfig("mean", True), POOLED, {"sequence": 3})
+    contents = model_of(a, PoolingConfig("mean", True), POOLED, {"sequence": 3})
     with pytest.raises(UserError, match="convert it to onnx, which keeps the head"):
         folder.write(contents, tmp_path / "theirs", "huggingface")
 
@@ -171,10 +171,10 @@ def test_a_trained_classifier_by_the_command(
     tmp_path: Path, trained: Trained, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keep_float32(monkeypatch, tmp_path / "float32")
-    said = command.well(
+    result = command.well(
         "convert", trained("classification") / "model", tmp_path / "int8", "--to", "onnx", "--precision", "int8"
     )
-    assert "model.onnx: gives logits of " in said.out
+    assert "model.onnx: gives logits of " in result.out
     model = bertree.load(trained("classification") / "model")
     check_logits(tmp_path, folder.read(trained("classification") / "model"), "sequence", ["logits"], model.labels)
     config = json.loads((tmp_path / "int8" / "config.json").read_text())
@@ -182,9 +182,9 @@ def test_a_trained_classifier_by_the_command(
     assert config["onnx"]["labels"] == list(model.labels)
     backend = Tokenizer.from_file(str(tmp_path / "int8" / "tokenizer.json"))
     texts = ["a good day", "a bad one, and a long one"]
-    found = computed(tmp_path / "float32", [backend.encode(text).ids for text in texts])
+    output = computed(tmp_path / "float32", [backend.encode(text).ids for text in texts])
     predicted = [answer["predicted"] for answer in model.predict(texts)]
-    assert [config["id2label"][str(row.argmax())] for row in found] == predicted
+    assert [config["id2label"][str(row.argmax())] for row in output] == predicted
     with pytest.raises(UserError, match=r"holds model\.onnx, which ONNX Runtime reads"):
         bertree.load(tmp_path / "int8")
 
@@ -193,28 +193,28 @@ def test_a_trained_classifier_by_the_command(
 def test_states_of_a_model_without_vectors(in_a_file: bool, tmp_path: Path) -> None:
     """One that has positions with an offset, a narrow embedding and shared layers."""
     axes = {"embedding_width": 16, "layers": 2, "sharing": "all", "residual": "pre-norm", "activation": "gelu-tanh"}
-    contents = made(preset("roberta-base").architecture.with_values(SMALL | axes), None)
+    contents = model_of(preset("roberta-base").architecture.with_values(SMALL | axes), None)
     if in_a_file:
         folder.write(contents, tmp_path / "model")
         convert(tmp_path / "model", tmp_path / "o", "onnx")
-        found = computed(tmp_path / "o", TEXTS)
+        output = computed(tmp_path / "o", TEXTS)
     else:
-        module, given = PaddedModel(contents), padded(TEXTS)
+        module, inputs = PaddedModel(contents), padded(TEXTS)
         with torch.no_grad():
-            found = module(*(torch.from_numpy(given[name]) for name in module.names)).numpy()
-    for row, wanted in zip(found, Model(contents).hidden(TEXTS), strict=True):
+            output = module(*(torch.from_numpy(inputs[name]) for name in module.names)).numpy()
+    for row, wanted in zip(output, Model(contents).hidden(TEXTS), strict=True):
         np.testing.assert_allclose(row[: len(wanted)], wanted.numpy(), atol=1e-5)
 
 
 def shortened(source: Path, target: Path) -> Path:
     """The first layer of a model with vectors of all kinds of pooling: the time of an export grows with the layers."""
-    found = folder.read(source)
-    a = found.architecture.with_values({"layers": 1})
+    examples = folder.read(source)
+    a = examples.architecture.with_values({"layers": 1})
     torch.manual_seed(0)
     network = build(a, {}, vector=PoolingConfig("mean+cls+max+last+sqrt+weighted", True, (Dense(64, "tanh"),)))
-    missing, _ = network.load_state_dict(found.network.state_dict(), strict=False)
+    missing, _ = network.load_state_dict(examples.network.state_dict(), strict=False)
     assert all(name.startswith("vector.") for name in missing)
-    folder.write(replace(found, architecture=a, network=network), target)
+    folder.write(replace(examples, architecture=a, network=network), target)
     return target
 
 
@@ -234,9 +234,9 @@ def test_real_weights_by_the_command(
     np.testing.assert_allclose(computed(tmp_path / "float32", ids[:1]), wanted[:1], atol=1e-5)
     assert (computed(tmp_path / "int8", ids) * wanted).sum(1).min() > 0.95
     assert (tmp_path / "int8" / onnx.FILE).stat().st_size < 0.3 * (tmp_path / "float32" / onnx.FILE).stat().st_size
-    said = command("convert", few, tmp_path / "int8", "--to", "onnx")
-    assert (said.code, len(said.lines)) == (2, 1)
-    assert "--force" in said.err
+    result = command("convert", few, tmp_path / "int8", "--to", "onnx")
+    assert (result.code, len(result.lines)) == (2, 1)
+    assert "--force" in result.err
 
 
 @pytest.mark.parametrize(
@@ -248,7 +248,7 @@ def test_real_weights_by_the_command(
     ],
 )
 def test_others_are_refused(tmp_path: Path, changes: dict[str, object], readout: Readout, reason: str) -> None:
-    contents = made(preset("bert-base").architecture.with_values(SMALL | changes), None, readout, {"token": 3})
+    contents = model_of(preset("bert-base").architecture.with_values(SMALL | changes), None, readout, {"token": 3})
     with pytest.raises(UserError, match=f"ONNX: .*{reason}"):
         onnx.write(contents, tmp_path / "o")
     assert not (tmp_path / "o").exists()
@@ -257,7 +257,7 @@ def test_others_are_refused(tmp_path: Path, changes: dict[str, object], readout:
 @pytest.mark.parametrize("point", LATER)
 def test_axes_it_does_not_know_are_refused(tmp_path: Path, point: str) -> None:
     axes, reason = LATER[point]
-    contents = made(preset("bert-base").architecture.with_values(SMALL | axes), None)
+    contents = model_of(preset("bert-base").architecture.with_values(SMALL | axes), None)
     wanted = "full attention" if "attention" in axes else re.escape(reason)
     with pytest.raises(UserError, match=f"ONNX: .*{wanted}"):
         onnx.write(contents, tmp_path / "o")
@@ -266,7 +266,7 @@ def test_axes_it_does_not_know_are_refused(tmp_path: Path, point: str) -> None:
 
 @pytest.mark.parametrize(("axes", "reason"), [({}, "a query stream"), ({"query_stream": False}, "RelativePositions")])
 def test_xlnet_is_refused(tmp_path: Path, axes: dict[str, object], reason: str) -> None:
-    contents = made(preset("xlnet-base").architecture.with_values(SMALL | axes), None)
+    contents = model_of(preset("xlnet-base").architecture.with_values(SMALL | axes), None)
     with pytest.raises(UserError, match=f"ONNX: encoder.* has {reason}, which bertree cannot export"):
         onnx.write(contents, tmp_path / "o")
     assert not (tmp_path / "o").exists()
@@ -274,7 +274,7 @@ def test_xlnet_is_refused(tmp_path: Path, axes: dict[str, object], reason: str) 
 
 @pytest.mark.parametrize("change", UNKNOWN)
 def test_unknown_parts_are_refused_by_name(tmp_path: Path, change: str) -> None:
-    contents = made(preset("bert-base").architecture.with_values(SMALL | {"layers": 2}), None)
+    contents = model_of(preset("bert-base").architecture.with_values(SMALL | {"layers": 2}), None)
     put_in, reason = UNKNOWN[change]
     put_in(contents.network.encoder)
     with pytest.raises(UserError, match=re.escape(f"ONNX: {reason}")):

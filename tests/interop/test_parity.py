@@ -68,16 +68,16 @@ def test_heads_and_gradients_equal_transformers(member: str, suffix: str, seed: 
     contents = load(model, tmp_path)
     network = contents.network
     ids, kinds = ragged([7, 1, 12, 7, 3, 20], axes_of(contents).vocab_size, axes_of(contents).segments, seed)
-    given, batch = padded(model, ids, kinds), batch_of(ids, kinds)
-    theirs_hidden = flat(model.base_model(**given).last_hidden_state, ids)
+    inputs, batch = padded(model, ids, kinds), batch_of(ids, kinds)
+    theirs_hidden = flat(model.base_model(**inputs).last_hidden_state, ids)
     hidden = network(batch)
     assert (hidden - theirs_hidden).abs().max() < HIDDEN
 
     everything = torch.arange(hidden.shape[0])
     ours: list[torch.Tensor] = []
     if suffix == "ForMultipleChoice":  # three options for each of two questions
-        given = {name: value.view(2, 3, -1) for name, value in given.items()}
-    out = model(**given)
+        inputs = {name: value.view(2, 3, -1) for name, value in inputs.items()}
+    out = model(**inputs)
     kind = HEADS[suffix]
     if "mask" in kind:
         ours.append(network.mask_logits(hidden, everything))

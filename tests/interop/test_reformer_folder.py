@@ -174,9 +174,9 @@ def test_verbs_work_on_a_folder_of_hugging_face(tmp_path: Path, command: Command
     assert shown.code == 0
     assert "reversible" in shown.out
     for arguments in ((theirs, ours, "--to", "bertree"), (ours, back, "--to", "huggingface")):
-        made = command("convert", *arguments)
-        assert made.code == 0
-        assert "lm_head.bias" in made.err
+        result = command("convert", *arguments)
+        assert result.code == 0
+        assert "lm_head.bias" in result.err
     assert (back / "model.safetensors").read_bytes() == (theirs / "model.safetensors").read_bytes()
     before, after = (json.loads((path / "config.json").read_text()) for path in (theirs, back))
     assert {key for key in after if after[key] != before.get(key)} == {

@@ -85,9 +85,9 @@ def padded(ids: list[list[int]]) -> tuple[Tensor, Tensor]:
     return rows, torch.tensor([[1] * len(row) + [0] * (WHOLE[0] - len(row)) for row in ids])
 
 
-def scored(model: transformers.PreTrainedModel, kind: str, given: tuple[Tensor, Tensor]) -> Tensor:
+def scored(model: transformers.PreTrainedModel, kind: str, arguments: tuple[Tensor, Tensor]) -> Tensor:
     """What transformers gives for the real tokens, or for the texts."""
-    hidden, real = states(model, *given), given[1].bool()
+    hidden, real = states(model, *arguments), arguments[1].bool()
     if kind == "sequence":
         return model.classifier(hidden)
     head = {"mask": "lm_head", "span": "qa_outputs"}.get(kind)
@@ -154,9 +154,9 @@ def test_what_is_read_and_written_is_the_same_for_transformers(suffix: str, name
     again = type(model).from_pretrained(tmp_path / "ours").eval()
     assert list(contents.network.heads) == ([HEADS[suffix]] if HEADS[suffix] else [])
     assert again.config.architectures == [type(model).__name__]
-    given, _ = ragged([19], contents.architecture.vocab_size, 0, 0)
+    row, _ = ragged([19], contents.architecture.vocab_size, 0, 0)
     with torch.no_grad():
-        before, after = (states(one, torch.tensor(given)) for one in (model, again))
+        before, after = (states(one, torch.tensor(row)) for one in (model, again))
     assert torch.equal(before, after)
     if HEADS[suffix] == "mask":
         assert torch.equal(again.lm_head.bias, model.lm_head.bias)

@@ -64,9 +64,9 @@ def flat(tensor: Tensor, ids: list[list[int]]) -> Tensor:
     return torch.cat([tensor[i, -len(row) :] for i, row in enumerate(ids)])
 
 
-def as_options(given: dict[str, Tensor]) -> dict[str, Tensor]:
+def as_options(arguments: dict[str, Tensor]) -> dict[str, Tensor]:
     """Three questions of two options each."""
-    return {name: tensor.unflatten(0, (3, 2)) for name, tensor in given.items()}
+    return {name: tensor.unflatten(0, (3, 2)) for name, tensor in arguments.items()}
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -79,8 +79,8 @@ def test_states_logits_and_gradients_equal_transformers(suffix: str, seed: int, 
     contents = load(model, tmp_path)
     network, kind = contents.network, HEADS[suffix]
     ids, kinds = inputs(contents.architecture.vocab_size, seed)
-    batch, given = batch_of(ids, kinds), padded(ids, kinds)
-    out = model(**(as_options(given) if kind == "choice" else given), output_hidden_states=True)
+    batch, peer_inputs = batch_of(ids, kinds), padded(ids, kinds)
+    out = model(**(as_options(peer_inputs) if kind == "choice" else peer_inputs), output_hidden_states=True)
     hidden = network(batch)
     assert (hidden - flat(out.hidden_states[-1], ids)).abs().max() < HIDDEN
     if kind == "mask":
@@ -116,8 +116,8 @@ def test_losses_of_tokens_predicted_in_an_order_equal_transformers(seed: int, tm
     theirs = torch.zeros(())
     for row, kind, rank, places in zip(ids, kinds, ranks, chosen, strict=True):
         tokens = torch.tensor(row)
-        given = {"input_ids": tokens[None], "token_type_ids": torch.tensor(kind)[None], **masks_of(rank, places)}
-        theirs = theirs + model(**given, labels=tokens[places][None]).loss * len(places)
+        options = {"input_ids": tokens[None], "token_type_ids": torch.tensor(kind)[None], **masks_of(rank, places)}
+        theirs = theirs + model(**options, labels=tokens[places][None]).loss * len(places)
     assert ours.item() == pytest.approx(theirs.item(), rel=HIDDEN)
     ours.backward()
     theirs.backward()
@@ -129,15 +129,15 @@ def test_the_loss_of_answers_with_a_beam_equals_transformers(seed: int, tmp_path
     model = peer("xlnet", "ForQuestionAnswering", seed, **settings(80 + seed))
     contents = load(model, tmp_path)
     ids, kinds = inputs(contents.architecture.vocab_size, seed)
-    given, longest = padded(ids, kinds), max(LENGTHS)
+    peer_inputs, longest = padded(ids, kinds), max(LENGTHS)
     answers = [(0, 0) if n < 4 else (1 + n // 4, n // 2) for n in LENGTHS]  # 0: the last token, "no answer"
     first = [longest - n for n in LENGTHS]
     places = torch.tensor(
         [[at + (a - 1) % n for a in pair] for at, n, pair in zip(first, LENGTHS, answers, strict=True)]
     )
     theirs = model(
-        **given,
-        p_mask=1.0 - given["attention_mask"],
+        **peer_inputs,
+        p_mask=1.0 - peer_inputs["attention_mask"],
         cls_index=torch.full((len(LENGTHS),), longest - 1),
         start_positions=places[:, 0],
         end_positions=places[:, 1],
@@ -162,7 +162,7 @@ def test_what_is_read_and_written_is_the_same_for_transformers(suffix: str, tmp_
     contents = round_trip(model, tmp_path)
     again = type(model).from_pretrained(tmp_path / "ours").eval()
     ids, kinds = inputs(contents.architecture.vocab_size, 0)
-    given = padded(ids, kinds)
+    peer_inputs = padded(ids, kinds)
     if suffix == "ForMultipleChoice":
-        given = as_options(given)
-    assert (again(**given)[0] - model(**given)[0]).abs().max() < HIDDEN
+        peer_inputs = as_options(peer_inputs)
+    assert (again(**peer_inputs)[0] - model(**peer_inputs)[0]).abs().max() < HIDDEN

@@ -32,18 +32,20 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", metavar="NAME", choices=[case.name for case in CASES])
     parser.add_argument("--signals", action="store_true", help="doubled signals instead, for the verbs that train")
     parser.add_argument("--fault", help="only this trial, as a line about a failure gives it")
-    given = parser.parse_args()
-    cases = [case for case in CASES if not given.only or case.name in given.only]
-    if given.signals:
+    arguments = parser.parse_args()
+    cases = [case for case in CASES if not arguments.only or case.name in arguments.only]
+    if arguments.signals:
         cases = [case for case in cases if case.trains]
-    faults = [Fault(kind, float(at)) for kind, at in (one.split(":") for one in (given.fault or "").split(",") if one)]
+    faults = [
+        Fault(kind, float(at)) for kind, at in (one.split(":") for one in (arguments.fault or "").split(",") if one)
+    ]
     counts = []
     with tempfile.TemporaryDirectory() as name:
         folders = TrialFolders(Path(name), cases)
         for case in cases:
             counts.append(
                 run_case(
-                    folders, case, given.count, given.seed, given.signals, faults,
+                    folders, case, arguments.count, arguments.seed, arguments.signals, faults,
                     lambda what, name=case.name: print(f"\r{name}: {what:40}", end="", file=sys.stderr, flush=True),
                 )
             )  # fmt: skip

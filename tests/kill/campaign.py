@@ -35,34 +35,34 @@ def run_case(
     count: int,
     seed: int,
     signals: bool,
-    given: Sequence[Fault] = (),
+    arguments: Sequence[Fault] = (),
     advance: Callable[[str], None] = lambda what: None,
 ) -> Count:
     """Run the trials of one case. `given`: only this one."""
-    found, moments = Count(case.name), random.Random(f"{seed} {case.name}")
+    counts, moments = Count(case.name), random.Random(f"{seed} {case.name}")
     advance("undisturbed")
     trials = Trials(folders, case)
     seconds = trials.expected.seconds
     few = max(2, count // 5) if case.slow else count
-    plan: list[list[Fault]] = [list(given)] if given else []
+    plan: list[list[Fault]] = [list(arguments)] if arguments else []
     if not plan and not signals and not case.slow:
         plan += [[Fault("operation", number)] for number in choose(trials.expected.operations, 2 * few, moments)]
-    for _ in range(0 if given else few):
+    for _ in range(0 if arguments else few):
         kinds = ("INT", "TERM") if signals else ("kill",)
         times = 1 if signals else moments.randint(1, 3)
         plan.append([Fault(moments.choice(kinds), moments.uniform(0.01, 1.0) * seconds) for _ in range(times)])
     for faults in plan:
         advance(", ".join(map(str, faults)))
         verdict = trials.trial(faults)
-        kind = faults[0].kind if faults[0].kind in found.kinds else "signal"
-        found.kinds[kind] += verdict.hit
-        found.late += not verdict.hit
-        for name in found.broken:
-            found.broken[name] += bool(getattr(verdict, name))
+        kind = faults[0].kind if faults[0].kind in counts.kinds else "signal"
+        counts.kinds[kind] += verdict.hit
+        counts.late += not verdict.hit
+        for name in counts.broken:
+            counts.broken[name] += bool(getattr(verdict, name))
         if verdict.broken:
             again = f"python -m tests.kill --only {shlex.quote(case.name)} --fault {','.join(map(str, faults))}"
-            found.lines += [again, *(f"    {line}" for line in verdict.broken[:6])]
-    return found
+            counts.lines += [again, *(f"    {line}" for line in verdict.broken[:6])]
+    return counts
 
 
 def choose(operations: Sequence[str], most: int, moments: random.Random) -> list[int]:

@@ -111,21 +111,21 @@ def _counted_exchange(operations: Operations) -> Callable[[Path, Path], bool]:
 
 
 def _counted(operations: Operations, name: str, inner: Callable[..., Any]) -> Callable[..., Any]:
-    def call(file: Any, *given: Any, **named: Any) -> Any:
+    def call(file: Any, *arguments: Any, **named: Any) -> Any:
         folder = named.get("dir_fd")
         where = os.path.join(os.readlink(f"/proc/self/fd/{folder}"), file) if isinstance(folder, int) else file
         operations.before(name, where)
-        return inner(file, *given, **named)
+        return inner(file, *arguments, **named)
 
     return call
 
 
 def _counted_os_open(operations: Operations) -> Callable[..., int]:
-    def call(path: Any, flags: int, *given: Any, **named: Any) -> int:
+    def call(path: Any, flags: int, *arguments: Any, **named: Any) -> int:
         writes = bool(flags & (os.O_CREAT | os.O_TRUNC)) and named.get("dir_fd") is None
         if writes:
             operations.before("create", path)
-        handle = _os_open(path, flags, *given, **named)
+        handle = _os_open(path, flags, *arguments, **named)
         if writes:
             operations.before("created", path)
         return handle
@@ -136,11 +136,11 @@ def _counted_os_open(operations: Operations) -> Callable[..., int]:
 def _counted_writer(operations: Operations, name: str, inner: Callable[..., Any], argument: int) -> Callable[..., Any]:
     """Fail before, or with half of the file written."""
 
-    def call(*given: Any, **named: Any) -> Any:
-        path = operations.watches(given[argument])
+    def call(*arguments: Any, **named: Any) -> Any:
+        path = operations.watches(arguments[argument])
         if path is not None and operations.meets_fault(name, path):
             _fail_in_library(operations, name, path)
-        result = inner(*given, **named)
+        result = inner(*arguments, **named)
         if path is not None and operations.meets_fault(f"half {name}", path):
             _truncate(path, os.stat(path).st_size // 2)
             _fail_in_library(operations, name, path)
@@ -214,23 +214,23 @@ def _counted_connect(operations: Operations) -> Callable[..., Any]:
     inner = sqlite3.connect
 
     class Connection(sqlite3.Connection):
-        def execute(self, statement: str, *given: Any) -> Any:
+        def execute(self, statement: str, *arguments: Any) -> Any:
             if statement.upper().startswith("COMMIT"):
                 path = self._path
                 if path is not None and operations.meets_fault("commit", path):
                     _fail_in_database(operations, path)
-                result = super().execute(statement, *given)
+                result = super().execute(statement, *arguments)
                 if path is not None and operations.meets_fault("committed", path):
                     _fail_in_database(operations, path)
                 return result
-            return super().execute(statement, *given)
+            return super().execute(statement, *arguments)
 
         @property
         def _path(self) -> str | None:
             (_, _, path), *_rest = super().execute("PRAGMA database_list").fetchall()
             return operations.watches(path) if path else None
 
-    def call(*given: Any, **named: Any) -> Any:
-        return inner(*given, factory=Connection, **named)
+    def call(*arguments: Any, **named: Any) -> Any:
+        return inner(*arguments, factory=Connection, **named)
 
     return call

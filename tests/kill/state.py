@@ -48,12 +48,12 @@ TIMED_CHART = re.compile(r">[^<]*(?:tokens/s|texts/s|\d ms)<")
 
 def read_state(work: Path, case: Case) -> State:
     """Read everything below a folder but the files of an index: they have other names after other commits."""
-    found = {}
+    state = {}
     for path in sorted(work.rglob("*")):
         name = str(path.relative_to(work))
         if not case.index or not name.startswith(f"{case.index}/"):
-            found[name] = FOLDER if path.is_dir() else _content(path, work, case)
-    return found
+            state[name] = FOLDER if path.is_dir() else _content(path, work, case)
+    return state
 
 
 def _content(path: Path, work: Path, case: Case) -> str:
@@ -90,15 +90,15 @@ def _page_text(page: str) -> str:
 
 def differences(one: State, other: State) -> list[str]:
     """Name the files that differ, with the first lines that do."""
-    found = []
+    messages = []
     for name in sorted(one.keys() | other.keys()):
         first, second = one.get(name), other.get(name)
         if first is None or second is None:
-            found.append(f"{name}: is only in {'the second' if first is None else 'the first'}")
+            messages.append(f"{name}: is only in {'the second' if first is None else 'the first'}")
         elif first != second:
             lines = difflib.unified_diff(first.splitlines(), second.splitlines(), lineterm="", n=0)
-            found.append(f"{name}: {' | '.join([line[:120] for line in lines][3:7])}")
-    return found
+            messages.append(f"{name}: {' | '.join([line[:120] for line in lines][3:7])}")
+    return messages
 
 
 class IndexState(NamedTuple):
@@ -127,7 +127,7 @@ def _load(model: Path) -> Model:
 
 def newest_steps(out: Path) -> list[tuple[str, int, int]]:
     """Return for every unfinished run below a folder the last step that is logged and the newest that is saved."""
-    found = []
+    steps = []
     for log in out.rglob("metrics.jsonl"):
         folder = log.parent
         if (folder / "metrics.json").exists() or (folder / "model").exists():
@@ -135,5 +135,5 @@ def newest_steps(out: Path) -> list[tuple[str, int, int]]:
         lines = [json.loads(line) for line in log.read_text().splitlines() if line.endswith("}")]
         logged = max((line["step"] for line in lines if line["kind"] == "train"), default=0)
         saved = max((int(path.name[5:]) for path in (folder / "checkpoints").glob("step-*")), default=0)
-        found.append((folder.name, logged, saved))
-    return found
+        steps.append((folder.name, logged, saved))
+    return steps

@@ -26,9 +26,9 @@ def test_every_verb_and_option_that_writes_is_killed() -> None:
 
 @pytest.mark.parametrize("name", SHORT)
 def test_a_killed_command_ends_in_the_same_bytes(name: str, folders: TrialFolders) -> None:
-    found = run_case(folders, BY_NAME[name], 1, 0, signals=False)
-    assert found.lines == []
-    assert found.kinds["operation"] == 2
+    counts = run_case(folders, BY_NAME[name], 1, 0, signals=False)
+    assert counts.lines == []
+    assert counts.kinds["operation"] == 2
 
 
 def write_in_place() -> None:

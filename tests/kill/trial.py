@@ -172,18 +172,18 @@ class Trials:
         before, index_before = read_state(folders.work, case), self._index()
         folders.log.unlink(missing_ok=True)
         folders.finish(case.words, case, 0)
-        found = read_state(folders.work, case)
+        state = read_state(folders.work, case)
         counted = folders.log.read_text().splitlines() if folders.log.exists() else []
         folders.reset(self.source)
         began = time.monotonic()
         folders.finish(case.words, case)
         seconds = time.monotonic() - began
         again = read_state(folders.work, case)
-        if unequal := differences(found, again):
+        if unequal := differences(state, again):
             raise RuntimeError(f"{case.name}: two undisturbed runs differ: {unequal[:3]}")
         if rest := sorted(folders.temporary.iterdir()):
             raise RuntimeError(f"{case.name}: an undisturbed run leaves {rest[0]}")
-        return Undisturbed(before, found, index_before, self._index(), counted, seconds)
+        return Undisturbed(before, state, index_before, self._index(), counted, seconds)
 
     def _index(self) -> IndexState:
         if not self.case.index:
@@ -267,12 +267,12 @@ class Trials:
 
     def _check_index(self, verdict: Verdict) -> None:
         before, after = self.expected.index_before.documents, self.expected.index_after.documents
-        found = self._index().documents
-        for id, entry in found.items():
+        documents = self._index().documents
+        for id, entry in documents.items():
             if entry not in (before.get(id), after.get(id)):
                 verdict.lost.append(f"{self.case.index}: document {id} is neither the old nor the new one")
         verdict.lost += [
-            f"{self.case.index}: document {id} is gone" for id in before if id in after and id not in found
+            f"{self.case.index}: document {id} is gone" for id in before if id in after and id not in documents
         ]
 
     def _check_saved(self, process: BaseProcess, fault: Fault, verdict: Verdict) -> None:
@@ -289,11 +289,11 @@ class Trials:
 
     def _check_end(self, verdict: Verdict) -> None:
         folders, case, expected = self.folders, self.case, self.expected
-        found = read_state(folders.work, case)
-        verdict.left += [f"{name}" for name in sorted(found.keys() - expected.after.keys())]
+        state = read_state(folders.work, case)
+        verdict.left += [f"{name}" for name in sorted(state.keys() - expected.after.keys())]
         verdict.left += [str(path.relative_to(folders.root)) for path in sorted(folders.temporary.iterdir())]
-        verdict.lost += [f"{name}: is missing" for name in sorted(expected.after.keys() - found.keys())]
-        both = {name: found[name] for name in found.keys() & expected.after.keys()}
+        verdict.lost += [f"{name}: is missing" for name in sorted(expected.after.keys() - state.keys())]
+        both = {name: state[name] for name in state.keys() & expected.after.keys()}
         verdict.different += differences({name: expected.after[name] for name in both}, both)
         if case.index:
             index = self._index()
@@ -313,7 +313,7 @@ def _is_finished(code: int | None, output: str) -> bool:
 
 
 def _below(state: State, name: str) -> State:
-    return {path: found for path, found in state.items() if path == name or path.startswith(f"{name}/")}
+    return {path: value for path, value in state.items() if path == name or path.startswith(f"{name}/")}
 
 
 def _signal_twice(process: int, number: int) -> None:

@@ -67,9 +67,9 @@ def test_a_transformer_has_a_pooler_if_the_head_reads_one() -> None:
         (roberta, "sequence", False, False),
         (roberta, "choice", False, True),
     ):
-        found = a.for_task(head, pairs=True, reads_states=reads_states)
-        assert isinstance(found, Transformer)
-        assert found.pooler is expected
+        changed = a.for_task(head, pairs=True, reads_states=reads_states)
+        assert isinstance(changed, Transformer)
+        assert changed.pooler is expected
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -120,9 +120,9 @@ def test_an_unknown_kind_is_refused() -> None:
 
 def test_no_code_asks_for_the_kind_by_its_name() -> None:
     asked = re.compile(r"\.body\s*(==|!=|in\b|not in\b)|\bin \([^)]*\.body")
-    found = [f"{path}: {line}" for path in SOURCE.rglob("*.py") for line in path.read_text().splitlines()
+    lines = [f"{path}: {line}" for path in SOURCE.rglob("*.py") for line in path.read_text().splitlines()
              if asked.search(line)]  # fmt: skip
-    assert not found
+    assert not lines
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -69,9 +69,9 @@ class Peer:
         return TaskLabels(torch.tensor(answers), torch.arange(total), torch.tensor(cells), width)
 
     def network(self) -> Network:
-        made = build(small(), {"beam-span": 0})
-        made.heads["beam-span"] = self.head
-        return made
+        network = build(small(), {"beam-span": 0})
+        network.heads["beam-span"] = self.head
+        return network
 
     def loss(self, labels: TaskLabels) -> Tensor:
         ids = torch.zeros(len(self.states), dtype=torch.int64)
@@ -125,25 +125,25 @@ def test_questions_without_a_label_are_not_asked(peer: Peer) -> None:
 @torch.no_grad()
 def test_the_beam_is_that_of_transformers(peer: Peer) -> None:
     """transformers flattens the last tokens by rank, then by first token, and may begin with "no answer"."""
-    said = peer.model(**peer.given)
+    expected = peer.model(**peer.given)
     labels = peer.labels(ANSWERS)
     found = peer.head(peer.states, labels.grid).split([len(chosen(n)) for n in range(len(LENGTHS))])
-    ends = said.end_top_log_probs.view(len(LENGTHS), 7, STARTS + 1), said.end_top_index.view(-1, 7, STARTS + 1)
+    ends = expected.end_top_log_probs.view(len(LENGTHS), 7, STARTS + 1), expected.end_top_index.view(-1, 7, STARTS + 1)
     for number, rows in enumerate(found):
         places, none = chosen(number), LENGTHS[number] - 1
-        kept = [k for k, place in enumerate(said.start_top_index[number].tolist()) if place != none][:STARTS]
-        there = min(len(places) - 1, STARTS)
-        assert len(kept) >= there
-        for rank, k in enumerate(kept[:there], 1):
+        kept = [k for k, place in enumerate(expected.start_top_index[number].tolist()) if place != none][:STARTS]
+        count = min(len(places) - 1, STARTS)
+        assert len(kept) >= count
+        for rank, k in enumerate(kept[:count], 1):
             row = int((rows[:, 1] == rank).nonzero())
-            assert places[row] == said.start_top_index[number, k]
-            assert float(rows[row, 0].exp()) == pytest.approx(float(said.start_top_log_probs[number, k]), rel=1e-5)
+            assert places[row] == expected.start_top_index[number, k]
+            assert float(rows[row, 0].exp()) == pytest.approx(float(expected.start_top_log_probs[number, k]), rel=1e-5)
             shares = dict(zip(ends[1][number, :, k].tolist(), ends[0][number, :, k].tolist(), strict=True))
             for place, share in shares.items():
                 if place in places:
                     ours = float(rows[places.index(place), 2 + rank].exp())
                     assert ours == pytest.approx(share, rel=1e-4, abs=1e-7)
-        assert torch.allclose(rows[:, 2], said.cls_logits[number], atol=1e-5)
+        assert torch.allclose(rows[:, 2], expected.cls_logits[number], atol=1e-5)
 
 
 @torch.no_grad()

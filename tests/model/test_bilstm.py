@@ -11,7 +11,7 @@ from tests.support.quick import example_count
 IN, WIDTH = 6, 4
 
 
-def made(layers: int, dropout: float = 0.0) -> BidirectionalLstm:
+def network_of(layers: int, dropout: float = 0.0) -> BidirectionalLstm:
     torch.manual_seed(0)
     return BidirectionalLstm(IN, WIDTH, layers, dropout)
 
@@ -19,7 +19,7 @@ def made(layers: int, dropout: float = 0.0) -> BidirectionalLstm:
 @example_count(25)
 @given(lengths=st.lists(st.integers(0, 7), max_size=7), seed=st.integers(0, 99), layers=st.integers(1, 2))
 def test_each_sequence_is_read_as_if_alone(lengths: list[int], seed: int, layers: int) -> None:
-    lstm, batch = made(layers), Batch.pack([[1] * n for n in lengths])
+    lstm, batch = network_of(layers), Batch.pack([[1] * n for n in lengths])
     x = torch.randn(sum(lengths), IN, generator=torch.Generator().manual_seed(seed)).requires_grad_()
     out = lstm(x, batch)
     assert out.shape == (sum(lengths), 2 * WIDTH)
@@ -38,7 +38,7 @@ def test_each_sequence_is_read_as_if_alone(lengths: list[int], seed: int, layers
 def test_dropout_lies_between_the_layers_and_precision_is_the_weights() -> None:
     batch, x = Batch.pack([[1, 2], [3]]), torch.randn(3, IN)
     for layers, differs in ((1, False), (2, True)):
-        lstm = made(layers, dropout=0.5).train()
+        lstm = network_of(layers, dropout=0.5).train()
         assert torch.equal(lstm(x, batch), lstm(x, batch)) != differs
         lstm.eval()
         with torch.autocast("cpu", torch.bfloat16):

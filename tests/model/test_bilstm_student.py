@@ -28,7 +28,7 @@ def point(**axes: object) -> Architecture:
     return Transformer().with_values(values | {"layers": 1, "init_std": 0.3} | axes)
 
 
-def made(heads: dict[str, int] | None = None, readout: Readout | None = None, **axes: object) -> Network:
+def samples(heads: dict[str, int] | None = None, readout: Readout | None = None, **axes: object) -> Network:
     torch.manual_seed(0)
     return build(point(**axes), heads or {"sequence": 3}, readout).eval()
 
@@ -74,7 +74,7 @@ def test_operations_are_those_of_the_gates() -> None:
 @example_count(20)
 @given(lengths=st.lists(st.integers(1, 7), min_size=1, max_size=6), layers=st.integers(1, 3), seed=st.integers(0, 99))
 def test_a_packed_text_is_read_as_if_alone(lengths: list[int], layers: int, seed: int) -> None:
-    network, draw = made(layers=layers), torch.Generator().manual_seed(seed)
+    network, draw = samples(layers=layers), torch.Generator().manual_seed(seed)
     texts = [torch.randint(0, VOCABULARY, (n,), generator=draw).tolist() for n in lengths]
     batch = Batch.pack(texts)
     states = network(batch)
@@ -84,7 +84,7 @@ def test_a_packed_text_is_read_as_if_alone(lengths: list[int], layers: int, seed
 
 
 def test_every_depth_is_given() -> None:
-    network, batch = made(layers=3), Batch.pack([[5, 6, 7], [8]])
+    network, batch = samples(layers=3), Batch.pack([[5, 6, 7], [8]])
     states = list(network.encoder.states(batch))
     assert [state.shape for state in states] == [(4, E), (4, WIDTH), (4, WIDTH), (4, WIDTH)]
     assert torch.equal(states[-1], network(batch))
@@ -94,7 +94,7 @@ def test_every_depth_is_given() -> None:
 def test_a_pair_is_two_texts_read_apart_and_compared(marked: bool) -> None:
     """By segments, or by where the second text begins; beside it a text alone, whose v is 0."""
     one, two, single = [5, 6, 7], [8, 9], [10, 11, 12, 13]
-    network = made(sequence_head="compare")
+    network = samples(sequence_head="compare")
     if marked:
         batch = Batch.pack([one + two, single, [], two + one], [[0] * 3 + [1] * 2, None, None, [0] * 2 + [1] * 3])
     else:
@@ -118,18 +118,18 @@ def test_a_pair_is_two_texts_read_apart_and_compared(marked: bool) -> None:
 
 
 def test_without_compare_a_pair_is_one_text() -> None:
-    network = made()
+    network = samples()
     batch = Batch.pack([[5, 6, 7, 8]], [[0, 0, 1, 1]])
     assert torch.allclose(network(batch), read_alone(network, [5, 6, 7, 8]), atol=1e-6)
 
 
 def test_heads_and_what_is_on_top() -> None:
     batch = Batch.pack([[5, 6, 7], [8, 9]], [[0, 0, 1], None])
-    network = made({"token": 4, "span": 2, "choice": 1}, layers=2)
+    network = samples({"token": 4, "span": 2, "choice": 1}, layers=2)
     states = network(batch)
     shapes = {name: tuple(network.class_logits(name, states, batch).shape) for name in network.heads}
     assert shapes == {"token": (5, 4), "span": (5, 2), "choice": (2, 1)}
-    frozen = made(readout=Readout(frozen=True), sequence_head="compare")
+    frozen = samples(readout=Readout(frozen=True), sequence_head="compare")
     assert frozen.class_logits("sequence", frozen(batch), batch).shape == (2, 3)
     assert [name for name, p in frozen.named_parameters() if p.requires_grad] == [
         "heads.sequence.out.weight",
@@ -137,16 +137,16 @@ def test_heads_and_what_is_on_top() -> None:
     ]
     for name in ("mask", "pair"):
         with pytest.raises(UserError, match=f"head '{name}': a bilstm is not pretrained"):
-            made({name: 2})
+            samples({name: 2})
     for readout in (Readout(layers="embeddings"), Readout(lstm=4)):
         with pytest.raises(UserError, match=r"top\.layers, top\.lstm.*bilstm"):
-            made(readout=readout)
+            samples(readout=readout)
 
 
 def test_dropout_is_on_embeddings_and_between_layers() -> None:
     batch = Batch.pack([[5, 6, 7]])
     for layers, embeddings, differs in ((1, 0.0, False), (2, 0.0, True), (1, 0.5, True)):
-        network = made(layers=layers, dropout=0.5).train()
+        network = samples(layers=layers, dropout=0.5).train()
         network.encoder.embeddings.dropout.p = embeddings
         assert torch.equal(network(batch), network(batch)) != differs
 
@@ -241,7 +241,7 @@ def test_a_folder_gives_back_the_same_bytes(head: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "given", "reason"),
+    ("line", "arguments", "reason"),
     [
         (
             "segments = 0",
@@ -255,12 +255,14 @@ def test_a_folder_gives_back_the_same_bytes(head: str, tmp_path: Path) -> None:
         ("heads = 1\n", "", ""),
     ],
 )
-def test_a_file_with_a_value_on_an_axis_that_a_bilstm_lacks(line: str, given: str, reason: str, tmp_path: Path) -> None:
+def test_a_file_with_a_value_on_an_axis_that_a_bilstm_lacks(
+    line: str, arguments: str, reason: str, tmp_path: Path
+) -> None:
     model = random_model(point(), {"sequence": 3})
     model.save(tmp_path)
     text = (tmp_path / "bertree.toml").read_text()
     assert text.count(f"\n{line}") == 1
-    (tmp_path / "bertree.toml").write_text(text.replace(f"\n{line}", f"\n{given}"))
+    (tmp_path / "bertree.toml").write_text(text.replace(f"\n{line}", f"\n{arguments}"))
     if not reason:
         assert bertree.load(tmp_path).architecture == model.architecture
         return

@@ -150,9 +150,9 @@ def test_a_change_brings_what_it_implies() -> None:
     pre: Any = Transformer().with_values({"residual": "pre-norm"})
     assert (pre.embedding_norm, pre.residual_init) == (False, "scaled")
     assert pre.with_values({"residual": "post-norm"}) == Transformer()
-    given = {"residual": "pre-norm", "embedding_norm": True, "residual_init": "plain"}
-    assert Transformer().with_values(given).differences(Transformer()) == {"residual": ("post-norm", "pre-norm")}
-    assert Transformer().with_values(given).with_values({"residual": "pre-norm"}).embedding_norm  # nothing changed
+    axes = {"residual": "pre-norm", "embedding_norm": True, "residual_init": "plain"}
+    assert Transformer().with_values(axes).differences(Transformer()) == {"residual": ("post-norm", "pre-norm")}
+    assert Transformer().with_values(axes).with_values({"residual": "pre-norm"}).embedding_norm  # nothing changed
     assert parse_override("layers=6") == ("layers", 6)
     assert parse_override("pooler=false") == ("pooler", False)
     for wrong, reason in (("layers", "axis=value"), ("layer=6", "did you mean 'layers'"), ("layers=x", "whole number")):

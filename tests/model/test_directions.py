@@ -30,10 +30,10 @@ def small(direction: str) -> Architecture:
 def networks() -> dict[str, Network]:
     """One for each direction, with the weights of that of both."""
     torch.manual_seed(0)
-    made = {direction: build(small(direction), {"mask": 0}).eval() for direction in ("both", "forward", "backward")}
-    weights = made["both"].state_dict()
+    model = {direction: build(small(direction), {"mask": 0}).eval() for direction in ("both", "forward", "backward")}
+    weights = model["both"].state_dict()
     for direction, prefix in (("forward", ""), ("backward", "backward_reader.")):
-        own = made[direction].state_dict()
+        own = model[direction].state_dict()
         reader = f"encoder.{direction}_reader."
         own |= {name: weights[name] for name in own if name in weights}
         own |= {
@@ -41,8 +41,8 @@ def networks() -> dict[str, Network]:
             for name, tensor in weights.items()
             if name.startswith(reader)
         }
-        made[direction].load_state_dict(own)
-    return made
+        model[direction].load_state_dict(own)
+    return model
 
 
 def flip(states_th: Tensor, batch: Batch) -> Tensor:
@@ -59,38 +59,38 @@ def labels(batch: Batch) -> Batch:
 
 @torch.no_grad()
 def test_states_of_both_directions_are_those_of_each() -> None:
-    made, batch, reverse = networks(), Batch.pack(TEXTS), Batch.pack(REVERSED)
-    encoder = made["backward"].encoder
+    nets, batch, reverse = networks(), Batch.pack(TEXTS), Batch.pack(REVERSED)
+    encoder = nets["backward"].encoder
     assert isinstance(encoder, DirectedEncoder)
-    ahead, back = list(made["forward"].encoder.states(batch)), list(encoder.states(batch))
+    ahead, back = list(nets["forward"].encoder.states(batch)), list(encoder.states(batch))
     in_reverse = list(encoder.read_in_reverse().states(reverse))
     for state_th, reverse_th in zip(back, in_reverse, strict=True):
         assert torch.equal(state_th, flip(reverse_th, batch))
-    both = list(made["both"].encoder.states(batch))
+    both = list(nets["both"].encoder.states(batch))
     assert len(both) == 4
     for joined, one, other in zip(both, ahead, back, strict=True):
         assert torch.equal(joined, torch.cat([one, other], -1))
-    assert torch.equal(made["both"](batch), both[-1])
+    assert torch.equal(nets["both"](batch), both[-1])
     assert torch.equal(encoder.sequence_states(back[-1], batch), back[-1][batch.first])
-    ends = made["both"].encoder.sequence_states(torch.cat(both[-2:], -1), batch)
+    ends = nets["both"].encoder.sequence_states(torch.cat(both[-2:], -1), batch)
     wanted = [state for depth in (-2, -1) for state in (ahead[depth][batch.last], back[depth][batch.first])]
     assert torch.equal(ends, torch.cat(wanted, -1))
 
 
 def test_the_loss_of_both_is_the_mean_of_each_and_a_backward_model_predicts_reversed_texts() -> None:
-    made, batch = networks(), labels(Batch.pack(TEXTS))
+    nets, batch = networks(), labels(Batch.pack(TEXTS))
     objective = pretraining_objective(mlm=1.0)
-    loss = {name: objective(network, batch).losses["mlm"].sum for name, network in made.items()}
+    loss = {name: objective(network, batch).losses["mlm"].sum for name, network in nets.items()}
     loss["both"].backward()
     assert torch.allclose(loss["both"], (loss["forward"] + loss["backward"]) / 2, atol=1e-5)
-    assert all(parameter.grad is not None for parameter in made["both"].parameters())
-    encoder = made["backward"].encoder
+    assert all(parameter.grad is not None for parameter in nets["both"].parameters())
+    encoder = nets["backward"].encoder
     assert isinstance(encoder, DirectedEncoder)
-    reading = Network(encoder.read_in_reverse(), {"mask": made["backward"].heads["mask"]})
+    reading = Network(encoder.read_in_reverse(), {"mask": nets["backward"].heads["mask"]})
     expected = objective(reading, labels(Batch.pack(REVERSED))).losses["mlm"].sum
     assert torch.allclose(loss["backward"], expected, atol=1e-5)
     with torch.no_grad():
-        judged = objective(made["both"], batch).losses["mlm"]
+        judged = objective(nets["both"], batch).losses["mlm"]
     assert torch.allclose(judged.sum, loss["both"])
 
 

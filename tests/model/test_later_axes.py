@@ -35,9 +35,9 @@ cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 
 
 def architecture(**axes: object) -> Transformer:
-    made = Transformer().with_values(SMALL | axes)
-    assert isinstance(made, Transformer)
-    return made
+    changed = Transformer().with_values(SMALL | axes)
+    assert isinstance(changed, Transformer)
+    return changed
 
 
 @pytest.mark.parametrize("point", POINTS)
@@ -194,8 +194,8 @@ def kept_bytes(a: Transformer) -> int:
 def test_kept_activations_are_what_the_memory_model_says(axes: dict[str, object], once: int) -> None:
     """The model is for half precision; `once` are bytes that are in float32 there too."""
     plain, changed = architecture(dropout=0.0, pooler=False), architecture(dropout=0.0, pooler=False, **axes)
-    said = cost.costs(changed).activation_bytes() - cost.costs(plain).activation_bytes()
-    assert kept_bytes(changed) - kept_bytes(plain) == 64 * (2 * (said - once) + once)
+    predicted = cost.costs(changed).activation_bytes() - cost.costs(plain).activation_bytes()
+    assert kept_bytes(changed) - kept_bytes(plain) == 64 * (2 * (predicted - once) + once)
 
 
 @cuda

@@ -14,9 +14,9 @@ from bertree.model.readout import Readout, build_features
 
 def wide(**axes: object) -> Transformer:
     small = {"vocab_size": 50, "width": 16, "heads": 2, "layers": 2, "residual": "reversible", "embedding_width": 16}
-    made = Transformer().with_values(small | axes)
-    assert isinstance(made, Transformer)
-    return made
+    changed = Transformer().with_values(small | axes)
+    assert isinstance(changed, Transformer)
+    return changed
 
 
 @pytest.mark.parametrize(("kind", "shapes"), [

@@ -36,7 +36,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-def made(kind: str, **changes: Any) -> Network:
+def network_of(kind: str, **changes: Any) -> Network:
     """Build a small causal network of a kind of positions."""
     torch.manual_seed(3)
     network = build(Transformer(**(SMALL | KINDS[kind] | changes)), {"mask": 0}).eval()
@@ -70,7 +70,7 @@ def piece(rows: list[list[int]], lanes: list[int], starts: list[int], fresh: lis
 @pytest.mark.parametrize("sizes", [(1, 1, 1), (2, 3, 1)])
 @torch.no_grad()
 def test_decoding_with_a_cache_equals_reading_the_whole_text(kind: str, sizes: tuple[int, int, int]) -> None:
-    network, rows, prompts = made(kind), texts(11, 17, 14), (5, 2, 8)
+    network, rows, prompts = network_of(kind), texts(11, 17, 14), (5, 2, 8)
     expected = whole(network, rows)
     state = network.encoder.start_cache(3, 20)
     found = [[] for _ in rows]
@@ -93,8 +93,8 @@ def test_decoding_with_a_cache_equals_reading_the_whole_text(kind: str, sizes: t
 
 @torch.no_grad()
 def test_a_full_cache_forgets_the_oldest_tokens() -> None:
-    network, (row,) = made("relative"), texts(12)
-    window = replace_mask(made("relative"), 5)
+    network, (row,) = network_of("relative"), texts(12)
+    window = replace_mask(network_of("relative"), 5)
     state = network.encoder.start_cache(1, 6)
     for place, token in enumerate(row):
         hidden, state = network.encode(piece([[token]], [0], [place], [place == 0], 1), state)
@@ -112,7 +112,7 @@ def replace_mask(network: Network, left: int) -> Network:
 
 @torch.no_grad()
 def test_memory_that_holds_the_text_equals_reading_it_whole() -> None:
-    network, rows = made("relative-memory"), texts(13, 13)
+    network, rows = network_of("relative-memory"), texts(13, 13)
     state, found = None, []
     for low in range(0, 13, 4):
         batch = piece([row[low : low + 4] for row in rows], [0, 1], [0, 0], [low == 0] * 2, 2)
@@ -127,7 +127,7 @@ def test_memory_that_holds_the_text_equals_reading_it_whole() -> None:
 
 @torch.no_grad()
 def test_memory_holds_the_last_tokens_and_is_emptied_where_a_sequence_is_fresh() -> None:
-    network = made("relative-memory", memory=3)
+    network = network_of("relative-memory", memory=3)
     (one, two) = texts(8, 9)
     first = piece([one[:4], two[:2], two[2:6]], [0, 1, 1], [0] * 3, [True] * 3, 2)
     _, state = network.encode(first)
@@ -145,28 +145,28 @@ def test_memory_holds_the_last_tokens_and_is_emptied_where_a_sequence_is_fresh()
 
 @torch.no_grad()
 def test_another_memory_may_be_used_than_in_training() -> None:
-    network, (row,) = made("relative-memory", memory=3), texts(12)
+    network, (row,) = network_of("relative-memory", memory=3), texts(12)
     state = network.encoder.start_memory(1, length=20)
-    found = []
+    states = []
     for low in range(0, 12, 3):
         hidden, state = network.encode(piece([row[low : low + 3]], [0], [0], [low == 0], 1), state)
-        found.append(hidden)
-    assert (torch.cat(found) - whole(network, [row])[0]).abs().max() < 1e-5
+        states.append(hidden)
+    assert (torch.cat(states) - whole(network, [row])[0]).abs().max() < 1e-5
 
 
 def test_same_length_lets_every_token_see_as_many() -> None:
-    network, (row,) = made("relative-memory", memory=4, same_length=True, layers=1), texts(9)
-    expected = whole(replace_mask(made("relative-memory", layers=1), 3), [row])[0]
-    state, found = None, []
+    network, (row,) = network_of("relative-memory", memory=4, same_length=True, layers=1), texts(9)
+    expected = whole(replace_mask(network_of("relative-memory", layers=1), 3), [row])[0]
+    state, states = None, []
     for low in range(0, 9, 2):
         hidden, state = network.encode(piece([row[low : low + 2]], [0], [0], [low == 0], 1), state)
-        found.append(hidden)
-    assert (torch.cat(found) - expected).abs().max() < 1e-5
+        states.append(hidden)
+    assert (torch.cat(states) - expected).abs().max() < 1e-5
     assert (whole(network, [row])[0] - expected).abs().max() < 1e-5
 
 
 def test_gradients_reach_the_memory_through_keys_and_values_only() -> None:
-    network, (row,) = made("relative-memory", memory=4), texts(8)
+    network, (row,) = network_of("relative-memory", memory=4), texts(8)
     _, state = network.encode(piece([row[:4]], [0], [0], [True], 1))
     assert state is not None
     assert not state[MEMORY].requires_grad

@@ -81,16 +81,16 @@ def _ours(theirs: torch.nn.Module, causal: bool, rounds: int) -> Network:
 
 def _renamed(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """The weights of transformers' model under our names."""
-    found = {"embeddings.tokens.weight": state["embeddings.word_embeddings.weight"]}
+    renamed = {"embeddings.tokens.weight": state["embeddings.word_embeddings.weight"]}
     for i, name in enumerate(("rows", "columns")):
         table = state[f"embeddings.position_embeddings.weights.{i}"]
-        found[f"embeddings.positions.{name}.weight"] = table.reshape(-1, table.shape[-1])
+        renamed[f"embeddings.positions.{name}.weight"] = table.reshape(-1, table.shape[-1])
     for i, kind in enumerate(KINDS):
         attention, ffn = f"encoder.layers.{i}.attention", f"encoder.layers.{i}.feed_forward"
         parts = ("query", "key", "value") if kind == "chunked" else ("query_key", "value")
         joined = torch.cat([state[f"{attention}.self_attention.{part}.weight"] for part in parts])
-        found[f"stack.attention.{i}.part.{'qkv' if kind == 'chunked' else 'qv'}.weight"] = joined
-        found[f"stack.attention.{i}.part.out.weight"] = state[f"{attention}.output.dense.weight"]
+        renamed[f"stack.attention.{i}.part.{'qkv' if kind == 'chunked' else 'qv'}.weight"] = joined
+        renamed[f"stack.attention.{i}.part.out.weight"] = state[f"{attention}.output.dense.weight"]
         for ours, theirs in (
             (f"stack.attention.{i}.norm", f"{attention}.layer_norm"),
             (f"stack.ffn.{i}.norm", f"{ffn}.layer_norm"),
@@ -98,8 +98,8 @@ def _renamed(state: dict[str, Tensor]) -> dict[str, Tensor]:
             (f"stack.ffn.{i}.part.down", f"{ffn}.output.dense"),
             ("norm", "encoder.layer_norm"),
         ):
-            found |= {f"{ours}.{end}": state[f"{theirs}.{end}"] for end in ("weight", "bias")}
-    return found
+            renamed |= {f"{ours}.{end}": state[f"{theirs}.{end}"] for end in ("weight", "bias")}
+    return renamed
 
 
 @pytest.mark.parametrize("rounds", [1, 2])
@@ -123,11 +123,11 @@ def test_hidden_states_equal_those_of_transformers(
     # transformers pads a text that ends within a chunk, unless it has one chunk or less.
     expected = theirs(input_ids=rows).last_hidden_state
     batch = Batch.pack(rows.tolist())
-    found = network(batch)
-    assert found.shape == (2 * length, 64)
-    assert (found - expected.flatten(0, 1)).abs().max() < 1e-5
+    output = network(batch)
+    assert output.shape == (2 * length, 64)
+    assert (output - expected.flatten(0, 1)).abs().max() < 1e-5
     *_, last = network.encoder.states(batch)
-    assert torch.equal(last, found)
+    assert torch.equal(last, output)
 
 
 def test_gradients_equal_those_of_transformers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,9 +16,9 @@ REFORMER = {
 
 
 def changed(**axes: object) -> Transformer:
-    made = Transformer(width=32, embedding_width=32, heads=4, layers=2).with_values(axes)
-    assert isinstance(made, Transformer)
-    return made
+    changed = Transformer(width=32, embedding_width=32, heads=4, layers=2).with_values(axes)
+    assert isinstance(changed, Transformer)
+    return changed
 
 
 def test_what_a_reformer_answers() -> None:

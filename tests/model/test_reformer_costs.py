@@ -15,9 +15,9 @@ PRESETS = ("reformer-enwik8", "reformer-base")
 
 
 def architecture(name: str, **axes: object) -> Transformer:
-    made = preset(name).architecture.with_values(axes)
-    assert isinstance(made, Transformer)
-    return made
+    changed = preset(name).architecture.with_values(axes)
+    assert isinstance(changed, Transformer)
+    return changed
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -69,8 +69,8 @@ def test_operations_by_hand() -> None:
 def test_memory_does_not_grow_with_the_depth_of_reversible_layers() -> None:
     def activations(layers: int, **axes: object) -> int:
         a = architecture("reformer-base", layers=layers, **axes)
-        found = cost.costs(a)
-        return max(found.bytes_at_start(16384, 100, query_stream=False), found.bytes_at_end(16384))
+        costs = cost.costs(a)
+        return max(costs.bytes_at_start(16384, 100, query_stream=False), costs.bytes_at_end(16384))
 
     assert activations(12) == activations(48)
     local = {"attention": "chunked"}
@@ -92,15 +92,15 @@ def test_a_chunk_bounds_the_inner_states() -> None:
 
 def test_the_options_of_a_model_one_by_one() -> None:
     a = architecture("reformer-base")
-    found = cost.option_variants(a)
+    variants = cost.option_variants(a)
     names = ["lsh attention", "reversible layers", "feed-forward in chunks", "axial positions"]
-    assert list(found) == ["none of them", *names, "all of them"]
-    assert found["all of them"] == a
+    assert list(variants) == ["none of them", *names, "all of them"]
+    assert variants["all of them"] == a
     axes = ("attention", "residual", "ffn_chunk", "positions")
     bare = {"attention": "full,full", "residual": "pre-norm", "ffn_chunk": 0, "positions": "learned"}
-    assert {name: found["none of them"].axes()[name] for name in axes} == bare
+    assert {name: variants["none of them"].axes()[name] for name in axes} == bare
     for name, axis in zip(names, axes, strict=True):
-        assert {n: found[name].axes()[n] for n in axes} == bare | {axis: a.axes()[axis]}
+        assert {n: variants[name].axes()[n] for n in axes} == bare | {axis: a.axes()[axis]}
 
 
 @pytest.mark.parametrize(("name", "axes", "expected"), [
@@ -122,10 +122,10 @@ def test_the_options_of_a_model_one_by_one() -> None:
 ])  # fmt: skip
 def test_options_that_cannot_be_are_left_out(name: str, axes: dict[str, object], expected: list[str]) -> None:
     a = preset(name).architecture.with_values(axes)
-    found = cost.option_variants(a)
-    assert list(found) == expected
-    assert all(variant.causal is a.causal for variant in found.values())
-    assert all(variant.longest_input == a.longest_input for variant in found.values())
+    variants = cost.option_variants(a)
+    assert list(variants) == expected
+    assert all(variant.causal is a.causal for variant in variants.values())
+    assert all(variant.longest_input == a.longest_input for variant in variants.values())
 
 
 def test_long_lengths_are_those_that_can_be_read() -> None:
@@ -136,15 +136,15 @@ def test_long_lengths_are_those_that_can_be_read() -> None:
 
 def test_all_options_together_need_least() -> None:
     for name in PRESETS:
-        found = cost.option_variants(architecture(name))
-        needed = {option: cost.training_bytes(variant, 1, 65536) for option, variant in found.items()}
+        variants = cost.option_variants(architecture(name))
+        needed = {option: cost.training_bytes(variant, 1, 65536) for option, variant in variants.items()}
         assert min(needed.values()) == needed["all of them"]
         assert needed["reversible layers"] < needed["feed-forward in chunks"] < needed["none of them"]
         assert needed["axial positions"] < needed["none of them"]
         assert (
-            cost.largest_batch(found["all of them"], 65536, 24)
+            cost.largest_batch(variants["all of them"], 65536, 24)
             > 0
-            == cost.largest_batch(found["none of them"], 65536, 24)
+            == cost.largest_batch(variants["none of them"], 65536, 24)
         )
 
 

@@ -32,7 +32,7 @@ AXES = {
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 
 
-def made(**axes: object) -> TransformerEncoder:
+def reformer(**axes: object) -> TransformerEncoder:
     torch.manual_seed(0)
     encoder = build_encoder(Transformer().with_values(AXES | axes))
     assert isinstance(encoder, TransformerEncoder)
@@ -67,14 +67,14 @@ def difference(one: Tensor, other: Tensor) -> float:
 
 @torch.no_grad()
 def test_a_text_of_4096_tokens_is_read_the_same_alone_and_among_others() -> None:
-    encoder, batch = made().eval(), packed(LENGTHS)
+    encoder, batch = reformer().eval(), packed(LENGTHS)
     together = encoder(batch).split(LENGTHS)
     for text, states in zip(batch.ids.split(LENGTHS), together, strict=True):
         torch.testing.assert_close(encoder(Batch.pack([text.tolist()])), states, rtol=1e-4, atol=1e-5)
 
 
 def test_gradients_of_4096_tokens_are_those_of_plain_autograd() -> None:
-    encoder, batch = made(dropout=0.1).train(), packed(LENGTHS)
+    encoder, batch = reformer(dropout=0.1).train(), packed(LENGTHS)
     theirs = gradients(encoder, lambda: plain(encoder, batch))
     assert difference(gradients(encoder, lambda: encoder(batch)), theirs) < 1e-5
 
@@ -82,7 +82,7 @@ def test_gradients_of_4096_tokens_are_those_of_plain_autograd() -> None:
 @cuda
 def test_reversible_gradients_are_those_of_plain_autograd_on_cuda() -> None:
     """Exact in float32, and close in half precision: states of the two streams are float32 in both."""
-    encoder, batch = made(dropout=0.1, layers=12).cuda().train(), packed(LENGTHS).to("cuda")
+    encoder, batch = reformer(dropout=0.1, layers=12).cuda().train(), packed(LENGTHS).to("cuda")
     for bf16, most in ((False, 1e-5), (True, 1e-2)):
         theirs = gradients(encoder, lambda: plain(encoder, batch), bf16)
         assert difference(gradients(encoder, lambda: encoder(batch), bf16), theirs) < most
@@ -93,7 +93,7 @@ def test_reversible_gradients_are_those_of_plain_autograd_on_cuda() -> None:
 def test_gradients_in_half_precision_are_the_same_every_time_on_cuda(axes: dict[str, object]) -> None:
     set_deterministic(True)
     try:
-        encoder, batch = made(dropout=0.1, **axes).cuda().train(), packed(LENGTHS * 4).to("cuda")
+        encoder, batch = reformer(dropout=0.1, **axes).cuda().train(), packed(LENGTHS * 4).to("cuda")
         first, *others = (gradients(encoder, lambda: encoder(batch), bf16=True) for _ in range(4))
     finally:
         set_deterministic(False)
@@ -106,9 +106,9 @@ def test_gradients_in_half_precision_are_the_same_every_time_on_cuda(axes: dict[
 @torch.no_grad()
 def test_half_precision_is_close_to_float32_on_cuda(attention: str) -> None:
     """In half precision a few tokens fall into other buckets."""
-    encoder, batch = made(attention=attention, eval_hashes=4).eval(), packed(LENGTHS)
+    encoder, batch = reformer(attention=attention, eval_hashes=4).eval(), packed(LENGTHS)
     expected = encoder(batch)
     encoder, batch = encoder.cuda(), batch.to("cuda")
     with torch.autocast("cuda", torch.bfloat16):
-        found = encoder(batch).float().cpu()
-    assert difference(found, expected) < (0.02 if attention == "chunked" else 0.1)
+        output = encoder(batch).float().cpu()
+    assert difference(output, expected) < (0.02 if attention == "chunked" else 0.1)

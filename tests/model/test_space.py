@@ -12,12 +12,12 @@ from bertree.model.presets import PRESETS, preset
 
 
 def test_every_preset_is_described() -> None:
-    found = {point["name"]: point for point in space.describe_presets()}
-    assert set(found) == set(PRESETS)
-    assert found["albert-base"]["parent"] in PRESETS
-    assert found["bert-base"]["year"] == 2018
-    assert found["bert-base"]["axes"]["layers"] == 12
-    json.dumps(list(found.values()), allow_nan=False)
+    described = {point["name"]: point for point in space.describe_presets()}
+    assert set(described) == set(PRESETS)
+    assert described["albert-base"]["parent"] in PRESETS
+    assert described["bert-base"]["year"] == 2018
+    assert described["bert-base"]["axes"]["layers"] == 12
+    json.dumps(list(described.values()), allow_nan=False)
 
 
 def test_every_value_of_an_axis_is_one_that_a_transformer_may_have() -> None:
@@ -35,10 +35,10 @@ def test_every_value_of_an_axis_is_one_that_a_transformer_may_have() -> None:
             assert axis["low"] <= axis["default"] <= axis["high"], axis
             assert axis["low"] < axis["high"], axis
             values = [axis["low"], axis["high"]]
-        found = [_refusal(axis["name"], value) for value in values]
-        allowed += found.count("")
+        refusals = [_refusal(axis["name"], value) for value in values]
+        allowed += refusals.count("")
         # Not out of its own bounds, though it may be in conflict with another axis.
-        assert not [line for line in found if "supported" in line or "unknown value" in line]
+        assert not [line for line in refusals if "supported" in line or "unknown value" in line]
     assert allowed > 70
 
 
@@ -51,24 +51,26 @@ def _refusal(axis: str, value: Any) -> str:
 
 
 def test_a_point_costs_what_the_formulas_say() -> None:
-    found = space.describe_point("albert-base", {"layers": 6.0, "width": 384}, 128, 4)
+    described = space.describe_point("albert-base", {"layers": 6.0, "width": 384}, 128, 4)
     a = preset("albert-base").architecture.with_values({"layers": 6, "width": 384})
-    assert found["parameters"] == cost.parameters(a).total
-    assert sum(part["parameters"] for part in found["parts"]) == found["parameters"] + cost.parameters(a).mlm_head
-    assert found["operations_per_token"] == cost.forward_flops(a, 128)
-    assert found["memory"]["peak"] == cost.training_bytes(a, 4, 128)
-    changed = {change["axis"]: (change["before"], change["value"]) for change in found["differences"]}
+    assert described["parameters"] == cost.parameters(a).total
+    assert (
+        sum(part["parameters"] for part in described["parts"]) == described["parameters"] + cost.parameters(a).mlm_head
+    )
+    assert described["operations_per_token"] == cost.forward_flops(a, 128)
+    assert described["memory"]["peak"] == cost.training_bytes(a, 4, 128)
+    changed = {change["axis"]: (change["before"], change["value"]) for change in described["differences"]}
     assert changed["layers"] == (12, 6)
     assert changed["ffn_width"] == (3072, 1536), "what follows from a change is listed too"
     assert space.describe_point("bert-base", {})["differences"] == []
-    json.dumps(found, allow_nan=False)
+    json.dumps(described, allow_nan=False)
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_has_costs(name: str) -> None:
-    found = space.describe_point(name, {})
-    assert found["parameters"] == cost.parameters(PRESETS[name].architecture).total
-    assert min(found["memory"].values()) > 0
+    described = space.describe_point(name, {})
+    assert described["parameters"] == cost.parameters(PRESETS[name].architecture).total
+    assert min(described["memory"].values()) > 0
 
 
 @pytest.mark.parametrize(

@@ -64,48 +64,48 @@ def architecture(settings: dict[str, Any]) -> Transformer:
 
 def names(settings: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, str]:
     """Return transformers' name of each of our tensors."""
-    found = {}
+    renamed = {}
     for i in range(settings["n_layer"]):
         theirs, attention, ffn = f"transformer.layers.{i}.", f"encoder.stack.attention.{i}.", f"encoder.stack.ffn.{i}."
-        found |= {
+        renamed |= {
             attention + "part.qkv.weight": theirs + "dec_attn.qkv_net.weight",
             attention + "part.out.weight": theirs + "dec_attn.o_net.weight",
             attention + "part.positions.project.weight": theirs + "dec_attn.r_net.weight",
         }
-        for ours, there in (("weight", "weight"), ("bias", "bias")):
-            found[f"{attention}norm.{ours}"] = f"{theirs}dec_attn.layer_norm.{there}"
-            found[f"{ffn}norm.{ours}"] = f"{theirs}pos_ff.layer_norm.{there}"
-            found[f"{ffn}part.up.{ours}"] = f"{theirs}pos_ff.CoreNet.0.{there}"
-            found[f"{ffn}part.down.{ours}"] = f"{theirs}pos_ff.CoreNet.3.{there}"
+        for ours, their_end in (("weight", "weight"), ("bias", "bias")):
+            renamed[f"{attention}norm.{ours}"] = f"{theirs}dec_attn.layer_norm.{their_end}"
+            renamed[f"{ffn}norm.{ours}"] = f"{theirs}pos_ff.layer_norm.{their_end}"
+            renamed[f"{ffn}part.up.{ours}"] = f"{theirs}pos_ff.CoreNet.0.{their_end}"
+            renamed[f"{ffn}part.down.{ours}"] = f"{theirs}pos_ff.CoreNet.3.{their_end}"
         if settings.get("untie_r", True):
-            found[attention + "part.positions.content_bias"] = theirs + "dec_attn.r_w_bias"
-            found[attention + "part.positions.distance_bias"] = theirs + "dec_attn.r_r_bias"
+            renamed[attention + "part.positions.content_bias"] = theirs + "dec_attn.r_w_bias"
+            renamed[attention + "part.positions.distance_bias"] = theirs + "dec_attn.r_r_bias"
     if not settings.get("untie_r", True):
         shared = "encoder.stack.attention.0.part.positions."
-        found[shared + "content_bias"] = "transformer.r_w_bias"
-        found[shared + "distance_bias"] = "transformer.r_r_bias"
+        renamed[shared + "content_bias"] = "transformer.r_w_bias"
+        renamed[shared + "distance_bias"] = "transformer.r_r_bias"
     tokens, words = "encoder.embeddings.tokens.", "transformer.word_emb."
     for i in range(len(settings["cutoffs"]) + 1):
-        found[f"{tokens}tables.{i}.weight" if settings["cutoffs"] else f"{tokens}weight"] = (
+        renamed[f"{tokens}tables.{i}.weight" if settings["cutoffs"] else f"{tokens}weight"] = (
             f"{words}emb_layers.{i}.weight"
         )
-        found[f"{tokens}projections.{i}.weight"] = f"{words}emb_projs.{i}"
-        found[f"heads.mask.projections.{i}.weight"] = f"crit.out_projs.{i}"
-    found["heads.mask.cluster_weight"] = "crit.cluster_weight"
-    found["heads.mask.cluster_bias"] = "crit.cluster_bias"
-    return {ours: there for ours, there in found.items() if f"weights/{there}" in tensors}
+        renamed[f"{tokens}projections.{i}.weight"] = f"{words}emb_projs.{i}"
+        renamed[f"heads.mask.projections.{i}.weight"] = f"crit.out_projs.{i}"
+    renamed["heads.mask.cluster_weight"] = "crit.cluster_weight"
+    renamed["heads.mask.cluster_bias"] = "crit.cluster_bias"
+    return {ours: their_name for ours, their_name in renamed.items() if f"weights/{their_name}" in tensors}
 
 
 def network(settings: dict[str, Any], tensors: dict[str, Tensor]) -> Network:
     """Return the network of a case with its weights."""
-    made = build(architecture(settings), {"mask": 0}).eval()
-    state = {ours: tensors[f"weights/{there}"] for ours, there in names(settings, tensors).items()}
+    network = build(architecture(settings), {"mask": 0}).eval()
+    state = {ours: tensors[f"weights/{their_name}"] for ours, their_name in names(settings, tensors).items()}
     biases = [name for name in tensors if name.startswith("weights/crit.out_layers.") and name.endswith("bias")]
     state["heads.mask.bias"] = torch.cat([tensors[name] for name in sorted(biases)])
-    missing, unknown = made.load_state_dict(state, strict=False)
+    missing, unknown = network.load_state_dict(state, strict=False)
     assert not missing
     assert not unknown
-    return made
+    return network
 
 
 def segment(ids_sl: Tensor, fresh: bool, labels: Any = None) -> Batch:
@@ -118,17 +118,17 @@ def segment(ids_sl: Tensor, fresh: bool, labels: Any = None) -> Batch:
 @pytest.mark.parametrize("case", CASES)
 def test_three_segments_with_memory_equal_transformers(case: str) -> None:
     settings, tensors = golden(case)
-    made, state = network(settings, tensors), None
+    model, state = network(settings, tensors), None
     for number, ids_sl in enumerate(tensors["ids"].split(SEGMENT, 1)):
         with torch.no_grad():
-            hidden_th, state = made.encode(segment(ids_sl, number == 0), state)
-            logits_tv = made.mask_logits(hidden_th, torch.arange(len(hidden_th))).log_softmax(-1)
+            hidden_th, state = model.encode(segment(ids_sl, number == 0), state)
+            logits_tv = model.mask_logits(hidden_th, torch.arange(len(hidden_th))).log_softmax(-1)
             shape = (*ids_sl.shape, -1)
             assert (hidden_th.view(shape) - tensors[f"hidden/{number}"]).abs().max() < 1e-5
             assert (logits_tv.view(shape) - tensors[f"log-probabilities/{number}"]).abs().max() < 1e-5
             place_sl = torch.arange(ids_sl.numel()).view_as(ids_sl)
             targets = ids_sl[:, 1:].flatten()
-            loss = made.mask_loss(hidden_th, place_sl[:, :-1].flatten(), targets)
+            loss = model.mask_loss(hidden_th, place_sl[:, :-1].flatten(), targets)
             assert float(loss) == pytest.approx(float(tensors[f"losses/{number}"].sum()), rel=1e-5)
     assert state is not None
     assert (state[MEMORY] - tensors["memory"].transpose(1, 2)).abs().max() < 1e-5
@@ -137,17 +137,17 @@ def test_three_segments_with_memory_equal_transformers(case: str) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_gradients_equal_transformers(case: str) -> None:
     settings, tensors = golden(case)
-    made = network(settings, tensors)
+    model = network(settings, tensors)
     ids_sl = tensors["ids"][:, :SEGMENT]
-    hidden_th, _ = made.encode(segment(ids_sl, True))
+    hidden_th, _ = model.encode(segment(ids_sl, True))
     place_sl = torch.arange(ids_sl.numel()).view_as(ids_sl)
     targets = ids_sl[:, 1:].flatten()
-    (made.mask_loss(hidden_th, place_sl[:, :-1].flatten(), targets) / len(targets)).backward()
-    parameters = dict(made.named_parameters())
-    compared = {ours: f"gradients/{there}" for ours, there in names(settings, tensors).items()}
-    assert sum(there in tensors for there in compared.values()) > 10
-    for ours, there in compared.items():
-        if there in tensors and "memory" not in ours:
+    (model.mask_loss(hidden_th, place_sl[:, :-1].flatten(), targets) / len(targets)).backward()
+    parameters = dict(model.named_parameters())
+    compared = {ours: f"gradients/{peer_name}" for ours, peer_name in names(settings, tensors).items()}
+    assert sum(peer_name in tensors for peer_name in compared.values()) > 10
+    for ours, their_name in compared.items():
+        if their_name in tensors and "memory" not in ours:
             grad = parameters[ours].grad
             assert grad is not None, ours
-            assert (grad - tensors[there]).abs().max() < 1e-5, ours
+            assert (grad - tensors[their_name]).abs().max() < 1e-5, ours

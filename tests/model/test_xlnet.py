@@ -17,9 +17,9 @@ LENGTHS_OF_TEXTS = (13, 7, 20, 1)
 
 def draw(lengths: tuple[int, ...], seed: int = 5) -> tuple[list[Tensor], list[Tensor]]:
     """Token ids and segments of some texts."""
-    made = torch.Generator().manual_seed(seed)
-    ids = [torch.randint(0, VOCAB, (length,), generator=made) for length in lengths]
-    return ids, [torch.randint(0, 3, (length,), generator=made).sort().values for length in lengths]
+    draw = torch.Generator().manual_seed(seed)
+    ids = [torch.randint(0, VOCAB, (length,), generator=draw) for length in lengths]
+    return ids, [torch.randint(0, 3, (length,), generator=draw).sort().values for length in lengths]
 
 
 def packed(ids: list[Tensor], segments: list[Tensor]) -> Batch:
@@ -41,9 +41,9 @@ def test_full_attention_equals_transformers(clamp: int) -> None:
 
 def both_streams(model: Any, x: Tensor, kinds: Tensor, rank: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
     """The peer's last content and query states of one text."""
-    given = masks_of(rank, chosen)
-    found = model(x[None], token_type_ids=kinds[None], use_mems=False, output_hidden_states=True, **given)
-    return found.hidden_states[-2][0], found.last_hidden_state[0]
+    masks = masks_of(rank, chosen)
+    outputs = model(x[None], token_type_ids=kinds[None], use_mems=False, output_hidden_states=True, **masks)
+    return outputs.hidden_states[-2][0], outputs.last_hidden_state[0]
 
 
 def test_both_streams_and_their_gradients_equal_transformers() -> None:
@@ -56,18 +56,18 @@ def test_both_streams_and_their_gradients_equal_transformers() -> None:
     assert len(hidden) == 41 + len(torch.cat(chosen))
     queries = hidden[41:].split([len(tokens) for tokens in chosen])
     loss = torch.zeros(())
-    for i, given in enumerate(zip(ids, segments, ranks, chosen, strict=True)):
-        content, query = both_streams(model, *given)
+    for i, row in enumerate(zip(ids, segments, ranks, chosen, strict=True)):
+        content, query = both_streams(model, *row)
         assert (batch.split(hidden[:41])[i] - content).abs().max() < 1e-5
         # A token alone in its text is predicted from nothing: transformers lets it see itself with the same weight.
-        if len(given[0]) > 1:
+        if len(row[0]) > 1:
             assert (queries[i] - query).abs().max() < 1e-5
             loss = loss + weighted(query)
     loss.backward()
     sum(weighted(query) for query in queries[:-1]).backward()
-    found = dict(network.named_parameters())
+    parameters = dict(network.named_parameters())
     for name, expected in tensors(model, lambda parameter: parameter.grad).items():
-        grad = found[name].grad
+        grad = parameters[name].grad
         assert grad is not None, name
         assert (grad - expected).abs().max() < 1e-4 * max(1.0, float(expected.abs().max())), name
         assert expected.abs().max() > 1e-4, name
@@ -96,14 +96,16 @@ def test_three_segments_with_memory_equal_transformers(memory: int, kept: int | 
             each = [masks_of(*pair) for pair in zip(ranks, chosen, strict=True)]
             masks = {name: torch.cat([one[name] for one in each]) for name in each[0]}
         hidden, state = network.encode(batch, state)
-        found = model(torch.stack(ids), token_type_ids=torch.stack(segments), mems=theirs_state, use_mems=True, **masks)
-        theirs_state = found.mems
+        outputs = model(
+            torch.stack(ids), token_type_ids=torch.stack(segments), mems=theirs_state, use_mems=True, **masks
+        )
+        theirs_state = outputs.mems
         ours = hidden[lanes * length :] if ordered else hidden
-        assert (ours.view(lanes, -1, ours.shape[-1]) - found.last_hidden_state).abs().max() < 1e-5
+        assert (ours.view(lanes, -1, ours.shape[-1]) - outputs.last_hidden_state).abs().max() < 1e-5
         assert state is not None
-        there = torch.stack(theirs_state).transpose(1, 2)  # layers x lanes x tokens x width
-        assert state[LENGTHS].tolist() == [there.shape[2]] * lanes
-        assert (state[MEMORY][:, :, memory - there.shape[2] :] - there).abs().max() < 1e-5
+        expected = torch.stack(theirs_state).transpose(1, 2)  # layers x lanes x tokens x width
+        assert state[LENGTHS].tolist() == [expected.shape[2]] * lanes
+        assert (state[MEMORY][:, :, memory - expected.shape[2] :] - expected).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize("kept", [None, 4])
@@ -124,26 +126,26 @@ def test_backward_lanes_equal_reversed_texts_with_negated_positions(kept: int | 
         def turned(x: Tensor, lane: int) -> Tensor:
             return x.flip(0) if backward[lane] else x
 
-        given = [
+        masks = [
             masks_of(turned(rank, i), length - 1 - tokens if backward[i] else tokens)
             for i, (rank, tokens) in enumerate(zip(ranks, chosen, strict=True))
         ]
-        found = model(
+        outputs = model(
             torch.stack([turned(x, i) for i, x in enumerate(ids)]),
             token_type_ids=torch.stack([turned(x, i) for i, x in enumerate(segments)]),
             mems=theirs_state,
             use_mems=True,
             output_hidden_states=True,
-            **{name: torch.cat([one[name] for one in given]) for name in given[0]},
+            **{name: torch.cat([one[name] for one in masks]) for name in masks[0]},
         )
-        theirs_state = found.mems
+        theirs_state = outputs.mems
         queries = hidden[lanes * length :].view(lanes, 2, -1)
-        assert (queries - found.last_hidden_state).abs().max() < 1e-5
+        assert (queries - outputs.last_hidden_state).abs().max() < 1e-5
         for i, ours in enumerate(hidden[: lanes * length].view(lanes, length, -1)):
-            assert (turned(ours, i) - found.hidden_states[-2][i]).abs().max() < 1e-5
+            assert (turned(ours, i) - outputs.hidden_states[-2][i]).abs().max() < 1e-5
         assert state is not None
-        there = torch.stack(theirs_state).transpose(1, 2)
-        assert (state[MEMORY][:, :, memory - there.shape[2] :] - there).abs().max() < 1e-5
+        expected = torch.stack(theirs_state).transpose(1, 2)
+        assert (state[MEMORY][:, :, memory - expected.shape[2] :] - expected).abs().max() < 1e-5
 
 
 @torch.no_grad()
@@ -157,12 +159,12 @@ def test_a_sequence_does_not_depend_on_those_of_other_lanes() -> None:
         batch = with_order(batch, *draw_orders(lengths, seed=step, targets=2))
         changed = ids[1].flip(0), torch.randperm(VOCAB)[: len(ids[2])]
         other = replace(batch, ids=torch.cat([ids[0], *changed]))
-        found = []
-        for i, given in enumerate((batch, other)):
-            hidden, states[i] = network.encode(given, states[i])
-            found.append(torch.cat([hidden[:8], hidden[24:26]]))
+        outputs = []
+        for i, lanes in enumerate((batch, other)):
+            hidden, states[i] = network.encode(lanes, states[i])
+            outputs.append(torch.cat([hidden[:8], hidden[24:26]]))
             others.append(hidden[8:24])
-        assert torch.allclose(*found, atol=1e-6)
+        assert torch.allclose(*outputs, atol=1e-6)
         assert not torch.allclose(others[-1], others[-2], atol=1e-2)
 
 
@@ -194,7 +196,7 @@ def test_a_training_step_is_compiled_once_and_whole() -> None:
         return weighted(hidden[16:]), state
 
     compiled = torch.compile(step, fullgraph=True, dynamic=False, backend=counter)
-    found = []
+    graphs = []
     for work in (step, compiled):
         state, losses, draws = network.start_state(2), [], torch.Generator().manual_seed(0)
         for number in range(4):
@@ -205,11 +207,11 @@ def test_a_training_step_is_compiled_once_and_whole() -> None:
             loss, state = work(with_order(batch, *draw_orders((8, 8), seed=number, targets=2)), state)
             loss.backward()
             losses.append(float(loss.detach()))
-        found.append([*losses, *(p.grad.clone() for p in network.parameters())])
+        graphs.append([*losses, *(p.grad.clone() for p in network.parameters())])
         network.zero_grad()
     assert counter.frame_count == 1
-    assert found[0][:4] == pytest.approx(found[1][:4], rel=1e-4)
-    assert all((one - other).abs().max() < 1e-4 for one, other in zip(found[0][4:], found[1][4:], strict=True))
+    assert graphs[0][:4] == pytest.approx(graphs[1][:4], rel=1e-4)
+    assert all((one - other).abs().max() < 1e-4 for one, other in zip(graphs[0][4:], graphs[1][4:], strict=True))
 
 
 def test_the_token_that_represents_a_sequence() -> None:

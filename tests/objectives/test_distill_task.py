@@ -69,8 +69,8 @@ def rows(*values: list[float]) -> np.ndarray:
 
 
 def soft_of(objective: WeightedTerms, student: list[list[float]], batch: Batch) -> float:
-    said = objective.terms["soft"].loss(Says(torch.tensor(student)), torch.zeros(0), batch)
-    return said.sum.item()
+    loss = objective.terms["soft"].loss(Says(torch.tensor(student)), torch.zeros(0), batch)
+    return loss.sum.item()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -86,13 +86,13 @@ def test_a_class_a_sequence(kind: str) -> None:
 def test_numbers_anyone_can_check() -> None:
     """Teacher 3 : 1, student 1 : 1."""
     batch = collate([unit(1, None, rows([LN3, 0.0]))], "sequence")
-    found = {
+    losses = {
         kind: soft_of(task_distillation_objective("sequence", False, kind, 0.0, 1.0), [[0.0, 0.0]], batch)
         for kind in KINDS
     }
-    assert found["soft"] == pytest.approx(0.75 * math.log(1.5) + 0.25 * math.log(0.5), rel=1e-5)
-    assert found["hard"] == pytest.approx(math.log(2), rel=1e-5)
-    assert found["mse"] == pytest.approx(LN3**2 / 2, rel=1e-5)
+    assert losses["soft"] == pytest.approx(0.75 * math.log(1.5) + 0.25 * math.log(0.5), rel=1e-5)
+    assert losses["hard"] == pytest.approx(math.log(2), rel=1e-5)
+    assert losses["mse"] == pytest.approx(LN3**2 / 2, rel=1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -125,8 +125,8 @@ def test_start_and_end_share_the_weight(kind: str) -> None:
     expected = 0.0
     for first, last in ((0, 3), (3, 5)):
         for end in (0, 1):
-            mine, its = ([row[end] for row in table[first:last]] for table in (student, teacher))
-            expected += WAYS[kind](mine, its) / 2
+            mine, teacher_row = ([row[end] for row in table[first:last]] for table in (student, teacher))
+            expected += WAYS[kind](mine, teacher_row) / 2
     assert soft_of(objective, student, batch) == pytest.approx(expected, rel=1e-5)
 
 
@@ -154,16 +154,16 @@ HANDS = {  # head -> units, scores of the student
 def softmaxes(head: str) -> list[tuple[list[float], list[float], float]]:
     """Student, teacher and weight of every softmax that the hand-made units of a head are asked for."""
     some, student = HANDS[head]
-    found, place = [], 0
+    pairs, place = [], 0
     for one in some:
         count = logit_rows(one, head)
-        mine, its = np.array(student[place : place + count]), one.teacher_logits
+        mine, teacher_rows = np.array(student[place : place + count]), one.teacher_logits
         place += count
         if head in ("sequence", "token"):
-            found += [(list(a), list(b), 1.0) for a, b in zip(mine, its, strict=True)]
+            pairs += [(list(a), list(b), 1.0) for a, b in zip(mine, teacher_rows, strict=True)]
         else:
-            found += [(list(mine[:, c]), list(its[:, c]), 1 / mine.shape[1]) for c in range(mine.shape[1])]
-    return found
+            pairs += [(list(mine[:, c]), list(teacher_rows[:, c]), 1 / mine.shape[1]) for c in range(mine.shape[1])]
+    return pairs
 
 
 @pytest.mark.parametrize("head", HANDS)
@@ -172,9 +172,12 @@ def test_cold_it_is_one_hot(head: str) -> None:
     lies below its highest."""
     some, student = HANDS[head]
     t = 1e-3
-    found = soft_of(task_distillation_objective(head, False, "soft", 0.0, t), student, collate(some, head)) / t
-    expected = sum(weight * (max(mine) - mine[its.index(max(its))]) for mine, its, weight in softmaxes(head))
-    assert found == pytest.approx(expected, rel=1e-3)
+    loss = soft_of(task_distillation_objective(head, False, "soft", 0.0, t), student, collate(some, head)) / t
+    expected = sum(
+        weight * (max(mine) - mine[teacher_row.index(max(teacher_row))])
+        for mine, teacher_row, weight in softmaxes(head)
+    )
+    assert loss == pytest.approx(expected, rel=1e-3)
     assert expected > 0.2
 
 
@@ -182,7 +185,7 @@ def test_cold_it_is_one_hot(head: str) -> None:
 def test_hot_it_is_half_the_variance(head: str) -> None:
     """T -> infinity: both are nearly uniform, and the loss is half the variance of the difference of the scores."""
     some, student = HANDS[head]
-    expected = sum(w * np.var(np.array(mine) - np.array(its)) / 2 for mine, its, w in softmaxes(head))
+    expected = sum(w * np.var(np.array(mine) - np.array(teacher_row)) / 2 for mine, teacher_row, w in softmaxes(head))
     apart = [
         abs(soft_of(task_distillation_objective(head, False, "soft", 0.0, t), student, collate(some, head)) - expected)
         for t in (3.0, 30.0)
@@ -216,8 +219,8 @@ def test_the_gradient_keeps_its_size_when_it_is_hot() -> None:
         scores = torch.tensor(student, requires_grad=True)
         objective = task_distillation_objective("sequence", False, "soft", 0.0, t)
         objective.terms["soft"].loss(Says(scores), torch.zeros(0), collate(some, "sequence")).sum.backward()
-        (its,) = some[0].teacher_logits.tolist()
-        expected = [t * (q - p) for q, p in zip(softmax(student[0], t), softmax(its, t), strict=True)]
+        (teacher_row,) = some[0].teacher_logits.tolist()
+        expected = [t * (q - p) for q, p in zip(softmax(student[0], t), softmax(teacher_row, t), strict=True)]
         assert scores.grad[0].tolist() == pytest.approx(expected, rel=1e-4)
 
 
@@ -225,18 +228,18 @@ def asked(head: str, regression: bool, count: int, seed: int) -> list[Unit]:
     """Random units, some without an answer, and a few about which the teacher was not asked either."""
     draw = np.random.default_rng(seed)
     classes = 1 if regression else CLASSES[head]
-    found = []
+    labeled = []
     for number, one in enumerate(units(head, count, seed, regression)):
-        said = draw.normal(size=(logit_rows(one, head), classes)).astype(np.float32)
-        found.append(one._replace(teacher_logits=None if number % 4 == 3 else said))
-    return found
+        logits = draw.normal(size=(logit_rows(one, head), classes)).astype(np.float32)
+        labeled.append(one._replace(teacher_logits=None if number % 4 == 3 else logits))
+    return labeled
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("head", "regression"), TAUGHT)
 def test_filling_counts_for_nothing(head: str, regression: bool, kind: str) -> None:
     """What makes batches one of a few shapes, so that steps can be replayed on a GPU."""
-    made = (regression_network if regression else network)()
+    model = (regression_network if regression else network)()
     some = asked(head, regression, 7, 1)
     batch = collate(some, head, regression)
     filled = ShapeBuckets(head, 9, OPTIONS if head == "choice" else 1)(batch)
@@ -245,11 +248,11 @@ def test_filling_counts_for_nothing(head: str, regression: bool, kind: str) -> N
     assert objective.counts(filled) == objective.counts(batch)
     both = []
     for one in (batch, filled):
-        made.zero_grad()
-        losses = objective(made, one).losses
+        model.zero_grad()
+        losses = objective(model, one).losses
         (losses["hard"].sum + losses["soft"].sum).backward()
         sums = {name: loss.sum.item() for name, loss in losses.items()}
-        both.append((sums, [p.grad.clone() if p.grad is not None else torch.zeros(1) for p in made.parameters()]))
+        both.append((sums, [p.grad.clone() if p.grad is not None else torch.zeros(1) for p in model.parameters()]))
     assert both[0][0] == pytest.approx(both[1][0], rel=1e-5)
     assert both[0][0]["soft"] > 0
     for plain, full in zip(both[0][1], both[1][1], strict=True):
@@ -266,19 +269,19 @@ def test_the_truth_counts_where_it_is_known_and_the_teacher_everywhere(head: str
     ]
     batch = collate(some, head, regression)
     objective = task_distillation_objective(head, regression, "soft", 0.3, 2.0)
-    known = [one for one in some if one.answer is not None]
-    assert 0 < len(known) < len(some)
+    labeled = [one for one in some if one.answer is not None]
+    assert 0 < len(labeled) < len(some)
     counts = objective.counts(batch)
     if head == "token":
         assert counts["soft"] == sum(len(one.chosen) for one in some)
-        assert counts["hard"] == sum(tag != -100 for one in known for tag in one.answer)
+        assert counts["hard"] == sum(tag != -100 for one in labeled for tag in one.answer)
     else:
-        assert counts == {"hard": len(known), "soft": len(some)}
+        assert counts == {"hard": len(labeled), "soft": len(some)}
     assert objective.weights == {"hard": 0.3, "soft": 0.7}
-    made = (regression_network if regression else network)()
+    model = (regression_network if regression else network)()
     unasked = replace(batch, labels=replace(batch.labels, teacher_logits=None))
-    plain = supervised_objective(head, regression)(made, unasked).losses[head]
-    assert objective(made, batch).losses["hard"].sum.item() == pytest.approx(plain.sum.item())
+    plain = supervised_objective(head, regression)(model, unasked).losses[head]
+    assert objective(model, batch).losses["hard"].sum.item() == pytest.approx(plain.sum.item())
 
 
 def test_a_term_without_weight_is_left_out() -> None:
@@ -300,12 +303,12 @@ def test_how_a_step_is_cut_changes_nothing() -> None:
     ]
     norms = []
     for limit in (0, 30):
-        made = network()
+        model = network()
         schedule = TrainingSchedule([Phase(steps=1)], ScheduleSettings(), 1e-3)
         loop = Loop(
-            made,
+            model,
             task_distillation_objective("sequence", False, "soft", 0.4, 2.0),
-            build_optimizer(made, OptimSettings()),
+            build_optimizer(model, OptimSettings()),
         )
         step = UnitFeed(schedule, some, 12, "sequence", limit=limit)[0]
         assert (len(step.batches) > 1) == (limit > 0)

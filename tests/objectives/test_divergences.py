@@ -33,10 +33,10 @@ def test_divergence_by_hand() -> None:
 def test_divergence_is_per_row_and_zero_where_they_agree() -> None:
     torch.manual_seed(0)
     student, teacher = torch.randn(2, 3, 7)
-    found = divergence(student, teacher, 3.0)
-    assert found.shape == (3,)
-    assert (found > 0).all()
-    assert torch.allclose(found[1], divergence(student[1:2], teacher[1:2], 3.0)[0])
+    loss = divergence(student, teacher, 3.0)
+    assert loss.shape == (3,)
+    assert (loss > 0).all()
+    assert torch.allclose(loss[1], divergence(student[1:2], teacher[1:2], 3.0)[0])
     assert torch.allclose(divergence(teacher + 5.0, teacher, 3.0), torch.zeros(3), atol=1e-5)
 
 
@@ -44,8 +44,8 @@ def test_cold_the_teacher_is_one_hot() -> None:
     # As T -> 0, T^2 KL -> T (largest score of the student - its score at the teacher's choice).
     student, teacher = torch.tensor([[1.0, 3.0, 0.0]]), torch.tensor([[2.0, 1.0, 0.5]])
     for temperature in (1e-2, 1e-3):
-        found = float(divergence(student, teacher, temperature)) / temperature
-        assert found == pytest.approx(3.0 - 1.0, rel=1e-4)
+        loss = float(divergence(student, teacher, temperature)) / temperature
+        assert loss == pytest.approx(3.0 - 1.0, rel=1e-4)
     scores, ids = top_k_log_probabilities(teacher, 2, 1e-2)
     assert scores.exp().tolist()[0] == pytest.approx([1.0, 0.0])
     assert ids.tolist() == [[0, 1]]
@@ -74,10 +74,10 @@ def test_coarse_divergence_is_a_lower_bound_that_becomes_exact() -> None:
     whole = divergence(student, teacher, 2.0)
     before = torch.zeros(50)
     for k in (1, 4, 12, 19):
-        found = top_k_divergence(student, *top_k_log_probabilities(teacher, k, 2.0), 2.0)
-        assert (found <= whole + 1e-5).all()
-        assert (found >= before - 1e-5).all(), "more is known, so more is seen"
-        before = found
+        loss = top_k_divergence(student, *top_k_log_probabilities(teacher, k, 2.0), 2.0)
+        assert (loss <= whole + 1e-5).all()
+        assert (loss >= before - 1e-5).all(), "more is known, so more is seen"
+        before = loss
     assert torch.allclose(before, whole, atol=1e-5), "all but one are all"
     assert top_k_divergence(teacher, *top_k_log_probabilities(teacher, 4, 2.0), 2.0).abs().max() < 1e-5
 
@@ -86,9 +86,9 @@ def test_coarse_divergence_survives_a_teacher_that_is_sure() -> None:
     sure = torch.tensor([[50.0, 0.0, 0.0, 0.0]])
     student = torch.tensor([[60.0, 0.0, 0.0, 0.0]], requires_grad=True)
     kept, ids = top_k_log_probabilities(sure, 2, 1.0)
-    found = top_k_divergence(student, kept.half(), ids, 1.0)
-    found.sum().backward()
-    assert found.isfinite().all()
+    loss = top_k_divergence(student, kept.half(), ids, 1.0)
+    loss.sum().backward()
+    assert loss.isfinite().all()
     assert student.grad is not None
     assert student.grad.isfinite().all()
 
@@ -139,10 +139,10 @@ def test_relations_against_the_definition() -> None:
     for kind in range(3):
         for head in range(heads):
             both = [x[:, kind].unflatten(-1, (heads, -1))[:, head] for x in (student, teacher)]
-            mine, its = (F.softmax(x @ x.T / math.sqrt(x.shape[1]), -1) for x in both)
-            wanted += (its * (its.log() - mine.log())).sum(-1) / (3 * heads)
-    found = relation_divergence(student, teacher, Batch.pack([[1, 2, 3, 4, 5]]), heads)
-    assert torch.allclose(found.double(), wanted, atol=1e-6)
+            mine, teacher_relations = (F.softmax(x @ x.T / math.sqrt(x.shape[1]), -1) for x in both)
+            wanted += (teacher_relations * (teacher_relations.log() - mine.log())).sum(-1) / (3 * heads)
+    loss = relation_divergence(student, teacher, Batch.pack([[1, 2, 3, 4, 5]]), heads)
+    assert torch.allclose(loss.double(), wanted, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["divergence", "coarse", "angle", "distance", "relation"])
@@ -161,13 +161,13 @@ def test_gradients_by_finite_differences(name: str) -> None:
             return relation_divergence(*both, batch, 2).sum()
         return (cosine_distance if name == "angle" else normalized_squared_distance)(x, teacher).sum()
 
-    given = student.clone().requires_grad_()
-    loss(given).backward()
-    assert given.grad is not None
+    inputs = student.clone().requires_grad_()
+    loss(inputs).backward()
+    assert inputs.grad is not None
     step = 1e-2
     for row in range(4):
         for column in range(6):
             moved = torch.zeros_like(student)
             moved[row, column] = step
             slope = (float(loss(student + moved)) - float(loss(student - moved))) / (2 * step)
-            assert float(given.grad[row, column]) == pytest.approx(slope, abs=3e-3)
+            assert float(inputs.grad[row, column]) == pytest.approx(slope, abs=3e-3)

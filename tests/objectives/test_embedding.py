@@ -57,7 +57,7 @@ class Columns(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("concat", "given"),
+    ("concat", "arguments"),
     [
         ("u,v,|u-v|", (True, True, False)),
         ("(u, v)", (True, False, False)),
@@ -68,8 +68,8 @@ class Columns(nn.Module):
         ("u,v,|u-v|,u*v", (True, True, True)),
     ],
 )
-def test_softmax_is_theirs(concat: str, given: tuple[bool, bool, bool]) -> None:
-    peer = theirs().SoftmaxLoss(Columns(), WIDTH, 3, *given)
+def test_softmax_is_theirs(concat: str, arguments: tuple[bool, bool, bool]) -> None:
+    peer = theirs().SoftmaxLoss(Columns(), WIDTH, 3, *arguments)
     ours = PairClassifier(WIDTH, 3, parse_concat(concat))
     ours.out.load_state_dict(peer.classifier.state_dict())
     table, labels = drawn(COUNT, 2, WIDTH), torch.tensor([0, 1, 2, 2, 1, 0, 0])
@@ -77,9 +77,9 @@ def test_softmax_is_theirs(concat: str, given: tuple[bool, bool, bool]) -> None:
     network = SimpleNamespace(heads={"compare": ours})
     asked = torch.cat([labels, torch.tensor([IGNORED])])
     more = torch.cat([table, drawn(1, 2, WIDTH, seed=5)])
-    found = SoftmaxLoss()(network, more, asked)
+    loss = SoftmaxLoss()(network, more, asked)
     assert SoftmaxLoss().count(asked) == COUNT
-    assert float(found.sum.detach()) / COUNT == pytest.approx(wanted.item(), abs=1e-6)
+    assert float(loss.sum.detach()) / COUNT == pytest.approx(wanted.item(), abs=1e-6)
 
 
 @pytest.mark.parametrize("text", ["u,w", "", "u,u", "u-v"])
@@ -91,8 +91,8 @@ def test_parts_nobody_knows(text: str) -> None:
 def test_cosine_is_theirs() -> None:
     table, scores = drawn(COUNT, 2, WIDTH), drawn(COUNT, seed=1).sigmoid()
     wanted = theirs().CosineSimilarityLoss(None).compute_loss_from_embeddings([table[:, 0], table[:, 1]], scores)
-    found = cosine_errors(table[:, 0], table[:, 1], scores)
-    assert found.mean().item() == pytest.approx(wanted.item(), abs=1e-6)
+    loss = cosine_errors(table[:, 0], table[:, 1], scores)
+    assert loss.mean().item() == pytest.approx(wanted.item(), abs=1e-6)
     unknown = torch.cat([scores, torch.tensor([torch.nan])])
     total = CosineLoss()(None, torch.cat([table, table[:1]]), unknown).sum
     assert CosineLoss().count(unknown) == COUNT
@@ -106,9 +106,9 @@ def test_triplet_is_theirs(distance: str, margin: float) -> None:
     table = drawn(COUNT, 3, WIDTH)
     peer = losses.TripletLoss(None, metric, margin)
     wanted = peer.compute_loss_from_embeddings(list(table.unbind(1)), None)
-    found = triplet_errors(table, DISTANCE_FUNCTIONS[distance], margin)
-    assert found.shape == (COUNT, 1)
-    assert found.mean().item() == pytest.approx(wanted.item(), abs=1e-6)
+    loss = triplet_errors(table, DISTANCE_FUNCTIONS[distance], margin)
+    assert loss.shape == (COUNT, 1)
+    assert loss.mean().item() == pytest.approx(wanted.item(), abs=1e-6)
 
 
 def test_triplets_are_counted_by_negatives() -> None:
@@ -118,8 +118,8 @@ def test_triplets_are_counted_by_negatives() -> None:
     question = TripletLoss(1.0)
     errors = triplet_errors(table, DISTANCE_FUNCTIONS["euclidean"], 1.0)
     assert question.count(numbers) == 3
-    found = question(None, table, numbers).sum
-    assert found.item() == pytest.approx((errors[0].sum() + errors[1, 0]).item(), rel=1e-6)
+    loss = question(None, table, numbers).sum
+    assert loss.item() == pytest.approx((errors[0].sum() + errors[1, 0]).item(), rel=1e-6)
 
 
 @pytest.mark.parametrize("negatives", [0, 1, 3])
@@ -131,11 +131,11 @@ def test_ranking_is_theirs(negatives: int, symmetric: bool, scale: float) -> Non
     table = drawn(COUNT, 2 + negatives, WIDTH)
     columns = list(table.unbind(1))
     wanted = losses.MultipleNegativesRankingLoss(None, scale=scale, **both).compute_loss_from_embeddings(columns, None)
-    found = ranking_errors(table, names(2 + negatives), scale, symmetric)
-    assert found.mean().item() == pytest.approx(wanted.item(), rel=1e-5, abs=1e-6)
+    loss = ranking_errors(table, names(2 + negatives), scale, symmetric)
+    assert loss.mean().item() == pytest.approx(wanted.item(), rel=1e-5, abs=1e-6)
     peer = losses.CachedMultipleNegativesRankingLoss(nn.Sequential(Columns()), scale=scale, mini_batch_size=3, **both)
     cached = peer.calculate_loss([list(column.split(3)) for column in columns])
-    assert found.mean().item() == pytest.approx(cached.item(), rel=1e-5, abs=1e-6)
+    assert loss.mean().item() == pytest.approx(cached.item(), rel=1e-5, abs=1e-6)
 
 
 def test_equal_texts_are_no_negatives() -> None:
@@ -149,7 +149,7 @@ def test_equal_texts_are_no_negatives() -> None:
     unit = torch.nn.functional.normalize(table, dim=-1)
     out = {(0, 1, 1), (1, 0, 1), (2, 3, 1), (3, 2, 1), (5, 4, 2)} | {(row, 6, 2) for row in range(COUNT)}
     for symmetric in (False, True):
-        found = ranking_errors(table, numbers, 20.0, symmetric)
+        loss = ranking_errors(table, numbers, 20.0, symmetric)
         for row in range(COUNT):
             right = (20 * unit[row, 0] @ unit[row, 1]).exp()
             rest = [
@@ -163,7 +163,7 @@ def test_equal_texts_are_no_negatives() -> None:
                 anchors = [o for o in range(COUNT) if o != row and (o, row, 1) not in out]
                 back = sum((20 * unit[o, 0] @ unit[row, 1]).exp() for o in anchors)
                 wanted = (wanted - (right / (right + back)).log()) / 2
-            assert found[row].item() == pytest.approx(wanted.item(), abs=1e-5), (row, symmetric)
+            assert loss[row].item() == pytest.approx(wanted.item(), abs=1e-5), (row, symmetric)
 
 
 def test_rows_nobody_asks_about_do_not_compete() -> None:
@@ -172,8 +172,8 @@ def test_rows_nobody_asks_about_do_not_compete() -> None:
     more = torch.cat([table, 9 * drawn(2, 3, WIDTH, seed=3)])
     filled = torch.cat([numbers, torch.full((2, 3), IGNORED)])
     assert RankingLoss().count(filled) == COUNT
-    found = RankingLoss(symmetric=True)(None, more, filled).sum
-    assert found.item() == pytest.approx(wanted.item(), rel=1e-5)
+    loss = RankingLoss(symmetric=True)(None, more, filled).sum
+    assert loss.item() == pytest.approx(wanted.item(), rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -200,12 +200,12 @@ def test_slopes_are_those_of_finite_differences(question: EmbeddingLoss) -> None
     head = PairClassifier(WIDTH, 3, parse_concat("u,v,|u-v|,u*v")).double()
     network = SimpleNamespace(heads={"compare": head})
 
-    def total(given: Tensor) -> Tensor:
+    def total(arguments: Tensor) -> Tensor:
         if isinstance(question, SoftmaxLoss):  # which is summed in fp32 else
             return nn.functional.cross_entropy(
-                head(given[:, 0], given[:, 1]), answers, ignore_index=IGNORED, reduction="sum"
+                head(arguments[:, 0], arguments[:, 1]), answers, ignore_index=IGNORED, reduction="sum"
             )
-        return question(network, given, answers).sum
+        return question(network, arguments, answers).sum
 
     assert torch.autograd.gradcheck(total, (table,))
 
@@ -231,10 +231,10 @@ def test_truncated_vectors_are_theirs(dimensions: tuple[int, ...], symmetric: bo
     wanted = peer([{"sentence_embedding": column} for column in table.unbind(1)], None)
     (slope,) = torch.autograd.grad(wanted, table)
     objective = embedding_objective(RankingLoss(symmetric=symmetric), dimensions)
-    found = objective.loss(None, table, names(3))
+    loss = objective.loss(None, table, names(3))
     assert objective.loss.count(names(3)) == COUNT
-    assert found.sum.item() / COUNT == pytest.approx(wanted.item(), rel=1e-5)
-    (ours,) = torch.autograd.grad(found.sum / COUNT, table)
+    assert loss.sum.item() / COUNT == pytest.approx(wanted.item(), rel=1e-5)
+    (ours,) = torch.autograd.grad(loss.sum / COUNT, table)
     assert torch.allclose(ours, slope, atol=1e-5)
 
 
@@ -250,14 +250,14 @@ def test_cosent_and_margin_are_those_of_sentence_transformers() -> None:
     scores = torch.rand(COUNT, generator=torch.Generator().manual_seed(1))
     columns = [{"sentence_embedding": table[:, n]} for n in range(3)]
     wanted = theirs().CoSENTLoss(Columns())(columns[:2], scores)
-    found = CosentLoss()(None, table, scores)
-    assert found.sum.item() == pytest.approx(wanted.item(), rel=1e-5)
+    loss = CosentLoss()(None, table, scores)
+    assert loss.sum.item() == pytest.approx(wanted.item(), rel=1e-5)
     assert CosentLoss().count(scores) == 1
-    (ours,), (slope,) = (torch.autograd.grad(one, table) for one in (found.sum, wanted))
+    (ours,), (slope,) = (torch.autograd.grad(one, table) for one in (loss.sum, wanted))
     assert torch.allclose(ours, slope, atol=1e-5)
     wanted = theirs().MarginMSELoss(Columns(), similarity_fct=util.pairwise_cos_sim)(columns, 2 * scores - 1)
-    found = MarginLoss()(None, table, scores)
-    assert found.sum.item() / MarginLoss().count(scores) == pytest.approx(wanted.item(), rel=1e-5)
+    loss = MarginLoss()(None, table, scores)
+    assert loss.sum.item() / MarginLoss().count(scores) == pytest.approx(wanted.item(), rel=1e-5)
     with pytest.raises(UserError, match="needs three texts"):
         MarginLoss()(None, table[:, :2], scores)
 
@@ -285,7 +285,7 @@ def test_losses_describe_themselves() -> None:
 
 
 @pytest.mark.parametrize(
-    ("attributes", "said"),
+    ("attributes", "message"),
     [
         ({"name": "", "reads": ("pair",)}, "needs a `name`"),
         ({"name": "cross", "reads": ("pair",)}, "needs a `name`"),
@@ -294,7 +294,7 @@ def test_losses_describe_themselves() -> None:
         ({"name": "new", "reads": ()}, "kind of rows"),
     ],
 )
-def test_a_loss_must_say_what_it_is(attributes: dict[str, object], said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_a_loss_must_say_what_it_is(attributes: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
         embedding_losses.register_loss(type("Mine", (EmbeddingLoss,), attributes))
     assert "new" not in embedding_losses.LOSSES

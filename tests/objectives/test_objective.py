@@ -21,10 +21,10 @@ BY_HAND = math.log(4 / 3) + math.log(2) + math.log(10)
 
 def test_a_sum_by_hand() -> None:
     logits = torch.tensor(LOGITS, requires_grad=True)
-    found = cross_entropy(logits, torch.tensor(TARGETS))
-    assert float(found.sum.detach()) == pytest.approx(BY_HAND, rel=1e-6)
-    assert found.correct is None
-    found.sum.backward()
+    loss = cross_entropy(logits, torch.tensor(TARGETS))
+    assert float(loss.sum.detach()) == pytest.approx(BY_HAND, rel=1e-6)
+    assert loss.correct is None
+    loss.sum.backward()
     assert logits.grad is not None
     assert logits.grad.tolist()[0] == pytest.approx([0.25, -0.25])
     assert logits.grad.tolist()[1] == pytest.approx([-0.5, 0.5])
@@ -39,9 +39,9 @@ def test_a_sum_by_hand() -> None:
 
 def test_half_precision_logits_are_summed_in_full() -> None:
     logits = torch.tensor(LOGITS, dtype=torch.bfloat16)
-    found = cross_entropy(logits, torch.tensor(TARGETS)).sum
-    assert found.dtype == torch.float32
-    assert float(found) == pytest.approx(float(F.cross_entropy(logits.float()[:3], torch.tensor(TARGETS[:3])) * 3))
+    loss = cross_entropy(logits, torch.tensor(TARGETS)).sum
+    assert loss.dtype == torch.float32
+    assert float(loss) == pytest.approx(float(F.cross_entropy(logits.float()[:3], torch.tensor(TARGETS[:3])) * 3))
 
 
 @pytest.mark.parametrize(("question", "at_once"), [("nsp", 8192), ("sop", 4)])

@@ -52,18 +52,18 @@ def padded(rows: list[list[int]], values: list[list[int]]) -> Tensor:
     return table
 
 
-def span_loss(model: transformers.PreTrainedModel, given: dict[str, Tensor]) -> Tensor:
-    said = model(**given)
+def span_loss(model: transformers.PreTrainedModel, arguments: dict[str, Tensor]) -> Tensor:
+    outputs = model(**arguments)
     allowed = padded(CHOSEN, [[0] * len(row) for row in CHOSEN]) == 0
     starts = torch.tensor([row[a] for row, (a, _) in zip(CHOSEN, SPANS, strict=True)])
     ends = torch.tensor([row[b] for row, (_, b) in zip(CHOSEN, SPANS, strict=True)])
-    masked = [logits.masked_fill(~allowed, -1e9) for logits in (said.start_logits, said.end_logits)]
+    masked = [logits.masked_fill(~allowed, -1e9) for logits in (outputs.start_logits, outputs.end_logits)]
     return sum(map(torch.nn.functional.cross_entropy, masked, (starts, ends))) / 2
 
 
-def choice_loss(model: transformers.PreTrainedModel, given: dict[str, Tensor]) -> Tensor:
+def choice_loss(model: transformers.PreTrainedModel, arguments: dict[str, Tensor]) -> Tensor:
     return model(
-        **{name: value.unflatten(0, (2, 3)) for name, value in given.items()}, labels=torch.tensor([2, 0])
+        **{name: value.unflatten(0, (2, 3)) for name, value in arguments.items()}, labels=torch.tensor([2, 0])
     ).loss
 
 
@@ -71,15 +71,15 @@ Case = tuple[str, str, dict[str, object], bool, list[Unit], Callable[..., Tensor
 CASES: dict[str, Case] = {
     "classification": (
         "sequence", "ForSequenceClassification", {"num_labels": 3}, False, units(CLASSES),
-        lambda model, given: model(**given, labels=torch.tensor(CLASSES)).loss,
+        lambda model, arguments: model(**arguments, labels=torch.tensor(CLASSES)).loss,
     ),
     "regression": (
         "sequence", "ForSequenceClassification", {"num_labels": 1}, True, units(SCORES),
-        lambda model, given: model(**given, labels=torch.tensor(SCORES)).loss,
+        lambda model, arguments: model(**arguments, labels=torch.tensor(SCORES)).loss,
     ),
     "tagging": (
         "token", "ForTokenClassification", {"num_labels": 5}, False, units(TAGS, CHOSEN),
-        lambda model, given: model(**given, labels=padded(CHOSEN, TAGS)).loss,
+        lambda model, arguments: model(**arguments, labels=padded(CHOSEN, TAGS)).loss,
     ),
     "span": ("span", "ForQuestionAnswering", {}, False, units(SPANS, CHOSEN), span_loss),
     "choice": ("choice", "ForMultipleChoice", {}, False, units([2, 0], options=3), choice_loss),
@@ -93,11 +93,11 @@ def loss_of(network: Network, head: str, batch: Batch, regression: bool = False,
 
 @pytest.fixture(scope="module")
 def peers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[transformers.PreTrainedModel, Contents]]:
-    made = {}
+    models = {}
     for name, (_, suffix, settings, *_) in CASES.items():
         model = parity.peer("bert", suffix, 3, **SMALL, **settings)
-        made[name] = model, parity.load(model, tmp_path_factory.mktemp(name) / "model")
-    return made
+        models[name] = model, parity.load(model, tmp_path_factory.mktemp(name) / "model")
+    return models
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -122,22 +122,22 @@ def test_what_is_not_known_is_not_asked(
 ) -> None:
     head, _, _, regression, some, _ = CASES[case]
     network, objective = peers[case][1].network, supervised_objective(head, regression)
-    known, unknown = some[:1], [unit._replace(answer=None) for unit in some[1:]]
+    labeled, unknown = some[:1], [unit._replace(answer=None) for unit in some[1:]]
     if case == "tagging":  # also a single word of a sentence
-        known = [known[0]._replace(answer=[TAGS[0][0], *[-100] * (len(TAGS[0]) - 1)])]
-        alone = [known[0]._replace(chosen=CHOSEN[0][:1], answer=TAGS[0][:1])]
+        labeled = [labeled[0]._replace(answer=[TAGS[0][0], *[-100] * (len(TAGS[0]) - 1)])]
+        alone = [labeled[0]._replace(chosen=CHOSEN[0][:1], answer=TAGS[0][:1])]
     else:
-        alone = known
-    found = []
-    for batch in (collate([*known, *unknown], head, regression), collate(alone, head, regression)):
+        alone = labeled
+    losses = []
+    for batch in (collate([*labeled, *unknown], head, regression), collate(alone, head, regression)):
         network.zero_grad()
         loss = objective(network, batch).losses[head].sum
         loss.backward()
         assert objective.counts(batch) == {head: 1}
-        found.append((loss.detach(), [p.grad.clone() for p in network.parameters() if p.grad is not None]))
-    (one, its), (other, others) = found
+        losses.append((loss.detach(), [p.grad.clone() for p in network.parameters() if p.grad is not None]))
+    (one, loss_of_one), (other, others) = losses
     assert torch.allclose(one, other, rtol=1e-5)
-    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(its, others, strict=True))
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(loss_of_one, others, strict=True))
     network.zero_grad()
     batch = collate(unknown, head, regression)
     nothing = objective(network, batch).losses[head].sum
@@ -161,12 +161,12 @@ def test_a_crf_is_asked_for_whole_sequences() -> None:
     for tags in TAGS:
         part = scores[at : at + len(tags)]
         at += len(tags)
-        given = network.crf.start[tags[0]] + network.crf.end[tags[-1]] + part[range(len(tags)), tags].sum()
-        given = given + network.crf.transitions[tags[:-1], tags[1:]].sum()
+        score = network.crf.start[tags[0]] + network.crf.end[tags[-1]] + part[range(len(tags)), tags].sum()
+        score = score + network.crf.transitions[tags[:-1], tags[1:]].sum()
         sums = network.crf.start + part[0]
         for row in part[1:]:
             sums = (sums[:, None] + network.crf.transitions + row).logsumexp(0)
-        total = total + (sums + network.crf.end).logsumexp(0) - given
+        total = total + (sums + network.crf.end).logsumexp(0) - score
     count = sum(map(len, TAGS))
     assert supervised_objective("token", crf=True).counts(batch) == {"token": count}
     assert loss_of(network, "token", batch, crf=True).item() == pytest.approx(total.item() / count, rel=1e-6)

@@ -100,7 +100,7 @@ def test_the_interval_of_a_difference() -> None:
         seeds = [{"seed": seed, "accuracy": score, "diverged": False} for seed, score in enumerate(scores)]
         return {"metric": "accuracy", "task": "sst-2", "examples": {"dev": 9}, "seeds": seeds}
 
-    found = compare_runs(run(0.5, 0.6, 0.7), run(0.6, 0.7, 0.9))
-    assert found["difference"] == pytest.approx(0.4 / 3)
-    assert found["uncertainty"] == pytest.approx(4.303 * 0.057735 / 3**0.5, rel=1e-3)
+    interval = compare_runs(run(0.5, 0.6, 0.7), run(0.6, 0.7, 0.9))
+    assert interval["difference"] == pytest.approx(0.4 / 3)
+    assert interval["uncertainty"] == pytest.approx(4.303 * 0.057735 / 3**0.5, rel=1e-3)
     assert compare_runs(run(0.5), run(0.6))["uncertainty"] is None

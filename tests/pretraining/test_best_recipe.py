@@ -16,8 +16,8 @@ from tests.pretraining.test_learning import repeated, tried
 
 @pytest.mark.parametrize("name", ["best-30min", "modernbert-tiny"])
 def test_the_model_is_a_modernbert(name: str) -> None:
-    given = recipe.load(name)
-    a = preset(given.model["preset"]).architecture.with_values({"vocab_size": 30_000} | given.axes)
+    settings = recipe.load(name)
+    a = preset(settings.model["preset"]).architecture.with_values({"vocab_size": 30_000} | settings.axes)
     assert family_of_architecture(a).model_type == "modernbert"
 
 
@@ -32,9 +32,9 @@ def test_masks_and_lengths_change_from_phase_to_phase() -> None:
 
 def test_context_beats_counting() -> None:
     phase = "phases=[{steps=45, max_length=32, batch_tokens=512, mask_rate=0.15}]"
-    found = tried("modernbert-tiny", repeated, phase, "schedule.warmup=8")
-    assert found["mlm"] < found["bigram"] - 0.4
-    assert found["mlm"] < found["unigram"] - 0.8
+    losses = tried("modernbert-tiny", repeated, phase, "schedule.warmup=8")
+    assert losses["mlm"] < losses["bigram"] - 0.4
+    assert losses["mlm"] < losses["unigram"] - 0.8
 
 
 def test_transformers_reads_the_model_of_a_run(token_store: Path, tmp_path: Path) -> None:

@@ -25,30 +25,30 @@ def started(token_store: Path, tmp_path_factory: pytest.TempPathFactory) -> tupl
     """A recipe and a trained model."""
     place = tmp_path_factory.mktemp("started")
     path = runs.recipe("bert", place)
-    given = ("pretrain", str(path), "--store", str(token_store), "--out", str(place / "out"), "optim.lr=1e-2")
-    assert runs.finish(*given, said=place / "said") == 0, (place / "said").read_text()
+    arguments = ("pretrain", str(path), "--store", str(token_store), "--out", str(place / "out"), "optim.lr=1e-2")
+    assert runs.finish(*arguments, log=place / "said") == 0, (place / "said").read_text()
     return path, place / "out" / "model"
 
 
 def test_going_on_keeps_the_weights(started: tuple[Path, Path], token_store: Path, tmp_path: Path) -> None:
     path, model = started
     changes = [f"data.store={token_store}", f"model.start={model}", "model.dropout=0.0", "optim.lr=1e-9"]
-    given = recipe.load(str(path), changes)
-    store, _ = assembly.open_stores(given.data)
-    contents = assembly.build_model(given, store)
+    settings = recipe.load(str(path), changes)
+    store, _ = assembly.open_stores(settings.data)
+    contents = assembly.build_model(settings, store)
     before = folder.read(model)
     assert before.network.state_dict().keys() == contents.network.state_dict().keys()
     for name, tensor in before.network.state_dict().items():
         assert torch.equal(tensor, contents.network.state_dict()[name]), name
     assert contents.architecture.dropout == 0.0
     out = tmp_path / "out"
-    assert runs.finish("pretrain", str(path), *changes, "--out", str(out), said=tmp_path / "said") == 0
+    assert runs.finish("pretrain", str(path), *changes, "--out", str(out), log=tmp_path / "said") == 0
     first = next(line for line in map(json.loads, (out / "metrics.jsonl").open()) if line["kind"] == "train")
     micro = [
         Stream(
             store,
-            format=given.data.format,
-            masking=given.data.masking,
+            format=settings.data.format,
+            masking=settings.data.masking,
             batch_tokens=512,
             max_length=32,
             rank=rank,
@@ -90,8 +90,8 @@ def test_what_does_not_fit_is_refused(started: tuple[Path, Path], token_store: P
     )
 
     def build(store: Path, *changes: str) -> None:
-        given = recipe.load(str(path), [f"data.store={store}", *changes])
-        assembly.build_model(given, Store.open(store))
+        settings = recipe.load(str(path), [f"data.store={store}", *changes])
+        assembly.build_model(settings, Store.open(store))
 
     start = f"model.start={model}"
     build(token_store, start)
@@ -116,11 +116,11 @@ def test_what_does_not_fit_is_refused(started: tuple[Path, Path], token_store: P
 
 
 def test_same_seed_same_bytes(started: tuple[Path, Path], token_store: Path, tmp_path: Path) -> None:
-    given = ("pretrain", str(started[0]), "--store", str(token_store), "optim.lr=1e-2", "--out")
+    arguments = ("pretrain", str(started[0]), "--store", str(token_store), "optim.lr=1e-2", "--out")
     again, other = tmp_path / "again", tmp_path / "other"
-    assert runs.finish(*given, str(again), said=tmp_path / "said") == 0
+    assert runs.finish(*arguments, str(again), log=tmp_path / "said") == 0
     assert runs.results(again) == runs.results(started[1].parent)
-    assert runs.finish(*given, str(other), "run.seed=1", said=tmp_path / "said") == 0
+    assert runs.finish(*arguments, str(other), "run.seed=1", log=tmp_path / "said") == 0
     assert runs.results(other)["model"] != runs.results(again)["model"]
 
 
@@ -142,20 +142,20 @@ def test_wrong_input_is_one_line(case: str, token_store: Path, tmp_path: Path, m
     Path("FILE").write_text("")
     arguments, reason = WRONG[case]
     words = [str(token_store) if word == "STORE" else word for word in arguments]
-    assert runs.finish("pretrain", str(runs.recipe("bert", tmp_path)), *words, said=tmp_path / "said") == 2
-    said = (tmp_path / "said").read_text()
-    assert reason in said
-    assert len(said.splitlines()) == 1
+    assert runs.finish("pretrain", str(runs.recipe("bert", tmp_path)), *words, log=tmp_path / "said") == 2
+    log = (tmp_path / "said").read_text()
+    assert reason in log
+    assert len(log.splitlines()) == 1
     assert not list(tmp_path.rglob("recipe.toml")), "nothing is begun"
 
 
 def test_tensorboard_without_the_package(token_store: Path, tmp_path: Path) -> None:
-    said, out = tmp_path / "said", tmp_path / "out"
-    given = ("pretrain", str(runs.recipe("bert", tmp_path)), "--store", str(token_store), "--out", str(out))
-    assert runs.finish(*given, "run.tensorboard=true", said=said, fault="no tensorboard:1") == 2
+    log, out = tmp_path / "said", tmp_path / "out"
+    arguments = ("pretrain", str(runs.recipe("bert", tmp_path)), "--store", str(token_store), "--out", str(out))
+    assert runs.finish(*arguments, "run.tensorboard=true", log=log, fault="no tensorboard:1") == 2
     line = "bertree: run.tensorboard: the package is not installed; "
     line += install_hint("tensorboard") + "\n"
-    assert said.read_text() == line
+    assert log.read_text() == line
     assert not (out / "recipe.toml").exists(), "the folder is still free for a run without it"
 
 

@@ -27,8 +27,8 @@ class Whole(NamedTuple):
 
     def _pretrain(self, family: str, folder: Path) -> None:
         folder.mkdir()
-        given = ("pretrain", str(runs.recipe(family, folder)), "--store", str(self.store), *LONGER.get(family, ()))
-        code = runs.finish(*given, "--out", str(folder / "out"), "run.save_every=9", said=folder / "said")
+        arguments = ("pretrain", str(runs.recipe(family, folder)), "--store", str(self.store), *LONGER.get(family, ()))
+        code = runs.finish(*arguments, "--out", str(folder / "out"), "run.save_every=9", log=folder / "said")
         assert code == 0, (folder / "said").read_text()
 
 
@@ -48,11 +48,11 @@ def newest(out: Path) -> int:
 
 @pytest.mark.parametrize("family", suite_has(("bert", "xlnet", "elmo"), runs.RECIPES))
 def test_killed_at_random_moments(family: str, whole: Whole, token_store: Path, tmp_path: Path) -> None:
-    moments, out, said = random.Random(family), tmp_path / "out", tmp_path / "said"
-    given = ("pretrain", str(runs.recipe(family, tmp_path)), "--store", str(token_store), "--out", str(out))
-    given += LONGER.get(family, ())
-    runs.kill(*given, "--resume", said=said, after=(1, 2), moments=moments)
-    assert runs.finish(*given, "--resume", said=said) == 0, said.read_text()
+    moments, out, log = random.Random(family), tmp_path / "out", tmp_path / "said"
+    arguments = ("pretrain", str(runs.recipe(family, tmp_path)), "--store", str(token_store), "--out", str(out))
+    arguments += LONGER.get(family, ())
+    runs.kill(*arguments, "--resume", log=log, after=(1, 2), moments=moments)
+    assert runs.finish(*arguments, "--resume", log=log) == 0, log.read_text()
     assert runs.results(out) == runs.results(whole[family])
     assert not list(out.rglob(".*")), "nothing half written is left"
     steps = [line["step"] for line in metrics(out, "train")]
@@ -68,15 +68,15 @@ def test_killed_at_random_moments(family: str, whole: Whole, token_store: Path, 
 
 
 def test_dead_at_every_stage_of_a_save(whole: Whole, token_store: Path, tmp_path: Path) -> None:
-    out, said = tmp_path / "out", tmp_path / "said"
-    given = ("pretrain", str(runs.recipe("albert", tmp_path)), "--store", str(token_store), "--out", str(out))
-    given += LONGER["albert"]
+    out, log = tmp_path / "out", tmp_path / "said"
+    arguments = ("pretrain", str(runs.recipe("albert", tmp_path)), "--store", str(token_store), "--out", str(out))
+    arguments += LONGER["albert"]
     before = 0
     for stage in faults.STAGES:  # each goes on from where the one before died
         count = 1 if stage in ("best marked", "model") else 2
-        assert runs.finish(*given, "--resume", said=said, fault=f"{stage}:{count}") == 9, stage
+        assert runs.finish(*arguments, "--resume", log=log, fault=f"{stage}:{count}") == 9, stage
         assert newest(out) > before, stage
         before = newest(out)
-    assert runs.finish(*given, "--resume", said=said) == 0
+    assert runs.finish(*arguments, "--resume", log=log) == 0
     assert runs.results(out) == runs.results(whole["albert"])
     assert not list(out.rglob(".*")), "nothing half written is left"

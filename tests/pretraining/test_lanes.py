@@ -46,18 +46,18 @@ def learn(memory: int, steps: int = 120) -> float:
     """Held-out loss of a small Transformer-XL with this memory, on segments shorter than the period."""
     changes = ("run.device=cpu", f"model.memory={memory}", "model.width=32", "model.layers=1", "model.ffn_width=64")
     phase = (f"phases.0.steps={steps}", f"phases.0.max_length={SEGMENT}", "phases.0.batch_tokens=256")
-    given = recipe.load("transformer-xl-tiny", [*changes, *phase, "schedule.warmup=10", "optim.lr=1e-2"])
+    settings = recipe.load("transformer-xl-tiny", [*changes, *phase, "schedule.warmup=10", "optim.lr=1e-2"])
     train, held = periodic(200, 0), periodic(10, 1)
-    a = preset(given.model["preset"]).architecture.with_values(given.axes | {"vocab_size": train.vocab_size})
+    a = preset(settings.model["preset"]).architecture.with_values(settings.axes | {"vocab_size": train.vocab_size})
     torch.manual_seed(0)
     network = build(a, {"mask": 0})
-    schedule = TrainingSchedule(given.phases, given.schedule, given.optim.lr)
-    feed = assembly.build_feed(given, schedule, train, DeviceSetup.from_settings(given.run), a)
-    objective = pretraining_objective(**given.objective)
-    loop = Loop(network, objective, build_optimizer(network, given.optim), clip=given.optim.clip)
+    schedule = TrainingSchedule(settings.phases, settings.schedule, settings.optim.lr)
+    feed = assembly.build_feed(settings, schedule, train, DeviceSetup.from_settings(settings.run), a)
+    objective = pretraining_objective(**settings.objective)
+    loop = Loop(network, objective, build_optimizer(network, settings.optim), clip=settings.optim.clip)
     loop.run(feed.steps_from(0))
     assert bool(loop.memories.tensors()) == bool(memory)
-    stream = held_out_lanes(given, held, given.phases[0])
+    stream = held_out_lanes(settings, held, settings.phases[0])
     assert stream.steps_per_epoch > 10
     return evaluate_held_out(network, objective, stream, 10**6, loop.autocast)["mlm"]
 
@@ -119,14 +119,14 @@ def test_runs_in_lanes(token_store: Path, tmp_path: Path, format: str, memory: i
 
 @pytest.mark.parametrize("masking", ["next", "permutation", "token"])
 def test_batches_of_a_compiled_run_have_one_shape(masking: str) -> None:
-    given = recipe.load("transformer-xl-tiny", small("transformer-xl-tiny"))
+    settings = recipe.load("transformer-xl-tiny", small("transformer-xl-tiny"))
     draw = np.random.default_rng(0)
     documents = [[draw.choice([SPECIAL["unk"], 5, 6, 7], 100).tolist()] for _ in range(600)]
     store = memory_store(documents, vocab_size=8, special=SPECIAL)
-    assert assembly.can_be_compiled(given.data, store)
+    assert assembly.can_be_compiled(settings.data, store)
     phases = [Phase(400, 16, 96 * 16)]
     stream = LaneStream(store, lanes=96, length=16, fixed=True, masking=masking, backward=masking != "next")
-    feed = StreamFeed(TrainingSchedule(phases, given.schedule, 1e-3), [[stream]], fixed=True)
+    feed = StreamFeed(TrainingSchedule(phases, settings.schedule, 1e-3), [[stream]], fixed=True)
     assert stream.steps_per_epoch < 350
     shapes, predicted = set(), set()
     for number in range(0, 400, 7):

@@ -37,17 +37,19 @@ SPECIAL = {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
 TINY = ("bert-base-tiny", "roberta-base-tiny", "albert-base-tiny")
 
 
-def learn(given: Recipe, train: Store, steps: int) -> tuple[Loop, list[float]]:
+def learn(arguments: Recipe, train: Store, steps: int) -> tuple[Loop, list[float]]:
     """The first steps of a recipe, and the loss of each."""
-    contents = assembly.build_model(given, train)
-    schedule = TrainingSchedule(given.phases, given.schedule, given.optim.lr)
-    feed = assembly.build_feed(given, schedule, train, DeviceSetup.from_settings(given.run), contents.architecture)
+    contents = assembly.build_model(arguments, train)
+    schedule = TrainingSchedule(arguments.phases, arguments.schedule, arguments.optim.lr)
+    feed = assembly.build_feed(
+        arguments, schedule, train, DeviceSetup.from_settings(arguments.run), contents.architecture
+    )
     loop = Loop(
         contents.network,
-        pretraining_objective(**given.objective),
-        build_optimizer(contents.network, given.optim),
-        clip=given.optim.clip,
-        seed=given.run.seed,
+        pretraining_objective(**arguments.objective),
+        build_optimizer(contents.network, arguments.optim),
+        clip=arguments.optim.clip,
+        seed=arguments.run.seed,
     )
     return loop, [loop.step(feed[number]).loss for number in range(steps)]
 
@@ -66,12 +68,12 @@ def golden_losses(folder: Path) -> dict[str, list[float]]:
 
     train_tokenizer(folder / "part.txt", folder / "tokenizer", vocab_size=1000)
     prepare(folder / "part.txt", folder / "tokenizer", folder / "store", workers=1)
-    found = {}
+    losses = {}
     for name in TINY:
-        given = recipe.load(name, [f"data.store={json.dumps(str(folder / 'store'))}", "run.device=cpu"])
-        train, _ = assembly.open_stores(given.data)
-        found[name] = learn(given, train, STEPS)[1]
-    return found
+        settings = recipe.load(name, [f"data.store={json.dumps(str(folder / 'store'))}", "run.device=cpu"])
+        train, _ = assembly.open_stores(settings.data)
+        losses[name] = learn(settings, train, STEPS)[1]
+    return losses
 
 
 def test_golden_losses(books: Path) -> None:
@@ -109,32 +111,34 @@ def tried(family: str, documents: Callable[[int, int], list[list[list[int]]]], *
         "phases.0.mask_rate=0.15",
         "schedule.warmup=8",
     )
-    given = recipe.load(family, [*always, *changes])
-    axes = {key: value for key, value in given.model.items() if key != "preset"}
-    a = preset(given.model["preset"]).architecture.with_values(axes | {"vocab_size": 40})
+    settings = recipe.load(family, [*always, *changes])
+    axes = {key: value for key, value in settings.model.items() if key != "preset"}
+    a = preset(settings.model["preset"]).architecture.with_values(axes | {"vocab_size": 40})
     torch.manual_seed(0)
-    network = build(a, {"mask": 0, "pair": 0} if given.objective["nsp"] or given.objective["sop"] else {"mask": 0})
-    schedule = TrainingSchedule(given.phases, given.schedule, given.optim.lr)
-    feed = assembly.build_feed(given, schedule, train, DeviceSetup.from_settings(given.run), a)
-    objective = pretraining_objective(**given.objective)
-    loop = Loop(network, objective, build_optimizer(network, given.optim), clip=1.0)
+    network = build(
+        a, {"mask": 0, "pair": 0} if settings.objective["nsp"] or settings.objective["sop"] else {"mask": 0}
+    )
+    schedule = TrainingSchedule(settings.phases, settings.schedule, settings.optim.lr)
+    feed = assembly.build_feed(settings, schedule, train, DeviceSetup.from_settings(settings.run), a)
+    objective = pretraining_objective(**settings.objective)
+    loop = Loop(network, objective, build_optimizer(network, settings.optim), clip=1.0)
     loop.run(feed.steps_from(0))
-    stream = held_out_stream(given, held, given.phases[0])
+    stream = held_out_stream(settings, held, settings.phases[0])
     unigram, bigram = baselines(train, stream)
     return evaluate_held_out(network, objective, stream, 10**6, loop.autocast) | {"unigram": unigram, "bigram": bigram}
 
 
 def test_context_beats_counting() -> None:
-    found = tried("bert-base-tiny", repeated, "data.format=full-sentences", "objective.nsp=0", "phases.0.steps=65")
-    assert found["mlm"] < found["bigram"] - 0.4
-    assert found["mlm"] < found["unigram"] - 0.8
+    losses = tried("bert-base-tiny", repeated, "data.format=full-sentences", "objective.nsp=0", "phases.0.steps=65")
+    assert losses["mlm"] < losses["bigram"] - 0.4
+    assert losses["mlm"] < losses["unigram"] - 0.8
 
 
 def test_the_next_token_is_learned_from_what_stands_before_it() -> None:
-    found = tried("bert-base-ltr-tiny", repeated, "data.format=doc-sentences", "phases.0.steps=65")
+    losses = tried("bert-base-ltr-tiny", repeated, "data.format=doc-sentences", "phases.0.steps=65")
     # Once its three words have been seen a document goes on with one of them; those that begin it are anyone's guess.
-    assert found["mlm"] < 2.3
-    assert found["perplexity"] < 10
+    assert losses["mlm"] < 2.3
+    assert losses["perplexity"] < 10
 
 
 @pytest.mark.parametrize(

@@ -84,9 +84,9 @@ def test_the_first_losses(family: str, optimizer: str, token_store: Path, tmp_pa
     rest = [p for p in model.parameters() if p.ndim < 2]
     groups = [{"params": decayed, "weight_decay": 0.01}, {"params": rest, "weight_decay": 0.0}]
     # In theirs queries, keys and values are three tensors, so LAMB needs to know of nothing.
-    made = {"adamw": torch.optim.AdamW, "lamb": Lamb}[optimizer]
+    optimizer_class = {"adamw": torch.optim.AdamW, "lamb": Lamb}[optimizer]
     rate = {"adamw": 2e-3, "lamb": 0.1}[optimizer]
-    peer = made(groups, lr=rate, betas=(0.9, 0.98), eps=1e-6)
+    peer = optimizer_class(groups, lr=rate, betas=(0.9, 0.98), eps=1e-6)
     settings = OptimSettings(name=optimizer, lr=rate, betas=(0.9, 0.98), eps=1e-6, weight_decay=0.01)
     loop = Loop(network, pretraining_objective(**weights), build_optimizer(network, settings), clip=1.0)
     schedule = TrainingSchedule([Phase(STEPS)], ScheduleSettings(warmup=10), rate)

@@ -99,28 +99,30 @@ def test_learns_what_only_both_sides_can_tell() -> None:
     axes = ("layers=1", "width=32", "heads=2", "ffn_width=64", "memory=8", "init_std=0.1")
     phase = ("phases.0.steps=120", "phases.0.max_length=24", "phases.0.batch_tokens=768")
     changes = ("run.device=cpu", "data.spans=1", "data.partial=4", "schedule.warmup=10", "optim.lr=1e-2")
-    given = recipe.load("xlnet-tiny", [*(f"model.{axis}" for axis in axes), *phase, *changes])
+    settings = recipe.load("xlnet-tiny", [*(f"model.{axis}" for axis in axes), *phase, *changes])
     train, held = between(300, 0), between(10, 1)
-    a = preset(given.model["preset"]).architecture.with_values(given.axes | {"vocab_size": train.vocab_size})
+    a = preset(settings.model["preset"]).architecture.with_values(settings.axes | {"vocab_size": train.vocab_size})
     torch.manual_seed(0)
     network = build(a, {"mask": 0})
-    schedule = TrainingSchedule(given.phases, given.schedule, given.optim.lr)
-    feed = assembly.build_feed(given, schedule, train, DeviceSetup.from_settings(given.run), a)
-    objective = pretraining_objective(**given.objective)
+    schedule = TrainingSchedule(settings.phases, settings.schedule, settings.optim.lr)
+    feed = assembly.build_feed(settings, schedule, train, DeviceSetup.from_settings(settings.run), a)
+    objective = pretraining_objective(**settings.objective)
     with one_thread():
-        Loop(network, objective, build_optimizer(network, given.optim), clip=given.optim.clip).run(feed.steps_from(0))
+        Loop(network, objective, build_optimizer(network, settings.optim), clip=settings.optim.clip).run(
+            feed.steps_from(0)
+        )
         losses, state = [], None
         network.eval()
-        for batch in held_out_lanes(given, held, given.phases[0]).one_epoch():
+        for batch in held_out_lanes(settings, held, settings.phases[0]).one_epoch():
             with torch.no_grad():
                 output = network.encode(batch, state)
                 masked, targets = PretrainingLabels.of(batch).predicted
                 logits = network.mask_logits(output.hidden, masked)
             state, middle = output.state, targets >= MIDDLE
             losses.append(torch.nn.functional.cross_entropy(logits[middle], targets[middle], reduction="none"))
-    found = torch.cat(losses)
-    assert len(found) > 50
-    assert float(found.mean()) < 0.5 * np.log(KINDS), "a model that reads one way cannot be below log 4"
+    values = torch.cat(losses)
+    assert len(values) > 50
+    assert float(values.mean()) < 0.5 * np.log(KINDS), "a model that reads one way cannot be below log 4"
 
 
 FORMATS = {

@@ -43,20 +43,20 @@ def test_the_same_seed_and_step_hash_alike_and_others_do_not() -> None:
 def test_the_second_half_of_a_sequence_is_found_by_hashing() -> None:
     with one_thread():
         network = duplication.train(SMALL, "2")
-        given = Namespace(**vars(SMALL), evaluated=("1", "2", "4"))
-        found = duplication.evaluate(given, network)
-    assert found["2"] > 0.9
-    assert found["4"] >= found["1"], "more rounds find more"
+        options = Namespace(**vars(SMALL), evaluated=("1", "2", "4"))
+        accuracies = duplication.evaluate(options, network)
+    assert accuracies["2"] > 0.9
+    assert accuracies["4"] >= accuracies["1"], "more rounds find more"
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.parametrize("rounds", ["1", "4"])
 def test_recorded_and_compiled_steps_are_those_of_the_loop_on_cuda(rounds: str) -> None:
-    given = Namespace(**vars(SMALL) | {"length": 512, "chunk": 64, "device": "cuda"})
+    options = Namespace(**vars(SMALL) | {"length": 512, "chunk": 64, "device": "cuda"})
     losses = {}
     for name in ("eager", "recorded", "compiled"):
         torch.manual_seed(0)
-        network, recorded = duplication.build_model(given, rounds), name == "recorded"
+        network, recorded = duplication.build_model(options, rounds), name == "recorded"
         loop = Loop(
             network,
             pretraining_objective(mlm=1.0),
@@ -65,7 +65,7 @@ def test_recorded_and_compiled_steps_are_those_of_the_loop_on_cuda(rounds: str) 
             compiled=name == "compiled",
             recorder=CudaGraphRecorder if recorded else None,
         )
-        feed = duplication.DuplicationFeed(5, 1e-3, 8, given.length, 0)
+        feed = duplication.DuplicationFeed(5, 1e-3, 8, options.length, 0)
         losses[name] = [loop.step(feed[number]).loss for number in range(5)]
     assert losses["recorded"] == pytest.approx(losses["eager"], abs=1e-4)
     assert losses["compiled"] == pytest.approx(losses["eager"], abs=1e-2)

@@ -21,16 +21,31 @@ CHANGES = ("model.residual=reversible", "model.attention_dropout=0.1", "model.ff
 def whole(token_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two micro-batches a step, with dropout."""
     folder = tmp_path_factory.mktemp("reversible")
-    given = ("pretrain", str(runs.recipe("bert", folder)), "--store", str(token_store), "--out", str(folder / "out"))
-    assert runs.finish(*given, *CHANGES, said=folder / "said") == 0, (folder / "said").read_text()
+    arguments = (
+        "pretrain",
+        str(runs.recipe("bert", folder)),
+        "--store",
+        str(token_store),
+        "--out",
+        str(folder / "out"),
+    )
+    assert runs.finish(*arguments, *CHANGES, log=folder / "said") == 0, (folder / "said").read_text()
     return folder / "out"
 
 
 def test_killed_and_resumed_it_ends_in_the_same_bytes(whole: Path, token_store: Path, tmp_path: Path) -> None:
-    out, said = tmp_path / "out", tmp_path / "said"
-    given = ("pretrain", str(runs.recipe("bert", tmp_path)), "--store", str(token_store), "--out", str(out), *CHANGES)
-    runs.kill(*given, "--resume", said=said, after=(1, 2), moments=random.Random(0))
-    assert runs.finish(*given, "--resume", said=said) == 0, said.read_text()
+    out, log = tmp_path / "out", tmp_path / "said"
+    arguments = (
+        "pretrain",
+        str(runs.recipe("bert", tmp_path)),
+        "--store",
+        str(token_store),
+        "--out",
+        str(out),
+        *CHANGES,
+    )
+    runs.kill(*arguments, "--resume", log=log, after=(1, 2), moments=random.Random(0))
+    assert runs.finish(*arguments, "--resume", log=log) == 0, log.read_text()
     assert runs.results(out) == runs.results(whole)
 
 

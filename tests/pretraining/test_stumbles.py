@@ -20,18 +20,18 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 def test_text_that_was_replaced_is_noticed(token_store: Path, tmp_path: Path, command: Command) -> None:
-    store, out, said = tmp_path / "store", tmp_path / "out", tmp_path / "said"
+    store, out, log = tmp_path / "store", tmp_path / "out", tmp_path / "said"
     shutil.copytree(token_store, store)
-    given = ("pretrain", str(runs.recipe("bert", tmp_path)), "--store", str(store), "--out", str(out))
-    assert runs.finish(*given, fault="tidy:3") == 9
+    arguments = ("pretrain", str(runs.recipe("bert", tmp_path)), "--store", str(store), "--out", str(out))
+    assert runs.finish(*arguments, fault="tidy:3") == 9
     words = [f"word{number}" for number in range(60)]
     (tmp_path / "other.txt").write_text("\n\n".join(" ".join(words[i:] + words[:i]) + "." for i in range(60)))
     shutil.rmtree(store)
     command.well(
         "prepare", tmp_path / "other.txt", "--out", store, "--tokenizer", token_store / "tokenizer", "--workers", 1
     )
-    assert runs.finish(*given, "--resume", said=said) == 2
-    assert "was started with another text in data.store" in said.read_text()
+    assert runs.finish(*arguments, "--resume", log=log) == 2
+    assert "was started with another text in data.store" in log.read_text()
 
 
 def test_one_run_at_a_time(tmp_path: Path) -> None:
@@ -47,16 +47,16 @@ def test_one_run_at_a_time(tmp_path: Path) -> None:
 
 def test_pairs_alone_and_the_last_step_told(token_store: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    given = ("pretrain", str(runs.recipe("albert", tmp_path)), "--store", str(token_store), "--out", str(out))
-    assert runs.finish(*given, "objective.mlm=0", "run.log_every=5") == 0
+    arguments = ("pretrain", str(runs.recipe("albert", tmp_path)), "--store", str(token_store), "--out", str(out))
+    assert runs.finish(*arguments, "objective.mlm=0", "run.log_every=5") == 0
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if line["kind"] == "train"] == [1, 5, 10]
     assert not [line for line in lines if line["kind"] == "sample"]
     assert folder.read(out / "model").max_length is None
     before = (out / "metrics.jsonl").read_bytes()
-    said = tmp_path / "said"
-    assert runs.finish(*given, "objective.mlm=0", "run.log_every=5", "--resume", said=said) == 0
-    assert "the run is complete" in said.read_text()
+    log = tmp_path / "said"
+    assert runs.finish(*arguments, "objective.mlm=0", "run.log_every=5", "--resume", log=log) == 0
+    assert "the run is complete" in log.read_text()
     assert (out / "metrics.jsonl").read_bytes() == before
 
 
@@ -73,13 +73,13 @@ def test_texts_are_cut_where_learning_ended(token_store: Path, tmp_path: Path) -
 def documented() -> list[str]:
     """Every `bertree pretrain` and `bertree recipe show` line of README, docs and --help, apart from mistakes."""
     pages = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
-    said = [path.read_text() for path in pages if path.name != "messages.md"]
-    said.append((ROOT / "src" / "bertree" / "cli" / "pretrain.py").read_text())
-    found = []
-    for text in said:
+    texts = [path.read_text() for path in pages if path.name != "messages.md"]
+    texts.append((ROOT / "src" / "bertree" / "cli" / "pretrain.py").read_text())
+    commands = []
+    for text in texts:
         joined = re.sub(r"(`bertree [^`]*`)", lambda match: " ".join(match[0].split()), text)
-        found += re.findall(r"bertree (?:pretrain|recipe show) (?:'[^'\n]*'|[^`\n#\[])*(?:\[\{[^`\n#]*)?", joined)
-    return sorted({line.strip() for line in found if len(line.split()) > 2})
+        commands += re.findall(r"bertree (?:pretrain|recipe show) (?:'[^'\n]*'|[^`\n#\[])*(?:\[\{[^`\n#]*)?", joined)
+    return sorted({line.strip() for line in commands if len(line.split()) > 2})
 
 
 @pytest.mark.parametrize("line", documented())

@@ -173,14 +173,14 @@ def finetuned(task: Any, lines: list[Json], text: str, place: Path) -> str:
         (folder / f"seed-{seed}" / name).write_text((folder / "metrics.jsonl").read_text())
     seeds: list[Json] = [{"seed": seed, task.metric: 0.5, text: 0.25, "best_step": 1, "diverged": False}]
     seeds.append({"seed": f"2{seed}", task.metric: None, "diverged": text})
-    found = {task.metric: 0.5, text: 0.25, "seeds": seeds, "best_seed": seed, "mean": 0.5, "model": text}
-    found |= {f"accuracy-{text}": 0.5, "cut": {text: {"examples": 1, "tokens": 2}}}
-    found["distillation"] = {"teacher_model": text, "kept": 0.9, "teacher": {task.metric: 0.5}, "kind": text}
+    metrics = {task.metric: 0.5, text: 0.25, "seeds": seeds, "best_seed": seed, "mean": 0.5, "model": text}
+    metrics |= {f"accuracy-{text}": 0.5, "cut": {text: {"examples": 1, "tokens": 2}}}
+    metrics["distillation"] = {"teacher_model": text, "kept": 0.9, "teacher": {task.metric: 0.5}, "kind": text}
     legal = text.replace("\ud800", "x")
     example = {"texts": [legal], "gold": legal, "classes": [legal, "b"], "shares": [[0.9], [0.1]]}
     effect = {"temperatures": [1.0], "entropy": [0.5], "calibration_error": [0.1], "answers": 1, "examples": [example]}
     (folder / "temperature.json").write_text(json.dumps(effect))
-    return finetuning_page(folder, task, found, {f"dev{text}": lines, "test": [{"predicted": text}]})
+    return finetuning_page(folder, task, metrics, {f"dev{text}": lines, "test": [{"predicted": text}]})
 
 
 def classes(text: str, place: Path) -> str:
@@ -273,8 +273,8 @@ def python_files() -> list[tuple[str, str]]:
 
 def test_markup_is_made_in_two_modules_only() -> None:
     for name, text in python_files():
-        made = re.search(r"Markup\(|__html__|(from|import) (html|markupsafe)\b.*\bescape", text)
-        assert (made is not None) == (name in ALLOWED), name
+        match = re.search(r"Markup\(|__html__|(from|import) (html|markupsafe)\b.*\bescape", text)
+        assert (match is not None) == (name in ALLOWED), name
 
 
 def test_no_module_writes_tags() -> None:

@@ -107,7 +107,7 @@ def test_little_and_odd_data(lines: list[dict[str, Any]], charts: int, tmp_path:
 def test_ranks_have_a_table(tmp_path: Path) -> None:
     ranks = [{"memory": 3 * 2**30, "tokens_per_s": 100.0}, {"memory": 2**31, "tokens_per_s": 300.0}]
     odd: list[Any] = [[], "none", [3, {"memory": None}], [{"memory": "x", "tokens_per_s": None}]]
-    write(tmp_path, [*(train(step, ranks=found) for step, found in enumerate(odd, 1)), train(9, ranks=ranks)])
+    write(tmp_path, [*(train(step, ranks=text) for step, text in enumerate(odd, 1)), train(9, ranks=ranks)])
     page = Page(run_page(tmp_path))
     assert ["0", "3 GiB", "100"] in page.rows
     assert ["1", "2 GiB", "300"] in page.rows
@@ -142,15 +142,15 @@ def test_thinning_is_honest() -> None:
     x, y = np.arange(200_000.0), np.sin(np.arange(200_000) / 3e4) + 5
     y[[77_777, 123_456]] = 40.0, -3.0
     y[5000:5999] = np.nan
-    made = thin(x, y)
-    assert len(made.x) == 1000
-    assert (made.x[0], made.y[0], made.x[-1], made.y[-1]) == (x[0], y[0], x[-1], y[-1])
-    assert (np.nanmax(made.high), np.nanmin(made.low)) == (40.0, -3.0)
-    assert (np.diff(made.x) > 0).all()
-    assert np.isnan(made.y).any(), "a gap stays a gap"
-    known = np.isfinite(made.y)
-    assert (made.low[known] <= made.y[known] + 1e-9).all()
-    assert (made.y[known] <= made.high[known] + 1e-9).all()
+    thinned = thin(x, y)
+    assert len(thinned.x) == 1000
+    assert (thinned.x[0], thinned.y[0], thinned.x[-1], thinned.y[-1]) == (x[0], y[0], x[-1], y[-1])
+    assert (np.nanmax(thinned.high), np.nanmin(thinned.low)) == (40.0, -3.0)
+    assert (np.diff(thinned.x) > 0).all()
+    assert np.isnan(thinned.y).any(), "a gap stays a gap"
+    finite = np.isfinite(thinned.y)
+    assert (thinned.low[finite] <= thinned.y[finite] + 1e-9).all()
+    assert (thinned.y[finite] <= thinned.high[finite] + 1e-9).all()
     inner = thin(x, x)
     assert inner.y == pytest.approx(inner.x), "the mean of a stretch, at the mean of its places"
     few = thin(x[:7], y[:7])
@@ -170,12 +170,12 @@ def test_many_lines_make_a_small_page(tmp_path: Path) -> None:
 @pytest.mark.parametrize("log", [False, True, None])
 @pytest.mark.parametrize("values", [[0.0], [5.0], [1e-9, 1e9], [2.0, 11.0], [1e-5, 9.7e-5], [0.999, 1.0], [1e6, 1.7e6]])
 def test_axes_hold_their_values(values: list[float], log: bool | None) -> None:
-    made = scale(Axis(log=log), np.array(values))
-    places = made(np.array(values))
+    scaled = scale(Axis(log=log), np.array(values))
+    places = scaled(np.array(values))
     assert (places[np.isfinite(places)] >= -1e-9).all()
     assert (places[np.isfinite(places)] <= 1 + 1e-9).all()
-    assert 2 <= len(made.ticks) <= 9
-    assert len(set(made.labels)) == len(made.labels)
+    assert 2 <= len(scaled.ticks) <= 9
+    assert len(set(scaled.labels)) == len(scaled.labels)
 
 
 def test_a_picture_stands_alone() -> None:

@@ -52,7 +52,7 @@ def own_slots(world: World) -> range:
 
 def save_and_read(launch: Launch, out: Path) -> dict[str, Any]:
     """On every mesh: save, read what every mesh before has written, and what one process has."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for number, (mesh, sizes) in enumerate(MESHES.items()):
         place = launch._replace(host=f"{launch.host}-{number}")
         with join(place, **sizes) as world:
@@ -65,12 +65,12 @@ def save_and_read(launch: Launch, out: Path) -> dict[str, Any]:
             save(CheckpointFolder(out / f"{mesh}, again", world=world), *again, own_slots(world))
             kept.save(STEP + 2, *spread(*trained(STEP + 2), world, zero))
             for before in ("one process", *list(MESHES)[: number + 1]):
-                found[f"{before} -> {mesh}"] = read_back(out / before, world, again, state_of(network, optimizer))
+                results[f"{before} -> {mesh}"] = read_back(out / before, world, again, state_of(network, optimizer))
             whole = dict(trained(STEP)[0].named_parameters())
-            found[f"whole on {mesh}"] = all(torch.equal(t, whole[name]) for name, t in whole_tensors(network, world))
-            found[f"best on {mesh}"] = take_best_back(kept.read(STEP), again, state_of(network, optimizer))
-            found[f"spoilt on {mesh}"] = read_spoilt(out, mesh, world)
-    return found
+            results[f"whole on {mesh}"] = all(torch.equal(t, whole[name]) for name, t in whole_tensors(network, world))
+            results[f"best on {mesh}"] = take_best_back(kept.read(STEP), again, state_of(network, optimizer))
+            results[f"spoilt on {mesh}"] = read_spoilt(out, mesh, world)
+    return results
 
 
 def forget(network: Network, optimizer: torch.optim.Optimizer) -> None:
@@ -117,15 +117,15 @@ def take_best_back(
 
 def read_spoilt(out: Path, mesh: str, world: World) -> list[Any]:
     """The step that is taken when a shard of the newest is damaged, and what is said about it."""
-    spoilt, said = out / f"{mesh}, spoilt", []
+    spoilt, messages = out / f"{mesh}, spoilt", []
     if world.is_first:
         shutil.copytree(out / mesh, spoilt)
         flip(spoilt / f"step-{STEP + 2:08d}" / "state-00003-of-00004.safetensors")
     torch.distributed.barrier()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(folder, "note", said.append)
+        patch.setattr(folder, "note", messages.append)
         checkpoint = CheckpointFolder(spoilt, world=world).read_newest()
-    return [checkpoint and checkpoint.step, [line.partition(mesh)[2] for line in said]]
+    return [checkpoint and checkpoint.step, [line.partition(mesh)[2] for line in messages]]
 
 
 def flip(path: Path) -> None:
@@ -143,8 +143,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str
 
 
 def test_every_mesh_reads_what_another_has_written(saved: tuple[Path, list[dict[str, Any]]]) -> None:
-    for found in saved[1]:
-        pairs = {name: good for name, good in found.items() if " -> " in name}
+    for rank in saved[1]:
+        pairs = {name: good for name, good in rank.items() if " -> " in name}
         assert len(pairs) == len(MESHES) + len(MESHES) * (len(MESHES) + 1) // 2
         assert not any(pairs.values()), {name: wrong[:3] for name, wrong in pairs.items() if wrong}
 
@@ -180,23 +180,23 @@ def test_no_number_is_written_twice(saved: tuple[Path, list[dict[str, Any]]]) ->
 
 @pytest.mark.parametrize("mesh", MESHES)
 def test_whole_tensors_are_those_of_one_device(mesh: str, saved: tuple[Path, list[dict[str, Any]]]) -> None:
-    assert all(found[f"whole on {mesh}"] for found in saved[1])
+    assert all(rank[f"whole on {mesh}"] for rank in saved[1])
 
 
 @pytest.mark.parametrize("mesh", MESHES)
 def test_a_run_ends_with_the_best_weights_on_all_ranks(mesh: str, saved: tuple[Path, list[dict[str, Any]]]) -> None:
-    assert [found[f"best on {mesh}"] for found in saved[1]] == [[]] * 4
+    assert [rank[f"best on {mesh}"] for rank in saved[1]] == [[]] * 4
 
 
 @pytest.mark.parametrize("mesh", MESHES)
 def test_a_shard_that_one_rank_finds_damaged_is_damaged_for_all(
     mesh: str, saved: tuple[Path, list[dict[str, Any]]]
 ) -> None:
-    for found in saved[1]:
-        step, said = found[f"spoilt on {mesh}"]
+    for rank in saved[1]:
+        step, messages = rank[f"spoilt on {mesh}"]
         assert step == STEP
-        assert len(said) == 1
-        assert "state-00003-of-00004.safetensors: is damaged" in said[0]
+        assert len(messages) == 1
+        assert "state-00003-of-00004.safetensors: is damaged" in messages[0]
 
 
 def forge(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
@@ -221,9 +221,9 @@ def make_right(path: Path, shard: Path) -> None:
 
 def header(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
     def spoil(path: Path) -> None:
-        found = json.loads((path / "state.json").read_text())
-        change(found)
-        (path / "state.json").write_text(json.dumps(found))
+        state = json.loads((path / "state.json").read_text())
+        change(state)
+        (path / "state.json").write_text(json.dumps(state))
 
     return spoil
 
@@ -275,18 +275,18 @@ SPOILT: dict[str, tuple[Callable[[Path], object], str]] = {
 def test_a_spoilt_one_is_named_and_the_one_before_taken(
     name: str, saved: tuple[Path, list[dict[str, Any]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said: list[str] = []
-    monkeypatch.setattr(folder, "note", said.append)
+    messages: list[str] = []
+    monkeypatch.setattr(folder, "note", messages.append)
     shutil.copytree(saved[0] / "zero 3", tmp_path / "run")
     kept, (spoil, reason) = CheckpointFolder(tmp_path / "run"), SPOILT[name]
     assert kept.read(STEP + 2).step == STEP + 2
     spoil(kept.path(STEP + 2))
-    found = kept.read_newest()
-    assert found is not None
-    assert found.step == STEP
-    assert len(said) == 1
-    assert reason in said[0]
-    assert f"step-{STEP + 2:08d}" in said[0]
+    checkpoint = kept.read_newest()
+    assert checkpoint is not None
+    assert checkpoint.step == STEP
+    assert len(messages) == 1
+    assert reason in messages[0]
+    assert f"step-{STEP + 2:08d}" in messages[0]
 
 
 def test_half_of_a_tensor_is_refused(saved: tuple[Path, list[dict[str, Any]]], tmp_path: Path) -> None:
@@ -319,8 +319,8 @@ def die(launch: Launch, out: Path, moment: str) -> None:
         rank, name, after = MOMENTS[moment]
         inner = getattr(files, name)
 
-        def call(*given: Any) -> Any:
-            result = inner(*given) if after else None
+        def call(*arguments: Any) -> Any:
+            result = inner(*arguments) if after else None
             os.kill(os.getpid(), signal.SIGKILL)
             return result
 
@@ -335,11 +335,11 @@ def test_a_rank_that_dies_leaves_the_checkpoint_before(moment: str, tmp_path: Pa
     assert codes[MOMENTS[moment][0]] == -signal.SIGKILL
     assert codes[1 - MOMENTS[moment][0]] != 0
     kept = CheckpointFolder(tmp_path / "run")
-    found = kept.read_newest()
-    assert isinstance(found, Checkpoint)
-    assert found.step == 1
+    checkpoint = kept.read_newest()
+    assert isinstance(checkpoint, Checkpoint)
+    assert checkpoint.step == 1
     assert kept.steps() == [1]
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["step-00000001"]
     network, optimizer = trained(0, seed=5)
-    restore(found, network, optimizer)
+    restore(checkpoint, network, optimizer)
     assert different(state_of(network, optimizer), state_of(*trained(1))) == []

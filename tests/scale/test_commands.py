@@ -24,14 +24,14 @@ def pretrain(recipe: Path, store: Path, out: Path, *more: str) -> list[str]:
     return ["pretrain", str(recipe), "--store", str(store), "--out", str(out), *more]
 
 
-def check_refused(said: Said, *words: str) -> None:
+def check_refused(message: Said, *words: str) -> None:
     """Every rank exits with 2; rank 0 says why, in one line."""
-    assert said.codes == [2] * len(said.codes), said.texts
-    (line,) = [line for line in said.texts[0].splitlines() if not line.startswith("bertree: note")]
+    assert message.codes == [2] * len(message.codes), message.texts
+    (line,) = [line for line in message.texts[0].splitlines() if not line.startswith("bertree: note")]
     assert line.startswith("bertree: ")
     for word in words:
         assert word in line
-    assert not any(said.texts[1:]), said.texts
+    assert not any(message.texts[1:]), message.texts
 
 
 @pytest.mark.parametrize(
@@ -65,16 +65,16 @@ def test_a_mistake_is_one_line_of_rank_0(
 )
 def test_verbs_that_run_on_one_device_refuse_to_be_ranks(arguments: tuple[str, ...], tmp_path: Path) -> None:
     out = tmp_path / "out"
-    given = [*arguments, *(["--out", str(out)] if len(arguments) > 1 else [])]
-    said = run_commands(tmp_path / "ranks", [given, given])
-    check_refused(said, "bertree " + arguments[0], "runs on one device, but 2 processes were started")
+    values = [*arguments, *(["--out", str(out)] if len(arguments) > 1 else [])]
+    result = run_commands(tmp_path / "ranks", [values, values])
+    check_refused(result, "bertree " + arguments[0], "runs on one device, but 2 processes were started")
     assert not out.exists()
 
 
 def test_what_one_rank_lacks_stops_all(recipe: Path, token_store: Path, tmp_path: Path) -> None:
     stores = [token_store, tmp_path / "nothing"]
-    said = run_commands(tmp_path / "ranks", [pretrain(recipe, store, tmp_path / "out") for store in stores])
-    check_refused(said, "rank 1: ", str(tmp_path / "nothing"))
+    result = run_commands(tmp_path / "ranks", [pretrain(recipe, store, tmp_path / "out") for store in stores])
+    check_refused(result, "rank 1: ", str(tmp_path / "nothing"))
 
 
 def test_ranks_that_see_different_stores_are_refused(
@@ -84,10 +84,10 @@ def test_ranks_that_see_different_stores_are_refused(
     text.write_text((token_store.parent / "text.txt").read_text()[:100_000])
     tokenizer = token_store.parent / "tokenizer"
     command.well("prepare", text, "--tokenizer", tokenizer, "--out", other, "--workers", 1, "--quiet")
-    said = run_commands(
+    result = run_commands(
         tmp_path / "ranks", [pretrain(recipe, store, tmp_path / "out") for store in (token_store, other)]
     )
-    check_refused(said, "text in data.store: rank 1 has a different value than rank 0")
+    check_refused(result, "text in data.store: rank 1 has a different value than rank 0")
 
 
 @pytest.fixture
@@ -101,11 +101,11 @@ def taken_port() -> Iterator[int]:
 def test_a_port_in_use_is_named(recipe: Path, token_store: Path, tmp_path: Path, taken_port: int) -> None:
     arguments = pretrain(recipe, token_store, tmp_path / "out")
     env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(taken_port)}
-    said = run_commands(tmp_path / "ranks", [arguments, arguments], env, patience=3)
-    assert said.codes == [2, 2], said.texts
-    assert f"127.0.0.1:{taken_port}" in said.texts[0]
-    assert "the port is in use; set MASTER_PORT to another" in said.texts[0]
-    assert len(said.texts[1].splitlines()) <= 1, "a rank that cannot know why says that it waited in vain"
+    result = run_commands(tmp_path / "ranks", [arguments, arguments], env, patience=3)
+    assert result.codes == [2, 2], result.texts
+    assert f"127.0.0.1:{taken_port}" in result.texts[0]
+    assert "the port is in use; set MASTER_PORT to another" in result.texts[0]
+    assert len(result.texts[1].splitlines()) <= 1, "a rank that cannot know why says that it waited in vain"
 
 
 def test_a_signal_to_one_rank_stops_all_and_the_run_goes_on_on_any_mesh(
@@ -113,12 +113,12 @@ def test_a_signal_to_one_rank_stops_all_and_the_run_goes_on_on_any_mesh(
 ) -> None:
     outs = [tmp_path / "whole", tmp_path / "stopped"]
     arguments = [pretrain(recipe, token_store, out, "scale.zero=2", "run.save_every=100") for out in outs]
-    said = run_commands(tmp_path / "whole-ranks", [arguments[0]] * 2)
-    assert said.codes == [0, 0], said.texts
-    assert said.texts[1] == ""
-    said = run_commands(tmp_path / "stopped-ranks", [arguments[1]] * 2, planted=("", "signal:15:3:0"))
-    assert said.codes == [143, 143], said.texts
-    assert "and saved; go on with --resume" in said.texts[0]
+    result = run_commands(tmp_path / "whole-ranks", [arguments[0]] * 2)
+    assert result.codes == [0, 0], result.texts
+    assert result.texts[1] == ""
+    result = run_commands(tmp_path / "stopped-ranks", [arguments[1]] * 2, planted=("", "signal:15:3:0"))
+    assert result.codes == [143, 143], result.texts
+    assert "and saved; go on with --resume" in result.texts[0]
     shutil.copytree(outs[1], tmp_path / "elsewhere")
     again = run_commands(tmp_path / "again-ranks", [arguments[1]] * 2, {"TORCHELASTIC_RESTART_COUNT": "1"})
     assert again.codes == [0, 0], again.texts
@@ -138,13 +138,13 @@ def test_one_process_may_shard(recipe: Path, token_store: Path, tmp_path: Path, 
     assert models[0] == models[1]
     lines = [json.loads(line) for line in (tmp_path / "sharded" / "metrics.jsonl").read_text().splitlines()]
     ranks = [line["ranks"] for line in lines if line["kind"] == "train"]
-    assert all(len(found) == 1 and found[0]["memory"] > 0 for found in ranks)
+    assert all(len(rank) == 1 and rank[0]["memory"] > 0 for rank in ranks)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_offloading_without_a_gpu_is_refused(recipe: Path, token_store: Path, tmp_path: Path, command: Command) -> None:
-    found = command(*pretrain(recipe, token_store, tmp_path / "out", "scale.zero=3", "scale.offload=true"))
-    assert found.code == 2
-    (line,) = found.lines
+    result = command(*pretrain(recipe, token_store, tmp_path / "out", "scale.zero=3", "scale.offload=true"))
+    assert result.code == 2
+    (line,) = result.lines
     assert line.startswith("bertree: scale.offload=true")
     assert not (tmp_path / "out").exists()

@@ -44,7 +44,7 @@ def test_each_kind_of_part_is_compiled_once_and_evaluation_not_at_all() -> None:
     wanted = [plain.step(step).loss for step in steps]
     with join(Launch(), zero=3) as world:
         loop = make_loop(world)
-        found = [loop.step(step).loss for step in steps]
+        losses = [loop.step(step).loss for step in steps]
         assert counters["stats"]["unique_graphs"] == PARTS
         with torch.no_grad():
             loss = loop.without_gradients(lambda: loop.objective(loop.network, held).losses["mlm"].sum)
@@ -52,5 +52,5 @@ def test_each_kind_of_part_is_compiled_once_and_evaluation_not_at_all() -> None:
         assert not counters["graph_break"]
     with torch.no_grad():
         assert float(loss) == pytest.approx(float(plain.objective(plain.network, held).losses["mlm"].sum), rel=1e-5)
-    assert found == pytest.approx(wanted, rel=1e-5)
+    assert losses == pytest.approx(wanted, rel=1e-5)
     assert wanted[-1] < wanted[0]

@@ -54,8 +54,8 @@ def teacher(token_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 def on_text(teacher: Path, store: Path, out: Path, name: str, *more: str) -> list[str]:
-    given = ["distill", str(teacher), "--store", str(store), "--out", str(out), "--seconds", "0", *STUDENTS[name]]
-    return [*given, *(("--cache", f"{out}-cache") if name == "with a cache" else ()), *SETTINGS, *more]
+    arguments = ["distill", str(teacher), "--store", str(store), "--out", str(out), "--seconds", "0", *STUDENTS[name]]
+    return [*arguments, *(("--cache", f"{out}-cache") if name == "with a cache" else ()), *SETTINGS, *more]
 
 
 def losses(log: Path) -> list[float]:
@@ -64,11 +64,11 @@ def losses(log: Path) -> list[float]:
 
 
 def difference(out: Path, other: Path) -> float:
-    found, wanted = (load_file(folder / "model" / "model.safetensors") for folder in (out, other))
-    assert found.keys() == wanted.keys()
+    weights, wanted = (load_file(folder / "model" / "model.safetensors") for folder in (out, other))
+    assert weights.keys() == wanted.keys()
     # Gradients of the bias of keys are 0 but for rounding.
     names = [name for name in wanted if not name.endswith(("key.bias", "k_lin.bias")) and wanted[name].norm() > 1e-5]
-    return max(relative_difference(found[name], wanted[name], name) for name in names)
+    return max(relative_difference(weights[name], wanted[name], name) for name in names)
 
 
 @pytest.mark.parametrize("name", STUDENTS)
@@ -77,12 +77,12 @@ def test_a_student_learns_on_two_ranks_what_it_learns_on_one_device(
 ) -> None:
     alone, both = tmp_path / "alone", tmp_path / "both"
     command.well(*on_text(teacher, token_store, alone, name))
-    said = run_commands(tmp_path / "ranks", [on_text(teacher, token_store, both, name)] * 2)
-    assert said.codes == [0, 0], said.texts
-    assert said.texts[1] == ""
-    found, wanted = (losses(out / "metrics.jsonl") for out in (both, alone))
+    result = run_commands(tmp_path / "ranks", [on_text(teacher, token_store, both, name)] * 2)
+    assert result.codes == [0, 0], result.texts
+    assert result.texts[1] == ""
+    metrics, wanted = (losses(out / "metrics.jsonl") for out in (both, alone))
     assert len(wanted) == 20
-    assert found == pytest.approx(wanted, rel=NEAR)
+    assert metrics == pytest.approx(wanted, rel=NEAR)
     assert difference(both, alone) < NEAR
 
 
@@ -93,8 +93,8 @@ def test_a_student_that_is_stopped_on_two_ranks_goes_on_to_the_same_bytes(
     name, outs = "of another shape", [tmp_path / "whole", tmp_path / "stopped"]
     whole, stopped = (on_text(teacher, token_store, out, name) for out in outs)
     assert run_commands(tmp_path / "whole-ranks", [whole] * 2).codes == [0, 0]
-    said = run_commands(tmp_path / "stopped-ranks", [stopped] * 2, planted=("", "signal:15:5:0"))
-    assert said.codes == [143, 143], said.texts
+    result = run_commands(tmp_path / "stopped-ranks", [stopped] * 2, planted=("", "signal:15:5:0"))
+    assert result.codes == [143, 143], result.texts
     again = run_commands(tmp_path / "again-ranks", [stopped] * 2, {"TORCHELASTIC_RESTART_COUNT": "1"})
     assert again.codes == [0, 0], again.texts
     models = [(out / "model" / "model.safetensors").read_bytes() for out in outs]
@@ -108,18 +108,18 @@ def test_a_task_is_learned_from_a_teacher_on_two_ranks_as_on_one_device(
     more = ("epochs=2", "dropout=0", "eps=1e-4", "log_every=1")
     first, second = ([*map(str, command_of(trained, "classification", out, *more))] for out in (alone, both))
     command.well(*first)
-    said = run_commands(tmp_path / "ranks", [second, second])
-    assert said.codes == [0, 0], said.texts
-    assert said.texts[1] == ""
-    found, wanted = (losses(out / "seed-0" / "metrics.jsonl") for out in (both, alone))
+    result = run_commands(tmp_path / "ranks", [second, second])
+    assert result.codes == [0, 0], result.texts
+    assert result.texts[1] == ""
+    metrics, wanted = (losses(out / "seed-0" / "metrics.jsonl") for out in (both, alone))
     assert len(wanted) >= 20
-    assert found == pytest.approx(wanted, rel=NEAR)
+    assert metrics == pytest.approx(wanted, rel=NEAR)
     assert difference(both, alone) < NEAR
     assert (both / "teacher.safetensors").read_bytes() == (alone / "teacher.safetensors").read_bytes()
 
 
 def test_a_sharded_student_is_refused(teacher: Path, token_store: Path, tmp_path: Path, command: Command) -> None:
-    said = command(*on_text(teacher, token_store, tmp_path / "out", "with a cache", "scale.zero=3"))
-    assert said.code == 2
-    assert "scale.zero: every rank has a full copy of a student" in said.err
+    result = command(*on_text(teacher, token_store, tmp_path / "out", "with a cache", "scale.zero=3"))
+    assert result.code == 2
+    assert "scale.zero: every rank has a full copy of a student" in result.err
     assert not (tmp_path / "out").exists()

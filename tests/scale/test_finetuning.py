@@ -28,24 +28,24 @@ def data(tmp_path: Path) -> Path:
 
 
 def arguments(start: Path, data: Path, out: Path, *more: str) -> list[str]:
-    given = ["finetune", str(start), "--task", "classification", "--data", str(data), "--out", str(out)]
-    return [*given, *SETTINGS, *SHORT, *more]
+    arguments = ["finetune", str(start), "--task", "classification", "--data", str(data), "--out", str(out)]
+    return [*arguments, *SETTINGS, *SHORT, *more]
 
 
 def assert_near(out: Path, other: Path) -> None:
-    found, wanted = (load_file(folder / "model" / "model.safetensors") for folder in (out, other))
-    assert found.keys() == wanted.keys()
+    weights, wanted = (load_file(folder / "model" / "model.safetensors") for folder in (out, other))
+    assert weights.keys() == wanted.keys()
     # Biases that change no softmax have a gradient of 0 but for rounding: they stay near the 0 they started from.
-    names = [name for name in wanted if max(found[name].norm(), wanted[name].norm()) > 1e-5]
+    names = [name for name in wanted if max(weights[name].norm(), wanted[name].norm()) > 1e-5]
     assert all(name.endswith("bias") for name in wanted.keys() - set(names))
-    worst = max((relative_difference(found[name], wanted[name], name), name) for name in names)
+    worst = max((relative_difference(weights[name], wanted[name], name), name) for name in names)
     assert worst[0] < NEAR, worst
 
 
-def assert_ended(said: Said) -> None:
+def assert_ended(message: Said) -> None:
     """Both ranks came to the end: with 0, or with 1 because so short a run has learned nothing."""
-    learned = not any("no seed has learned the task" in text for text in said.texts)
-    assert said.codes == [0 if learned else 1] * 2, said.texts
+    learned = not any("no seed has learned the task" in text for text in message.texts)
+    assert message.codes == [0 if learned else 1] * 2, message.texts
 
 
 @pytest.mark.parametrize("more", [(), ("micro_tokens=50",), ("frozen=last",)], ids=" ".join)
@@ -54,11 +54,11 @@ def test_two_ranks_learn_what_one_device_learns(
 ) -> None:
     alone, both = tmp_path / "alone", tmp_path / "both"
     command.well(*arguments(trained.start, data, alone, *more))
-    given = arguments(trained.start, data, both, *more)
-    said = run_commands(tmp_path / "ranks", [given, given])
-    assert_ended(said)
-    assert "2 data ranks" in said.texts[0]
-    assert said.texts[1] == ""
+    values = arguments(trained.start, data, both, *more)
+    result = run_commands(tmp_path / "ranks", [values, values])
+    assert_ended(result)
+    assert "2 data ranks" in result.texts[0]
+    assert result.texts[1] == ""
     assert_near(both, alone)
     assert sorted(path.name for path in both.iterdir()) == sorted(path.name for path in alone.iterdir())
     scores = [json.loads((out / "metrics.json").read_text()) for out in (alone, both)]
@@ -71,8 +71,8 @@ def test_other_heads_learn_the_same_on_two_ranks(name: str, trained: Trained, tm
     alone, both = tmp_path / "alone", tmp_path / "both"
     first, second = ([*map(str, trained.command(name, out)), "epochs=1", "eps=1e-4"] for out in (alone, both))
     command.well(*first)
-    said = run_commands(tmp_path / "ranks", [second, second])
-    assert said.codes == [0, 0], said.texts
+    result = run_commands(tmp_path / "ranks", [second, second])
+    assert result.codes == [0, 0], result.texts
     assert_near(both, alone)
 
 
@@ -82,9 +82,9 @@ def test_a_signal_to_one_rank_stops_both_and_they_end_in_the_same_bytes(
     outs = [tmp_path / "whole", tmp_path / "stopped"]
     whole, stopped = (arguments(trained.start, data, out, "dropout=0.1") for out in outs)
     assert_ended(run_commands(tmp_path / "whole-ranks", [whole] * 2))
-    said = run_commands(tmp_path / "stopped-ranks", [stopped] * 2, planted=("", "signal:15:5:0"))
-    assert said.codes == [143, 143], said.texts
-    assert "and saved; go on with --resume" in said.texts[0]
+    result = run_commands(tmp_path / "stopped-ranks", [stopped] * 2, planted=("", "signal:15:5:0"))
+    assert result.codes == [143, 143], result.texts
+    assert "and saved; go on with --resume" in result.texts[0]
     again = run_commands(tmp_path / "again-ranks", [stopped] * 2, {"TORCHELASTIC_RESTART_COUNT": "1"})
     assert_ended(again)
     models = [(out / "model" / "model.safetensors").read_bytes() for out in outs]
@@ -93,10 +93,10 @@ def test_a_signal_to_one_rank_stops_both_and_they_end_in_the_same_bytes(
 
 def test_a_mistake_of_one_rank_stops_both(trained: Trained, data: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    given = [arguments(trained.start, folder, out) for folder in (data, tmp_path / "nothing")]
-    said = run_commands(tmp_path / "ranks", given)
-    assert said.codes == [2, 2], said.texts
-    assert "rank 1: " in said.texts[0]
-    assert str(tmp_path / "nothing") in said.texts[0]
-    assert said.texts[1] == ""
+    values = [arguments(trained.start, folder, out) for folder in (data, tmp_path / "nothing")]
+    result = run_commands(tmp_path / "ranks", values)
+    assert result.codes == [2, 2], result.texts
+    assert "rank 1: " in result.texts[0]
+    assert str(tmp_path / "nothing") in result.texts[0]
+    assert result.texts[1] == ""
     assert not out.exists()

@@ -37,9 +37,9 @@ class Run:
     def start(self, *more: str, ranks: int = 2, planted: Sequence[str] = ()) -> Sequence[int | None]:
         self._starts += 1
         place = self._folder / f"start-{self._starts}"
-        said = run_commands(place, [(*self.arguments, *more)] * ranks, planted=planted)
-        self.said = "\n".join(said.texts)
-        return said.codes
+        result = run_commands(place, [(*self.arguments, *more)] * ranks, planted=planted)
+        self.said = "\n".join(result.texts)
+        return result.codes
 
 
 class Whole(dict[str, Run]):
@@ -131,7 +131,7 @@ def test_torchrun_starts_killed_ranks_again(whole: dict[str, Run], tmp_path: Pat
     """A rank dies while it writes a checkpoint; all ranks are started again and resume."""
     run = Run("bert", tmp_path, whole["bert"].store, *MESHES["bert"])
     options = ("--standalone", "--nproc-per-node", "2", "--max-restarts", "3", "-m", "bertree")
-    assert torchrun(*options, *run.arguments, said=tmp_path / "said", planted="half the tensors:5") == 0
+    assert torchrun(*options, *run.arguments, log=tmp_path / "said", planted="half the tensors:5") == 0
     assert [text for text in events(run.out) if text.startswith("resumed from step")] == ["resumed from step 4"]
     assert result_hashes(run.out) == result_hashes(whole["bert"].out)
     assert losses(run.out) == losses(whole["bert"].out)

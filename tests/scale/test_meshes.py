@@ -37,7 +37,7 @@ SUITE = [TWO[1], *TWO[3:7], TWO[11], TWO[14], TWO[17], *FOUR[1:3], FOUR[5]]
 
 
 @pytest.fixture(scope="module")
-def found(
+def measured(
     token_store: Path, tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
 ) -> dict[int, list[dict[str, Any]]]:
     cases = {
@@ -61,14 +61,14 @@ def run_all(folder: Path, store: Path, cases: dict[int, list[Case]]) -> None:
     ),
     ids=lambda value: getattr(value, "name", value),
 )
-def test_a_mesh_learns_what_one_device_learns(found: dict[int, list[dict[str, Any]]], size: int, case: Case) -> None:
-    ranks = [rank[case.name] for rank in found[size]]
+def test_a_mesh_learns_what_one_device_learns(measured: dict[int, list[dict[str, Any]]], size: int, case: Case) -> None:
+    ranks = [rank[case.name] for rank in measured[size]]
     assert ranks[0]["loss"] < TOLERANCE
     assert ranks[0]["weights"][0] < TOLERANCE, ranks[0]["weights"]
     assert len({rank["digest"] for rank in ranks}) == 1, "every rank has the same weights"
     assert abs(ranks[0]["losses"][-1] / ranks[0]["losses"][0] - 1) > 100 * TOLERANCE, "nothing was learned"
 
 
-def test_the_same_mesh_ends_in_the_same_bytes(found: dict[int, list[dict[str, Any]]]) -> None:
-    one, again = (found[2][0][name]["digest"] for name in ("bert zero=3", "bert zero=3 again"))
+def test_the_same_mesh_ends_in_the_same_bytes(measured: dict[int, list[dict[str, Any]]]) -> None:
+    one, again = (measured[2][0][name]["digest"] for name in ("bert zero=3", "bert zero=3 again"))
     assert one == again

@@ -28,9 +28,9 @@ def test_the_table_of_the_zero_paper(stage: int, gb: float) -> None:
 
 
 def test_a_plan_has_the_paper_s_figures_for_its_own_model() -> None:
-    found = bertree.plan("megatron-gpt-8.3b", 64)
-    assert found.as_dict()["zero_paper_bytes"]["0"] == 16 * found.parameters
-    assert found.paper[3] == pytest.approx(16 * found.parameters / 64)
+    plan = bertree.plan("megatron-gpt-8.3b", 64)
+    assert plan.as_dict()["zero_paper_bytes"]["0"] == 16 * plan.parameters
+    assert plan.paper[3] == pytest.approx(16 * plan.parameters / 64)
 
 
 @pytest.mark.parametrize("name", LARGE)
@@ -46,13 +46,13 @@ def test_a_plan_counts_the_published_parameters(name: str) -> None:
 @pytest.mark.parametrize("sharing", ["none", "all"])
 def test_the_shards_of_all_ranks_are_the_whole_network(bf16: bool, sharing: str) -> None:
     a = SMALL.with_values({"sharing": sharing})
-    found = shapes(a, bf16)
-    alone = found.on(1, 1)
-    assert alone.whole + alone.norms == alone.held == found.total
+    sizes = shapes(a, bf16)
+    alone = sizes.on(1, 1)
+    assert alone.whole + alone.norms == alone.held == sizes.total
     assert bool(alone.norms) == bf16
     assert len(alone.layers) == (4 if sharing == "none" else 0)
-    spread = found.on(1, 3)  # 1,001 entries of the vocabulary are not a multiple of 3
-    assert 0 <= 3 * spread.shard + spread.norms - found.total <= 0.05 * found.total
+    spread = sizes.on(1, 3)  # 1,001 entries of the vocabulary are not a multiple of 3
+    assert 0 <= 3 * spread.shard + spread.norms - sizes.total <= 0.05 * sizes.total
 
 
 def test_tensor_ranks_hold_pieces_of_what_is_split_alone() -> None:
@@ -75,8 +75,8 @@ def test_each_stage_shards_more() -> None:
 
 def test_parts_of_the_peak_are_the_largest_moment() -> None:
     a, mesh, batch = preset("megatron-bert-1.3b").architecture, Mesh(8, 2, 3), MicroBatch(8192, 1229)
-    found = peak(a, mesh, batch)
-    assert found.bytes.total == sum(found.bytes) == max(each.bytes.total for each in moments(a, mesh, batch))
+    memory = peak(a, mesh, batch)
+    assert memory.bytes.total == sum(memory.bytes) == max(each.bytes.total for each in moments(a, mesh, batch))
     assert all(size >= 0 for each in moments(a, mesh, batch) for size in each.bytes)
 
 
@@ -108,8 +108,8 @@ def test_the_volume_of_the_stages_is_that_of_the_zero_paper() -> None:
 
 def test_calls_of_a_step() -> None:
     a, batch = SMALL, MicroBatch(64, 10, 2)
-    found = {entry[:3]: entry.calls for entry in step_traffic(a, Mesh(2, 2, 3), batch)}
-    assert found == {
+    calls = {entry[:3]: entry.calls for entry in step_traffic(a, Mesh(2, 2, 3), batch)}
+    assert calls == {
         (ALL_GATHER, "weights", "data"): 2 * (1 + 2 * 4),
         (REDUCE_SCATTER, "gradients", "data"): 2 * (1 + 4),
         (ALL_REDUCE, "norms' gradients", "data"): 1,
@@ -142,35 +142,35 @@ def test_rings_between_machines_share_the_network_cards() -> None:
 
 def test_less_memory_needs_a_higher_stage() -> None:
     plans = [bertree.plan("megatron-gpt-2.5b", 16, card=card, tensor=1, recompute=True) for card in (80, 40, 10, 5)]
-    stages = [found.best.mesh.zero for found in plans if found.best]
+    stages = [entry.best.mesh.zero for entry in plans if entry.best]
     assert len(stages) == 4
     assert stages == sorted(stages)
     assert (stages[0], stages[-1]) == (0, 3)
 
 
 def test_what_cannot_fit_is_said() -> None:
-    found = bertree.plan("t-nlg-17b", 4, card=16)
-    assert found.best is None
-    assert found.settings == {}
-    assert found.reason.startswith("nothing fits: the least is ")
-    assert not any(row.fits for row in found.rows)
+    plan = bertree.plan("t-nlg-17b", 4, card=16)
+    assert plan.best is None
+    assert plan.settings == {}
+    assert plan.reason.startswith("nothing fits: the least is ")
+    assert not any(row.fits for row in plan.rows)
 
 
 def test_the_recommended_mesh_fits_and_is_the_fastest() -> None:
-    found = bertree.plan("t-nlg-17b", 256, card=32)
-    assert found.best is not None
-    assert found.best.fits
-    fastest = min(row.time.seconds for row in found.rows if row.fits)
-    assert found.best.time.seconds <= 1.02 * fastest
-    assert {row.mesh.tensor for row in found.rows} == {1, 2, 4}  # 28 heads, at most 8 devices of a machine
-    assert found.settings["scale.zero"] == found.best.mesh.zero
+    plan = bertree.plan("t-nlg-17b", 256, card=32)
+    assert plan.best is not None
+    assert plan.best.fits
+    fastest = min(row.time.seconds for row in plan.rows if row.fits)
+    assert plan.best.time.seconds <= 1.02 * fastest
+    assert {row.mesh.tensor for row in plan.rows} == {1, 2, 4}  # 28 heads, at most 8 devices of a machine
+    assert plan.settings["scale.zero"] == plan.best.mesh.zero
 
 
 def test_time_of_a_whole_training() -> None:
-    found = bertree.plan("megatron-gpt-8.3b", 512, tokens=157e9, tensor=8, zero=0, recompute=True)
-    assert found.best is not None
-    seconds = found.seconds(found.best)
-    assert seconds == pytest.approx(157e9 / 524_288 * found.best.time.seconds)
+    plan = bertree.plan("megatron-gpt-8.3b", 512, tokens=157e9, tensor=8, zero=0, recompute=True)
+    assert plan.best is not None
+    seconds = plan.seconds(plan.best)
+    assert seconds == pytest.approx(157e9 / 524_288 * plan.best.time.seconds)
 
 
 def test_presets_folders_recipes_and_axes(small_folder: object) -> None:
@@ -188,7 +188,7 @@ def test_presets_folders_recipes_and_axes(small_folder: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"model": "megatron-gpt-8.4b"}, "megatron-gpt-8.3b"),
         ({"model": "nowhere.toml"}, "nowhere.toml: no such recipe file"),
@@ -204,6 +204,6 @@ def test_presets_folders_recipes_and_axes(small_folder: object) -> None:
         ({"layer": 3}, "layers"),
     ],
 )
-def test_mistakes_are_named(options: dict[str, object], said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_mistakes_are_named(options: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
         bertree.plan(**{"model": "bert-base", **options})

@@ -28,26 +28,26 @@ SUITE = [CASES[number] for number in (0, 2, 5, 6, 8, 9)]  # every way to shard a
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> dict[Case, dict[str, Any]]:
+def measured(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> dict[Case, dict[str, Any]]:
     cases = CASES if pytestconfig.option.proofs else SUITE
     return dict(zip(cases, measure(tmp_path_factory.mktemp("ranks"), cases), strict=True))
 
 
 @pytest.mark.parametrize("case", suite_has(SUITE, CASES), ids=str)
-def test_bytes_of_a_rank_are_as_planned(case: Case, found: dict[Case, dict[str, Any]]) -> None:
+def test_bytes_of_a_rank_are_as_planned(case: Case, measured: dict[Case, dict[str, Any]]) -> None:
     planned = at_rest(case.architecture, case.mesh, case.bf16)._asdict()
     for part, size in planned.items():
-        assert found[case][part] == pytest.approx(size, rel=0.03), part
+        assert measured[case][part] == pytest.approx(size, rel=0.03), part
 
 
 @pytest.mark.parametrize("case", suite_has(SUITE, CASES), ids=str)
-def test_collectives_of_a_step_are_as_planned(case: Case, found: dict[Case, dict[str, Any]]) -> None:
+def test_collectives_of_a_step_are_as_planned(case: Case, measured: dict[Case, dict[str, Any]]) -> None:
     calls: Counter[tuple[str, str]] = Counter()
     sizes: Counter[tuple[str, str]] = Counter()
     for entry in step_traffic(case.architecture, case.mesh, case.batch):
         calls[entry.kind, entry.group] += entry.calls
         sizes[entry.kind, entry.group] += round(entry.bytes)
-    counted = {(kind, group): (count, size) for kind, group, count, size in found[case]["calls"]}
+    counted = {(kind, group): (count, size) for kind, group, count, size in measured[case]["calls"]}
     assert counted == {key: (calls[key], sizes[key]) for key in calls}
 
 
@@ -62,7 +62,7 @@ SIMULATED = [
 @pytest.mark.slow
 @pytest.mark.parametrize("case", suite_has(SIMULATED[1:3], SIMULATED), ids=str)
 def test_the_peak_of_a_simulated_step_is_as_planned(case: scale_memory.Case) -> None:
-    made = scale_memory.compare(case, scale_memory.simulate(case))
-    assert made["planned"] == pytest.approx(made["peak"], rel=0.05)
-    assert made["planned_at_rest"] == pytest.approx(made["at_rest"], rel=0.01)
-    assert made["planned_calls"] == made["calls"]
+    compared = scale_memory.compare(case, scale_memory.simulate(case))
+    assert compared["planned"] == pytest.approx(compared["peak"], rel=0.05)
+    assert compared["planned_at_rest"] == pytest.approx(compared["at_rest"], rel=0.01)
+    assert compared["planned_calls"] == compared["calls"]

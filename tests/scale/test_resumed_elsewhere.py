@@ -26,14 +26,14 @@ def test_a_run_of_one_process_goes_on_on_data_ranks_and_then_on_tensor_ranks(
         return ["pretrain", str(recipe), "--store", str(token_store), "--out", str(out), "run.save_every=100", *more]
 
     command.well(*pretrain(whole, "--quiet"))
-    said = tmp_path / "said"
-    assert runs.finish(*pretrain(moved), said=said, fault="signal:15:1:0") == 143, said.read_text()
+    log = tmp_path / "said"
+    assert runs.finish(*pretrain(moved), log=log, fault="signal:15:1:0") == 143, log.read_text()
     sharded = pretrain(moved, "--resume", "scale.zero=3")
-    there = run_commands(tmp_path / "data-ranks", [sharded] * 2, planted=("", "signal:15:1:0"))
-    assert there.codes == [143, 143], there.texts
+    result = run_commands(tmp_path / "data-ranks", [sharded] * 2, planted=("", "signal:15:1:0"))
+    assert result.codes == [143, 143], result.texts
     split = pretrain(moved, "--resume", "scale.tensor=2")
     assert run_commands(tmp_path / "tensor-ranks", [split] * 2).codes == [0, 0]
     assert (moved / "metrics.jsonl").read_text().count("resumed from step") == 2
-    found, wanted = (load_file(out / "model" / "model.safetensors") for out in (moved, whole))
+    weights, wanted = (load_file(out / "model" / "model.safetensors") for out in (moved, whole))
     names = [name for name in wanted if not name.endswith("key.bias")]  # steps of rounding
-    assert max(float((found[name] - wanted[name]).norm() / wanted[name].norm()) for name in names) < NEAR
+    assert max(float((weights[name] - wanted[name]).norm() / wanted[name].norm()) for name in names) < NEAR

@@ -31,8 +31,16 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def arguments(place: Path, out: Path, *more: str) -> list[str]:
-    given = ["embeddings", "train", place / "start", "--data", place / "nli", "--dev", place / "sts" / "dev.parquet"]
-    return [*map(str, [*given, "--out", out]), *SETTINGS, *more]
+    arguments = [
+        "embeddings",
+        "train",
+        place / "start",
+        "--data",
+        place / "nli",
+        "--dev",
+        place / "sts" / "dev.parquet",
+    ]
+    return [*map(str, [*arguments, "--out", out]), *SETTINGS, *more]
 
 
 def losses(out: Path) -> list[float]:
@@ -41,20 +49,20 @@ def losses(out: Path) -> list[float]:
 
 
 def difference(out: Path, other: Path) -> float:
-    found, wanted = (load_file(folder / "model" / "model.safetensors") for folder in (out, other))
+    weights, wanted = (load_file(folder / "model" / "model.safetensors") for folder in (out, other))
     # Biases that change no softmax have a gradient of 0 but for rounding: they stay near the 0 they started from.
     names = [name for name in wanted if wanted[name].norm() > 1e-5]
-    return max(relative_difference(found[name], wanted[name], name) for name in names)
+    return max(relative_difference(weights[name], wanted[name], name) for name in names)
 
 
 @pytest.mark.parametrize("name", suite_has(("in pieces", "softmax"), KINDS))
 def test_two_ranks_learn_what_one_device_learns(name: str, place: Path, tmp_path: Path, command: Command) -> None:
     alone, both = tmp_path / "alone", tmp_path / "both"
     command.well(*arguments(place, alone, *KINDS[name]))
-    said = run_commands(tmp_path / "ranks", [arguments(place, both, *KINDS[name])] * 2)
-    assert said.codes == [0, 0], said.texts
-    assert "2 data ranks" in said.texts[0]
-    assert said.texts[1] == ""
+    result = run_commands(tmp_path / "ranks", [arguments(place, both, *KINDS[name])] * 2)
+    assert result.codes == [0, 0], result.texts
+    assert "2 data ranks" in result.texts[0]
+    assert result.texts[1] == ""
     assert len(losses(alone)) >= 20
     assert losses(both) == pytest.approx(losses(alone), rel=NEAR)
     assert difference(both, alone) < NEAR
@@ -66,10 +74,10 @@ def test_negatives_of_each_rank_alone_are_another_loss_and_a_stopped_run_ends_in
     more = (*KINDS["ranking"], "dropout=0.1")
     whole, stopped, apart = (tmp_path / name for name in ("whole", "stopped", "apart"))
     assert run_commands(tmp_path / "whole-ranks", [arguments(place, whole, *more)] * 2).codes == [0, 0]
-    given = [arguments(place, stopped, *more)] * 2
-    said = run_commands(tmp_path / "stopped-ranks", given, planted=("", "signal:15:5:0"))
-    assert said.codes == [143, 143], said.texts
-    again = run_commands(tmp_path / "again-ranks", given, {"TORCHELASTIC_RESTART_COUNT": "1"})
+    values = [arguments(place, stopped, *more)] * 2
+    result = run_commands(tmp_path / "stopped-ranks", values, planted=("", "signal:15:5:0"))
+    assert result.codes == [143, 143], result.texts
+    again = run_commands(tmp_path / "again-ranks", values, {"TORCHELASTIC_RESTART_COUNT": "1"})
     assert again.codes == [0, 0], again.texts
     models = [(out / "model" / "model.safetensors").read_bytes() for out in (whole, stopped)]
     assert models[0] == models[1]

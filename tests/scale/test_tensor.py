@@ -45,14 +45,14 @@ TOLERANCE = 1e-5
 
 def run_cases(launch: Launch, proofs: bool) -> dict[str, Any]:
     """Run all cases as one of 4 processes."""
-    found: dict[str, Any] = {}
+    rank_results: dict[str, Any] = {}
     with join(launch._replace(job="two"), tensor=2) as world:
-        found.update(cases_of_two(world, proofs))
+        rank_results.update(cases_of_two(world, proofs))
     with join(launch._replace(job="four"), tensor=4) as world:
-        found.update(cases_of_four(world, proofs))
+        rank_results.update(cases_of_four(world, proofs))
     for name in chosen(ON_A_MESH, SUITE[3:5], proofs):
-        found[f"{name} on a mesh"] = on_a_mesh(name, launch._replace(job=name), ON_A_MESH[name])
-    return found
+        rank_results[f"{name} on a mesh"] = on_a_mesh(name, launch._replace(job=name), ON_A_MESH[name])
+    return rank_results
 
 
 def chosen(names: Iterable[str], suite: Sequence[str], proofs: bool) -> list[str]:
@@ -90,7 +90,7 @@ def cases_of_four(world: World, proofs: bool) -> Iterator[tuple[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> list[dict[str, Any]]:
+def rank_results(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> list[dict[str, Any]]:
     proofs = pytestconfig.option.proofs
     folder = make_once(
         common_folder(tmp_path_factory) / "split", lambda folder: run_ranks(4, folder, run_cases, proofs)
@@ -98,83 +98,85 @@ def found(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config)
     return read_found(4, folder)
 
 
-def check_equal(found: list[dict[str, Any]], start: str) -> None:
-    names = [name for name in found[0] if name.startswith(f"{start}, ")]
+def check_equal(rank_results: list[dict[str, Any]], start: str) -> None:
+    names = [name for name in rank_results[0] if name.startswith(f"{start}, ")]
     assert names
     for name in names:
-        for result in (rank[name] for rank in found):
+        for result in (rank[name] for rank in rank_results):
             assert result["weights"][0] == 0.0, name
             assert max(result[key] for key in ("loss", "evaluation", "logits")) < TOLERANCE, (name, result)
             assert result["gradients"][0] < TOLERANCE, (name, result["gradients"])
         size = 2 if ", 2" in name else 4
-        digests = [rank[name]["digest"] for rank in found]
+        digests = [rank[name]["digest"] for rank in rank_results]
         assert all(len(set(digests[first : first + size])) == 1 for first in range(0, 4, size)), name
 
 
 @pytest.mark.parametrize("name", suite_has(SUITE, MEMBERS))
-def test_a_split_network_computes_what_the_whole_one_does(found: list[dict[str, Any]], name: str) -> None:
-    check_equal(found, name)
+def test_a_split_network_computes_what_the_whole_one_does(rank_results: list[dict[str, Any]], name: str) -> None:
+    check_equal(rank_results, name)
 
 
 @pytest.mark.parametrize("name", suite_has(SUITE_TWICE, RECOMPUTED))
-def test_layers_that_are_computed_again_have_the_same_gradients(found: list[dict[str, Any]], name: str) -> None:
-    check_equal(found, f"{name} recomputed")
+def test_layers_that_are_computed_again_have_the_same_gradients(rank_results: list[dict[str, Any]], name: str) -> None:
+    check_equal(rank_results, f"{name} recomputed")
 
 
 @pytest.mark.parametrize("name", ["dropout", "dropout recomputed"])
-def test_dropout_of_whole_tensors_is_that_of_one_device(found: list[dict[str, Any]], name: str) -> None:
-    check_equal(found, name)
+def test_dropout_of_whole_tensors_is_that_of_one_device(rank_results: list[dict[str, Any]], name: str) -> None:
+    check_equal(rank_results, name)
 
 
 @pytest.mark.parametrize("name", suite_has(SUITE[3:5], ON_A_MESH))
-def test_shards_of_split_tensors_have_the_gradients_of_the_whole(found: list[dict[str, Any]], name: str) -> None:
-    for rank in found:
+def test_shards_of_split_tensors_have_the_gradients_of_the_whole(rank_results: list[dict[str, Any]], name: str) -> None:
+    for rank in rank_results:
         result = rank[f"{name} on a mesh"]
         assert result["gradients"][0] < TOLERANCE, result["gradients"]
         assert result["norm"] < TOLERANCE
         assert result["share"] < 0.45
 
 
-def test_gradients_are_those_of_what_was_dropped(found: list[dict[str, Any]]) -> None:
-    for rank in found:
+def test_gradients_are_those_of_what_was_dropped(rank_results: list[dict[str, Any]]) -> None:
+    for rank in rank_results:
         assert rank["slope"]["by gradients"] == pytest.approx(rank["slope"]["by losses"], rel=1e-3)
     for first, second in ((0, 1), (2, 3)):
-        assert found[first]["slope"]["loss"] == found[second]["slope"]["loss"]
-        assert found[first]["slope"]["random"] == found[second]["slope"]["random"]  # the next batch drops alike
+        assert rank_results[first]["slope"]["loss"] == rank_results[second]["slope"]["loss"]
+        assert (
+            rank_results[first]["slope"]["random"] == rank_results[second]["slope"]["random"]
+        )  # the next batch drops alike
 
 
-def test_heads_of_other_ranks_drop_other_tokens(found: list[dict[str, Any]]) -> None:
+def test_heads_of_other_ranks_drop_other_tokens(rank_results: list[dict[str, Any]]) -> None:
     for first, second in ((0, 1), (2, 3)):
-        assert found[first]["attention that drops 0.0"] == found[second]["attention that drops 0.0"]
-        assert found[first]["attention that drops 0.5"] != found[second]["attention that drops 0.5"]
+        assert rank_results[first]["attention that drops 0.0"] == rank_results[second]["attention that drops 0.0"]
+        assert rank_results[first]["attention that drops 0.5"] != rank_results[second]["attention that drops 0.5"]
 
 
 @pytest.mark.proof  # tests/scale/test_compiled_parts.py compiles parts that are not split
-def test_each_block_is_compiled_without_a_break(found: list[dict[str, Any]]) -> None:
-    assert max(rank["compiled"][0] for rank in found) < TOLERANCE
+def test_each_block_is_compiled_without_a_break(rank_results: list[dict[str, Any]]) -> None:
+    assert max(rank["compiled"][0] for rank in rank_results) < TOLERANCE
 
 
-def test_states_of_all_layers_and_logits_are_whole(found: list[dict[str, Any]]) -> None:
-    for rank in found:
+def test_states_of_all_layers_and_logits_are_whole(rank_results: list[dict[str, Any]]) -> None:
+    for rank in rank_results:
         assert max(rank["states"].values()) < TOLERANCE
 
 
-def test_half_precision_is_kept(found: list[dict[str, Any]]) -> None:
-    for rank in found:
+def test_half_precision_is_kept(rank_results: list[dict[str, Any]]) -> None:
+    for rank in rank_results:
         whole, parts = rank["half precision"]["losses"]
         assert parts == pytest.approx(whole, rel=2e-2)
         assert len(set(rank["half precision"]["kinds"])) == 1
 
 
-def test_a_token_after_a_cached_text_is_predicted_alike(found: list[dict[str, Any]]) -> None:
-    assert max(rank["generated"] for rank in found) < TOLERANCE
+def test_a_token_after_a_cached_text_is_predicted_alike(rank_results: list[dict[str, Any]]) -> None:
+    assert max(rank["generated"] for rank in rank_results) < TOLERANCE
 
 
-def test_calls_and_bytes_between_ranks_are_those_of_the_formula(found: list[dict[str, Any]]) -> None:
-    counts = [name for name in found[0] if name.startswith("collectives of ")]
+def test_calls_and_bytes_between_ranks_are_those_of_the_formula(rank_results: list[dict[str, Any]]) -> None:
+    counts = [name for name in rank_results[0] if name.startswith("collectives of ")]
     assert counts
     for name in counts:
-        for rank in found:
+        for rank in rank_results:
             counted, wanted = rank[name]
             assert counted == wanted, name
 

@@ -47,11 +47,11 @@ def recall(index: Index, model: Given, alive: np.ndarray, where: dict[str, int] 
     right = 0
     for row, hits in zip(truth, index.nearest(queries, 10, where=where), strict=True):
         assert len(hits) == min(10, len(alive))
-        found = [int(hit.document[1:]) for hit in hits]
-        assert len(set(found)) == len(found)
-        assert set(found) <= set(alive.tolist()), "only what is there and fits"
+        documents = [int(hit.document[1:]) for hit in hits]
+        assert len(set(documents)) == len(documents)
+        assert set(documents) <= set(alive.tolist()), "only what is there and fits"
         assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
-        right += len(set(found) & set(row.tolist()))
+        right += len(set(documents) & set(row.tolist()))
     return right / truth.size
 
 
@@ -97,9 +97,9 @@ def test_rebuilt_as_another_kind(tmp_path: Path) -> None:
     for kind in ("hnsw", "flat", "ivfpq"):
         index.settle(kind)
         assert index.info["kind"] == kind
-        found = index.nearest(model.vectors[:20], 5)
-        assert [row[0].document for row in found] == [f"d{n}" for n in range(20)]
-        assert np.allclose([h.score for h in found[0]], [h.score for h in asked[0]], atol=1e-6)
+        hits = index.nearest(model.vectors[:20], 5)
+        assert [row[0].document for row in hits] == [f"d{n}" for n in range(20)]
+        assert np.allclose([h.score for h in hits[0]], [h.score for h in asked[0]], atol=1e-6)
     with pytest.raises(UserError, match="kind 'hsnw': unknown, did you mean 'hnsw'"):
         index.settle("hsnw")
 
@@ -130,10 +130,10 @@ def test_without_faiss_other_kinds_are_refused_before_the_work(tmp_path: Path, m
     model = Given()
     real = builtins.__import__
 
-    def absent(name: str, *given: Any, **more: Any) -> Any:
+    def absent(name: str, *arguments: Any, **more: Any) -> Any:
         if name == "faiss":
             raise ImportError(name)
-        return real(name, *given, **more)
+        return real(name, *arguments, **more)
 
     monkeypatch.setattr(builtins, "__import__", absent)
     index = Index.build(model, model.documents(0, 50), tmp_path / "index")

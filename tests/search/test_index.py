@@ -113,11 +113,11 @@ def test_files_folders_and_tables_are_read_as_documents(tmp_path: Path) -> None:
         file.write('key,body,place\nx1,"Quoted, with a comma.",north\n')
     (folder / ".hidden.txt").write_text("Not seen.")
     (folder / "picture.png").write_bytes(b"\x89PNG")
-    found = ReadSummary()
-    documents = {d.id: d for d in read_documents([str(folder)], ReadOptions("body"), found)}
+    summary = ReadSummary()
+    documents = {d.id: d for d in read_documents([str(folder)], ReadOptions("body"), summary)}
     assert {Path(id).name for id in documents} == {"one.txt", "two.md", "three.jsonl#1", "four.csv.gz#2"}
-    assert (found.documents, found.empty) == (4, 2)
-    assert found.lines()[-1] == "1 left out: files of other kinds, .png (1)"
+    assert (summary.documents, summary.empty) == (4, 2)
+    assert summary.lines()[-1] == "1 left out: files of other kinds, .png (1)"
     (row,) = read_documents(folder / "four.csv.gz", ReadOptions("body", "key"), ReadSummary())
     assert (row.id, row.text, row.metadata) == ("x1", "Quoted, with a comma.", {"place": "north"})
     blocks = list(read_documents(folder / "one.txt", ReadOptions(blocks=True), ReadSummary()))
@@ -165,10 +165,12 @@ def test_records_without_an_id_are_told_apart_by_their_text(tmp_path: Path) -> N
 
 
 def test_documents_keep_their_source_and_metadata(tmp_path: Path) -> None:
-    known = {"a": 1, "day": datetime.date(1851, 11, 14), "page": "long " * 1000}
-    index = Index.build(Words(), [Document("x", "One text.", source="somewhere", metadata=known)], tmp_path / "index")
+    metadata = {"a": 1, "day": datetime.date(1851, 11, 14), "page": "long " * 1000}
+    index = Index.build(
+        Words(), [Document("x", "One text.", source="somewhere", metadata=metadata)], tmp_path / "index"
+    )
     (hit,) = index.search("text", where={"source": "somewhere", "day": "1851-11-14"})
-    assert (hit.document, hit.source, hit.metadata) == ("x", "somewhere", known | {"day": "1851-11-14"})
+    assert (hit.document, hit.source, hit.metadata) == ("x", "somewhere", metadata | {"day": "1851-11-14"})
     with pytest.raises(UserError, match="where 'page'"):
         index.search("text", where={"page": "long"})
 

@@ -17,8 +17,8 @@ from bertree.search.writer import create_index
 from tests.support.standin import Words
 
 
-def texts(index: Index, **given: object) -> set[str]:
-    return {hit.text for hit in index.search("a text", 1000, **given)}
+def texts(index: Index, **arguments: object) -> set[str]:
+    return {hit.text for hit in index.search("a text", 1000, **arguments)}
 
 
 def test_what_is_gone_from_a_file_is_gone_from_the_index(tmp_path: Path) -> None:
@@ -71,8 +71,8 @@ def test_a_file_that_moved_and_shrank(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_documents_that_only_look_like_those_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("b.txt").write_text("One.\n")
-    given = [Document("b.txt#7", "A text of nowhere."), Document("b.txt#9", "Another's.", source="elsewhere/c.txt")]
-    index = Index.build(Words(), given, tmp_path / "index")
+    documents = [Document("b.txt#7", "A text of nowhere."), Document("b.txt#9", "Another's.", source="elsewhere/c.txt")]
+    index = Index.build(Words(), documents, tmp_path / "index")
     assert (index.add("b.txt", blocks=True).gone, len(index)) == (0, 3)
 
 
@@ -115,9 +115,9 @@ def test_of_equals_the_first(tmp_path: Path) -> None:
     index = Index.build(Words(), records, tmp_path / "index")
     assert [hit.document for hit in index.search("a text", 3)] == ["0000", "0001", "0002"]
     scores = np.array([[1, 3, 2, 3, 2, 2], [0, 0, 0, 0, 0, 5]], np.float32)
-    columns, found = top_k(scores, 3)
+    columns, best = top_k(scores, 3)
     assert columns.tolist() == [[1, 3, 2], [5, 0, 1]]
-    assert found.tolist() == [[3, 3, 2], [5, 0, 0]]
+    assert best.tolist() == [[3, 3, 2], [5, 0, 0]]
 
 
 def test_many_questions_are_asked_in_parts(tmp_path: Path) -> None:
@@ -135,20 +135,20 @@ def test_values_of_the_wrong_type_are_refused(tmp_path: Path) -> None:
             Index.build(Words(), [wrong], tmp_path / "none")
         assert not (tmp_path / "none").exists()
     index = Index.build(Words(), [{"text": "t"}], tmp_path / "index")
-    for given in ({"k": "5"}, {"k": 2.5}, {"k": 0}, {"where": ["a"]}):
+    for options in ({"k": "5"}, {"k": 2.5}, {"k": 0}, {"where": ["a"]}):
         with pytest.raises(UserError, match=r"must be a|is not a"):
-            index.search("t", **given)
+            index.search("t", **options)
 
 
 def test_a_build_that_is_refused_leaves_the_other_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One process made the folder, another was first to write: the one that made it takes nothing away."""
     from bertree.search import index as module
 
-    made = create_index
+    create = create_index
     locks = []
 
     def create_and_lose(folder: Path, state: object) -> None:
-        made(folder, state)
+        create(folder, state)
         locks.append(exclusive_lock(folder))
         locks[0].__enter__()
 

@@ -96,8 +96,8 @@ def test_a_folder_that_only_others_may_write_to_is_read() -> None:
         try:
             for number in (1, 2, 3):
                 ends.send(True)
-                found, frozen = ends.recv()
-                assert len(found) == number, "what was added meanwhile is seen"
+                answer, frozen = ends.recv()
+                assert len(answer) == number, "what was added meanwhile is seen"
                 assert frozen or number > 1
                 assert number > 1 or {file.name for file in path.iterdir()} == before, "nothing was written"
                 os.chmod(path, 0o755)
@@ -171,7 +171,7 @@ def test_errors_of_the_documents_are_not_changed(index: Index) -> None:
 
 
 def test_too_many_open_files_are_one_line(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
-    def opened(*given: object) -> object:
+    def opened(*arguments: object) -> object:
         raise OSError(24, "Too many open files")
 
     monkeypatch.setattr(Path, "open", opened)

@@ -74,9 +74,9 @@ def use(folder: Path) -> None:
 def test_damage_of_any_file_is_one_line_with_advice(file: str, harm: Callable[[Path], None], folder: Path) -> None:
     (path,) = folder.glob(file)
     harm(path)
-    with pytest.raises(UserError) as said:
+    with pytest.raises(UserError) as caught:
         use(folder)
-    line = str(said.value)
+    line = str(caught.value)
     assert "\n" not in line
     assert str(folder) in line
     assert "index build" in line or "build the index again" in line or "restore" in line
@@ -119,9 +119,9 @@ def state(folder: Path, old: str, new: str) -> None:
 )
 def test_an_invalid_state_is_refused(old: str, new: str, expected: str, folder: Path) -> None:
     state(folder, old, new)
-    with pytest.raises(UserError, match=expected) as said:
+    with pytest.raises(UserError, match=expected) as caught:
         Index.open(folder).nearest(np.ones((1, 128), np.float32), 3)
-    assert "\n" not in str(said.value)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -145,9 +145,9 @@ def test_values_of_the_wrong_type_in_the_database_are_refused(
     index = Index.open(folder, Words())
     with sqlite3.connect(folder / DATABASE) as base:
         base.execute(f"UPDATE {change}")
-    with pytest.raises(UserError, match=r"index\.sqlite: .*build the index again") as said:
+    with pytest.raises(UserError, match=r"index\.sqlite: .*build the index again") as caught:
         ask(index)
-    assert "\n" not in str(said.value)
+    assert "\n" not in str(caught.value)
 
 
 CHANGES = (
@@ -182,9 +182,12 @@ CHANGES = (
 def test_no_change_of_the_database_passes_verification(change: str, folder: Path) -> None:
     with sqlite3.connect(folder / DATABASE) as base:
         base.executescript(change)
-    with pytest.raises(UserError, match=r"index\.sqlite: .*build the index again") as said, Index.open(folder) as index:
+    with (
+        pytest.raises(UserError, match=r"index\.sqlite: .*build the index again") as caught,
+        Index.open(folder) as index,
+    ):
         index.verify()
-    assert "\n" not in str(said.value)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("change", [change for change in CHANGES if "document = 4; INSERT" not in change])
@@ -247,11 +250,11 @@ def test_a_graph_that_is_replaced_meanwhile_is_read_in_its_newer_state(
     hashed = sha256_of
 
     def replaced(file: Path) -> str:
-        found = hashed(file)
+        output = hashed(file)
         if path.exists():
             path.rename(folder / "graph-00000099.faiss")
             state(folder, path.name, "graph-00000099.faiss")
-        return found
+        return output
 
     monkeypatch.setattr(faiss_index, "sha256_of", replaced)
     assert len(Index.open(folder).nearest(np.ones((1, 128), np.float32), 3)[0]) == 3
@@ -280,11 +283,11 @@ class Bad(Words):
     """Breaks at a word."""
 
     def embed(self, texts: Any) -> Any:
-        found = super().embed(texts)
+        vectors = super().embed(texts)
         for row, text in enumerate(texts):
             if "poison" in text:
-                found[row, 3] = np.nan
-        return found[:, :100] if any("narrow" in text for text in texts) else found
+                vectors[row, 3] = np.nan
+        return vectors[:, :100] if any("narrow" in text for text in texts) else vectors
 
 
 def test_vectors_that_are_not_finite_or_of_another_width_are_refused(folder: Path) -> None:

@@ -22,15 +22,15 @@ Ends = tuple[str, list[dict]]
 def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Ends:
     """What uninterrupted runs come to: the build and two adds after it."""
     folder = tmp_path_factory.mktemp(request.param)
-    found = []
+    ends = []
     for version in range(3):
         process = killing.start(folder / "index", version, request.param, folder / "said")
         process.join(PATIENCE)
         assert process.exitcode == 0
-        found.append(killing.contents(folder / "index"))
-    assert all(found)
-    assert found[0] != found[1] != found[2]
-    return request.param, found
+        ends.append(killing.contents(folder / "index"))
+    assert all(ends)
+    assert ends[0] != ends[1] != ends[2]
+    return request.param, ends
 
 
 def committed(folder: Path) -> int:
@@ -39,14 +39,14 @@ def committed(folder: Path) -> int:
 
 def check(folder: Path, version: int, ends: list[dict]) -> None:
     """Whatever is there is whole, and is either what was there before or what is to come."""
-    found = killing.contents(folder)
+    contents = killing.contents(folder)
     before = ends[version - 1] if version else {}
-    for id, entry in found.items():
-        known = [end[id] for end in (before, ends[version]) if id in end]
+    for id, entry in contents.items():
+        expected = [end[id] for end in (before, ends[version]) if id in end]
         # A document of the group that is removed in the end may be there in its new form until then.
-        assert entry in known or entry["metadata"] == '{"group": "g3"}', id
+        assert entry in expected or entry["metadata"] == '{"group": "g3"}', id
     for id in before:
-        assert id in found or before[id]["metadata"] == '{"group": "g3"}', f"{id} was committed, and is lost"
+        assert id in contents or before[id]["metadata"] == '{"group": "g3"}', f"{id} was committed, and is lost"
 
 
 @pytest.mark.parametrize("by", ["lines", "time"])
@@ -55,15 +55,15 @@ def test_killed_at_random_moments(by: str, whole: Ends, tmp_path: Path) -> None:
     moments = random.Random(f"{kind} {by}")
     kills, longest = 0, 1.0  # seconds until a kill; less after a run that ended before it, more after a kill
     for number in range(3 * KILLS):
-        folder, said = tmp_path / f"index{number}", tmp_path / f"said{number}"
+        folder, log = tmp_path / f"index{number}", tmp_path / f"said{number}"
         for version in range(3):
-            said.unlink(missing_ok=True)
+            log.unlink(missing_ok=True)
             for trial in range(9):
-                if said.exists():
+                if log.exists():
                     break
                 before = committed(folder)
                 lines = int(10 ** moments.uniform(1, 4)) if by == "lines" and trial < 8 else 0
-                process = killing.start(folder, version, kind, said, lines)
+                process = killing.start(folder, version, kind, log, lines)
                 if by == "time" and trial < 8:
                     process.join(moments.uniform(0.1, 1.0) * longest)
                     process.kill()
@@ -76,8 +76,8 @@ def test_killed_at_random_moments(by: str, whole: Ends, tmp_path: Path) -> None:
                     check(folder, version, ends)
             assert killing.contents(folder) == ends[version], "as if it had never been interrupted"
         assert Index.open(folder).info["complete"]
-        there = {path.name for path in folder.iterdir()} - {f"{DATABASE}-wal", f"{DATABASE}-shm"}
-        assert there == files(folder), "nothing half written is left"
+        names = {path.name for path in folder.iterdir()} - {f"{DATABASE}-wal", f"{DATABASE}-shm"}
+        assert names == files(folder), "nothing half written is left"
         if kills >= KILLS:
             return
     raise AssertionError(f"only {kills} kills came in time to try anything")
@@ -92,15 +92,15 @@ def files(folder: Path) -> set[str]:
 
 def test_dead_at_every_line_of_a_commit(tmp_path: Path) -> None:
     """After 20, 210, 400 ... lines of a build, one after another: each run goes on where the last died."""
-    folder, said = tmp_path / "index", tmp_path / "said"
+    folder, log = tmp_path / "index", tmp_path / "said"
     ends: list[dict] = []
-    process = killing.start(tmp_path / "other", 0, "flat", said)
+    process = killing.start(tmp_path / "other", 0, "flat", log)
     process.join(PATIENCE)
     ends.append(killing.contents(tmp_path / "other"))
-    said.unlink()
+    log.unlink()
     reached = -1
     for lines in [*range(20, 4000, 190), 0]:
-        process = killing.start(folder, 0, "flat", said, lines)
+        process = killing.start(folder, 0, "flat", log, lines)
         process.join(PATIENCE)
         if process.exitcode == 0:
             break
@@ -108,18 +108,18 @@ def test_dead_at_every_line_of_a_commit(tmp_path: Path) -> None:
         reached = committed(folder)
         if reached >= 0:
             check(folder, 0, ends)
-    assert said.exists()
+    assert log.exists()
     assert killing.contents(folder) == ends[0]
 
 
 def test_two_read_while_one_adds(tmp_path: Path) -> None:
     """Whoever asks meanwhile sees one state or the next, whole, and in the end the last one."""
-    folder, said = tmp_path / "index", tmp_path / "said"
+    folder, log = tmp_path / "index", tmp_path / "said"
     Index.build(Words(16), killing.records(0), folder, kind="hnsw", chunk=12, overlap=3)
     readers = [Index.open(folder, Words(16)) for _ in range(2)]
     asked, generations = 0, set()
     for version in (1, 2, 3):
-        process = killing.start(folder, version, "hnsw", said)
+        process = killing.start(folder, version, "hnsw", log)
         alive = True
         while alive:  # once more after its end
             alive = process.is_alive()

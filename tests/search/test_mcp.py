@@ -84,7 +84,7 @@ def test_read_joins_passages_that_overlap(indexes: Mapping[str, Searcher]) -> No
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments", "said"),
+    ("name", "arguments", "message"),
     [
         ("search", {}, "query: is missing"),
         ("search", {"query": " "}, "is empty"),
@@ -103,9 +103,9 @@ def test_read_joins_passages_that_overlap(indexes: Mapping[str, Searcher]) -> No
     ],
 )
 def test_bad_arguments_are_errors_of_the_tool(
-    indexes: Mapping[str, Searcher], name: str, arguments: dict[str, Any], said: str
+    indexes: Mapping[str, Searcher], name: str, arguments: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(UserError, match=said) as raised:
+    with pytest.raises(UserError, match=message) as raised:
         call(indexes, name, **arguments)
     assert "\n" not in str(raised.value)
 
@@ -140,12 +140,12 @@ def test_bad_messages_are_refused_and_the_next_is_answered(indexes: Mapping[str,
     assert ask(indexes, *silent) == []
 
 
-@pytest.mark.parametrize(("asked", "given"), [("2025-06-18", "2025-06-18"), ("2031-01-01", "2025-11-25")])
+@pytest.mark.parametrize(("asked", "arguments"), [("2025-06-18", "2025-06-18"), ("2031-01-01", "2025-11-25")])
 def test_the_protocol_version_is_the_clients_if_it_is_known(
-    indexes: Mapping[str, Searcher], asked: object, given: str
+    indexes: Mapping[str, Searcher], asked: object, arguments: str
 ) -> None:
     (answer,) = ask(indexes, request("initialize", {"protocolVersion": asked}))
-    assert answer["result"]["protocolVersion"] == given
+    assert answer["result"]["protocolVersion"] == arguments
 
 
 def test_a_mistake_of_ours_does_not_end_the_session(capsys: pytest.CaptureFixture[str]) -> None:
@@ -199,8 +199,8 @@ def test_the_real_client_over_standard_output_which_has_nothing_but_the_protocol
             assert set(tools) == {"search", "read"}
             for index in ("notes", "exported"):
                 question = {"query": "The brig lay at anchor.", "k": 1, "index": index}
-                found = await client.call_tool("search", question)
-                (hit,) = found.structured_content["hits"]
+                answer = await client.call_tool("search", question)
+                (hit,) = answer.structured_content["hits"]
                 assert (hit["document"], hit["text"]) == ("a", "The brig lay at anchor.")
                 read = await client.call_tool("read", {"document": "a", "index": index})
                 assert read.structured_content["text"] == "The brig lay at anchor."
@@ -220,13 +220,13 @@ def test_the_real_client_over_standard_output_which_has_nothing_but_the_protocol
 def test_a_wrong_index_is_one_line(
     tmp_path: Path, built: Path, postgres_server: PostgresServer, command: Command
 ) -> None:
-    for given, model, said in (
+    for folders, model, message in (
         ([str(tmp_path / "nothing")], None, "no such folder"),
         ([str(built), str(built)], None, "two indexes have this name"),
         ([postgres_server.address("postgres")], None, "there is no index here"),
         ([str(built)], "default", "not with this model"),
     ):
-        with pytest.raises(UserError, match=said), ExitStack() as stack:
-            open_indexes(given, bertree.load, model, stack, schema="public", table="bertree")
+        with pytest.raises(UserError, match=message), ExitStack() as stack:
+            open_indexes(folders, bertree.load, model, stack, schema="public", table="bertree")
     result = command("mcp", tmp_path / "nothing")
     assert (result.code, result.out, len(result.lines)) == (2, "", 1)

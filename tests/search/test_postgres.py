@@ -51,9 +51,9 @@ def test_the_same_top_ten_as_the_flat_index(tmp_path: Path, database: str, monke
     by_graph = f"{database}&options=-c%20enable_seqscan%3Doff"
     nearest = "EXPLAIN SELECT 1 FROM bertree ORDER BY embedding <=> (SELECT embedding FROM bertree LIMIT 1) LIMIT 5"
     assert "bertree_embedding_idx" in str(run_sql(by_graph, nearest)), "the HNSW index is used"
-    found = bertree.PostgresIndex(by_graph, model).search(QUESTIONS, 10, mode="vectors")
+    hits = bertree.PostgresIndex(by_graph, model).search(QUESTIONS, 10, mode="vectors")
     shared = sum(
-        hit.text in {one.text for one in theirs} for mine, theirs in zip(found, expected, strict=True) for hit in mine
+        hit.text in {one.text for one in theirs} for mine, theirs in zip(hits, expected, strict=True) for hit in mine
     )
     assert shared >= 0.98 * 10 * len(QUESTIONS)
 
@@ -82,14 +82,14 @@ def test_words_and_both_are_searched_with_the_database_own_score(ships: Searcher
 
 
 def test_bad_questions_are_refused_in_one_line(ships: Searcher) -> None:
-    for given, said in (
+    for options, message in (
         ({"question": ""}, "is empty"),
         ({"question": "bay", "k": 0}, "at least 1"),
         ({"question": "bay", "where": {"boook": "Sea"}}, "did you mean 'book'"),
         ({"question": "bay", "where": "book"}, "is not a dict"),
     ):
-        with pytest.raises(UserError, match=said):
-            ships.search(**given)
+        with pytest.raises(UserError, match=message):
+            ships.search(**options)
 
 
 def test_a_filter_that_many_passages_match_is_searched_in_the_graph(
@@ -112,11 +112,11 @@ def test_a_search_in_the_graph_that_ends_early_is_completed(
     rare = {"id": [f"d{number}" for number in range(180, 196)]}
     assert {len(hits) for hits in exported.search(QUESTIONS, 10, mode="vectors", where=rare)} == {10}
     monkeypatch.setattr("bertree.search.postgres.queries.EXACT", 1000)
-    found, expected = (
+    exported_hits, expected = (
         exported.search(QUESTIONS, 10, mode="vectors", where=rare),
         index.search(QUESTIONS, 10, mode="vectors", where=rare),
     )
-    assert all(map(same, found, expected)), "whatever is set there"
+    assert all(map(same, exported_hits, expected)), "whatever is set there"
 
 
 def test_the_passages_of_a_document_are_in_order(tmp_path: Path, database: str) -> None:
@@ -162,7 +162,7 @@ def test_readers_see_the_old_index_until_the_new_one_is_complete(index: Index, d
         seen.clear()
         before = sorted(ids(exported))
         index.export(database, replace=fresh, watch=watch)
-        assert {(tuple(found), count) for _, found, count in seen} == {(tuple(before), len(before))}
+        assert {(tuple(names), count) for _, names, count in seen} == {(tuple(before), len(before))}
         assert seen[-1][0] == last
         assert sorted(ids(exported)) == ["a", "b", "c", "d", "e"]
 

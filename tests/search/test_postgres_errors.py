@@ -30,7 +30,7 @@ def test_no_server(index: Index) -> None:
 
 
 @pytest.mark.parametrize(
-    ("address", "said"),
+    ("address", "message"),
     [
         (f"postgresql://me:{SECRET}@localhost/books", "cannot be read; write % signs in a password as %25"),
         ("postgresql://me:s3cr3t@localhost/books?colour=red", "cannot be read"),
@@ -39,8 +39,8 @@ def test_no_server(index: Index) -> None:
         ("me:s3cr3t", "begins with postgresql://"),
     ],
 )
-def test_a_wrong_address_is_not_repeated(index: Index, address: str, said: str, command: Command) -> None:
-    with pytest.raises(UserError, match=said) as raised:
+def test_a_wrong_address_is_not_repeated(index: Index, address: str, message: str, command: Command) -> None:
+    with pytest.raises(UserError, match=message) as raised:
         index.export(address)
     assert "s3cr3t" not in str(raised.value)
     result = command("index", "export", index.path, "--to", address)
@@ -138,8 +138,8 @@ def test_the_command_line(small_folder: Path, tmp_path: Path, database: str, com
     )
     folder = tmp_path / "index"
     command.well("index", "build", small_folder, tmp_path / "docs.jsonl", "--device", "cpu", "--out", folder)
-    said = command.well("index", "export", folder, "--to", database)
-    assert said.out == "2 new; 2 passages written; 2 documents are there\n"
+    result = command.well("index", "export", folder, "--to", database)
+    assert result.out == "2 new; 2 passages written; 2 documents are there\n"
     assert command.well("index", "export", folder, "--to", database, "--json").json["unchanged"] == 2
     question = ("The brig lay at anchor.", "-k", "2", "--device", "cpu", "--json", "--where", "book=Sea")
     mine = command.well("index", "query", database, *question).json
@@ -150,10 +150,10 @@ def test_the_command_line(small_folder: Path, tmp_path: Path, database: str, com
     assert "--check: is for an index on disk" in command("index", "info", database, "--check").err
     moved = tmp_path / "moved"
     small_folder.rename(moved)
-    said = command("index", "query", database, "brig")
-    assert (said.code, len(said.lines)) == (2, 1)
-    assert "give its new path with --model" in said.err
+    result = command("index", "query", database, "brig")
+    assert (result.code, len(result.lines)) == (2, 1)
+    assert "give its new path with --model" in result.err
     command.well("index", "query", database, "brig", "--model", moved, "--device", "cpu")
-    said = command("index", "query", database, "brig", "--model", "default", "--device", "cpu")
-    assert (said.code, len(said.lines)) == (2, 1)
-    assert "not with this model" in said.err
+    result = command("index", "query", database, "brig", "--model", "default", "--device", "cpu")
+    assert (result.code, len(result.lines)) == (2, 1)
+    assert "not with this model" in result.err

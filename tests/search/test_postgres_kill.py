@@ -35,8 +35,8 @@ def export_and_die(folder: Path, address: str, steps: int, fresh: bool) -> None:
     Index.open(folder).export(address, replace=fresh, watch=watch)
 
 
-def run(folder: Path, address: str, *given: Any) -> int | None:
-    process = PROCESSES.Process(target=export_and_die, args=(folder, address, *given))
+def run(folder: Path, address: str, *arguments: Any) -> int | None:
+    process = PROCESSES.Process(target=export_and_die, args=(folder, address, *arguments))
     process.start()
     process.join(PATIENCE)
     # The server notices a moment later that a client was killed; meanwhile its export holds the lock.

@@ -87,9 +87,9 @@ def fuzz(asker: Asker, count: int, seed: int) -> Counter[int]:
 
     async def run() -> None:
         for _ in range(0, count, 20):
-            given = [request(draw) for _ in range(20)]
-            answers = await asyncio.gather(*(asker.send(m, p, b, h) for m, p, b, h in given))
-            for (method, path, body, headers), answer in zip(given, answers, strict=True):
+            requests = [request(draw) for _ in range(20)]
+            answers = await asyncio.gather(*(asker.send(m, p, b, h) for m, p, b, h in requests))
+            for (method, path, body, headers), answer in zip(requests, answers, strict=True):
                 seen[answer.status] += 1
                 wrong = wrong_answer(answer, method)
                 assert wrong is None, f"{method} {path} {headers} {body[:500]!r}: {wrong}"

@@ -18,14 +18,14 @@ DOCUMENTS = ["the boat is fine", "a gloomy river", "the lamp of the garden"]
 
 @pytest.fixture(scope="module")
 def address(asker: Asker) -> Iterator[str]:
-    with listening(asker) as found:
-        yield found
+    with listening(asker) as url:
+        yield url
 
 
 @pytest.fixture(scope="module")
 def own_address(own: Asker) -> Iterator[str]:
-    with listening(own) as found:
-        yield found
+    with listening(own) as url:
+        yield url
 
 
 @pytest.fixture(scope="module")
@@ -33,8 +33,8 @@ def vectors(minilm: Path) -> np.ndarray:
     return bertree.load(minilm).embed(TEXTS)
 
 
-def same(found: object, vectors: np.ndarray) -> bool:
-    rows = np.asarray(found, np.float64).reshape(-1, vectors.shape[1])
+def same(actual: object, vectors: np.ndarray) -> bool:
+    rows = np.asarray(actual, np.float64).reshape(-1, vectors.shape[1])
     return len(rows) in (1, len(vectors)) and bool(np.abs(rows - vectors[: len(rows)]).max() < 1e-6)
 
 
@@ -72,8 +72,8 @@ def test_the_client_of_hugging_face_asks_for_every_task(own_address: str, monkey
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)  # this machine is asked
     client = hub.InferenceClient(f"{own_address}/fill")
     assert len(client.fill_mask("the [MASK] is fine", top_k=2)) == 2
-    found = hub.InferenceClient(f"{own_address}/entities").token_classification("Ada in Turin")[0]
-    assert "Ada in Turin"[found.start : found.end] == found.word
+    loaded = hub.InferenceClient(f"{own_address}/entities").token_classification("Ada in Turin")[0]
+    assert "Ada in Turin"[loaded.start : loaded.end] == loaded.word
     answer = hub.InferenceClient(f"{own_address}/answer").question_answering(
         question="who is in the river", context="Ada is in the river."
     )
@@ -109,8 +109,8 @@ def test_the_client_of_hugging_face_gets_vectors_and_similarities(
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)  # this machine is asked
     client = hub.InferenceClient(f"{address}/embed")
     assert same(client.feature_extraction(TEXTS[0]), vectors)
-    found = hub.InferenceClient(f"{address}/similarity").sentence_similarity(TEXTS[0], other_sentences=TEXTS[1:])
-    assert np.abs(np.array(found) - vectors[1:] @ vectors[0]).max() < 1e-6
+    loaded = hub.InferenceClient(f"{address}/similarity").sentence_similarity(TEXTS[0], other_sentences=TEXTS[1:])
+    assert np.abs(np.array(loaded) - vectors[1:] @ vectors[0]).max() < 1e-6
 
 
 def test_haystack_gets_vectors(address: str, vectors: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,8 +130,8 @@ def test_langchain_without_its_context_check_gets_vectors(address: str, vectors:
 
 def test_llama_index_gets_vectors(address: str, vectors: np.ndarray) -> None:
     like = pytest.importorskip("llama_index.embeddings.openai_like")
-    found = like.OpenAILikeEmbedding(model_name="minilm", api_base=f"{address}/v1", api_key="none")
-    assert same(found.get_text_embedding_batch(TEXTS), vectors)
+    client = like.OpenAILikeEmbedding(model_name="minilm", api_base=f"{address}/v1", api_key="none")
+    assert same(client.get_text_embedding_batch(TEXTS), vectors)
     tei = pytest.importorskip("llama_index.embeddings.text_embeddings_inference")
-    found = tei.TextEmbeddingsInference(model_name="minilm", base_url=address)
-    assert same(found.get_text_embedding_batch(TEXTS), vectors)
+    client = tei.TextEmbeddingsInference(model_name="minilm", base_url=address)
+    assert same(client.get_text_embedding_batch(TEXTS), vectors)

@@ -96,13 +96,13 @@ def test_a_client_with_too_many_connections_loses_idle_ones(port: int, bounds: C
 def test_a_client_is_refused_when_all_its_connections_have_requests(asker: Asker) -> None:
     bounds = ClientConnections(per_client=2)
     with (
-        asking.with_registry(asker.service.registry, threads=0) as made,
-        listening(made, bounds) as address,
+        asking.with_registry(asker.service.registry, threads=0) as server,
+        listening(server, bounds) as address,
         ExitStack() as stack,
     ):
         port = int(address.rpartition(":")[2])
         first, second = (stack.enter_context(connect(port, ASK + BODY)) for _ in range(2))
-        while made.service.scheduler.queued_requests < 2:
+        while server.service.scheduler.queued_requests < 2:
             time.sleep(0.005)
         third = stack.enter_context(connect(port, ASK + BODY))
         refused = read(third)
@@ -113,7 +113,7 @@ def test_a_client_is_refused_when_all_its_connections_have_requests(asker: Asker
         second.close()
         wait_until(bounds, 0)
         end = time.monotonic() + 30
-        while made.service.scheduler.queued_requests:  # nobody waits for them, so they are not computed
+        while server.service.scheduler.queued_requests:  # nobody waits for them, so they are not computed
             assert time.monotonic() < end
             time.sleep(0.005)
 

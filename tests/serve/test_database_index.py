@@ -56,24 +56,24 @@ def both(own: Asker, folder: Path, address: str) -> Iterator[Asker]:
 def ask_both(asker: Asker, path: str, body: dict[str, Any]) -> dict[str, Any]:
     """Ask about both indexes; return the answer, which must be the same."""
     first, second = (asker.post(path, {**body, "index": index}).json for index in ("folder", "bertree"))
-    for found in (first, second):
+    for answer in (first, second):
         for changing in ("index", "milliseconds"):
-            found.pop(changing, None)
+            answer.pop(changing, None)
     _compare(second, first)
     return second
 
 
-def _compare(found: Any, expected: Any) -> None:
+def _compare(hits: Any, expected: Any) -> None:
     if isinstance(expected, dict):
-        assert found.keys() == expected.keys()
+        assert hits.keys() == expected.keys()
         for key, value in expected.items():
-            _compare(found[key], value)
+            _compare(hits[key], value)
     elif isinstance(expected, list):
-        assert len(found) == len(expected)
-        for one, other in zip(found, expected, strict=True):
+        assert len(hits) == len(expected)
+        for one, other in zip(hits, expected, strict=True):
             _compare(one, other)
     else:
-        assert found == (pytest.approx(expected, abs=1e-6) if isinstance(expected, float) else expected)
+        assert hits == (pytest.approx(expected, abs=1e-6) if isinstance(expected, float) else expected)
 
 
 def test_it_answers_like_the_same_index_in_a_folder(both: Asker) -> None:
@@ -129,8 +129,8 @@ def test_another_model_is_loaded_when_its_index_replaces_the_old_one(
     assert notes == [("swapped", {"name": "books"})]
     assert registry.index("books").model.dimension == 48
     assert list(registry.models) == [name], "and the old one is gone"
-    with asking.with_registry(registry) as made:
-        assert [hit["document"] for hit in made.post("/search", {"query": QUERY}).json["hits"]] == ["z"]
+    with asking.with_registry(registry) as server:
+        assert [hit["document"] for hit in server.post("/search", {"query": QUERY}).json["hits"]] == ["z"]
 
 
 def test_no_password_is_shown(
@@ -153,11 +153,11 @@ def test_no_password_is_shown(
         listed = both.get("/v1/models")
         assert [entry["passages"] for entry in listed.json["data"] if entry["kind"] == "index"] == [4, None]
         answers += [listed, both.get("/info"), both.get("/metrics")]
-        said = command("serve", address, "--port", "0")
-        assert (said.code, len(said.lines)) == (2, 1)
-        assert "cannot be reached" in said.err
+        result = command("serve", address, "--port", "0")
+        assert (result.code, len(result.lines)) == (2, 1)
+        assert "cannot be reached" in result.err
         assert "index failed" in "".join(logged)
-        shown = [*(answer.body.decode() for answer in answers), said.err, *logged]
+        shown = [*(answer.body.decode() for answer in answers), result.err, *logged]
         shown += [repr(ServedSource(path=address)), repr(ServerSettings(sources=(address,)))]
         assert not [text for text in shown if SECRET in text]
     finally:
@@ -178,6 +178,6 @@ def test_no_password_is_shown(
     ],
 )
 def test_a_wrong_address_is_one_line_without_it(address: str, command: Command) -> None:
-    said = command("serve", address, "--port", "0")
-    assert (said.code, len(said.lines)) == (2, 1)
-    assert SECRET not in said.err
+    result = command("serve", address, "--port", "0")
+    assert (result.code, len(result.lines)) == (2, 1)
+    assert SECRET not in result.err

@@ -34,8 +34,8 @@ def parse(words: list[str]) -> dict[str, Any]:
 
 def json_line(instruction: str) -> list[str]:
     """The words of an instruction of the Dockerfile."""
-    (found,) = re.findall(rf"^{instruction} (\[.*\])$", DOCKERFILE.replace("\\\n ", ""), re.MULTILINE)
-    return list(yaml.safe_load(found))
+    (lines,) = re.findall(rf"^{instruction} (\[.*\])$", DOCKERFILE.replace("\\\n ", ""), re.MULTILINE)
+    return list(yaml.safe_load(lines))
 
 
 @pytest.fixture
@@ -55,8 +55,8 @@ def test_the_container_serves_as_a_user_without_rights() -> None:
         assert (ROOT / name).exists()
         assert f"!{name}" in kept, "it would not be sent to the build"
     (extras,) = re.findall(r"/build\[(.*?)\]", DOCKERFILE)
-    known = re.findall(r"^(\w+) = \[", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
-    assert set(extras.split(",")) <= set(known)
+    extra_names = re.findall(r"^(\w+) = \[", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert set(extras.split(",")) <= set(extra_names)
 
 
 class Answers(BaseHTTPRequestHandler):
@@ -115,5 +115,5 @@ def test_copies_have_the_time_to_drain(pod: Any) -> None:
 def test_systemd_understands_the_unit(tmp_path: Path) -> None:
     unit = tmp_path / "bertree.service"
     unit.write_text(re.sub(r"^ExecStart=\S+", "ExecStart=/bin/true", UNIT, flags=re.MULTILINE))
-    said = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True, check=False)
-    assert [line for line in said.stderr.splitlines() if "bertree.service" in line] == []
+    result = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True, check=False)
+    assert [line for line in result.stderr.splitlines() if "bertree.service" in line] == []

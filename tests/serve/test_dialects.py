@@ -99,27 +99,27 @@ RECORDED: list[tuple[str, dict[str, Any], Any]] = [
 ]
 
 
-def check_form(recorded: Any, found: Any, place: str = "answer") -> None:
+def check_form(recorded: Any, answer: Any, place: str = "answer") -> None:
     """The fields and types of a recorded answer are in this one."""
     if isinstance(recorded, dict) and place.rpartition(".")[2] != "top_logprobs[]":
-        assert isinstance(found, dict), place
-        assert set(recorded) <= set(found), place
+        assert isinstance(answer, dict), place
+        assert set(recorded) <= set(answer), place
         for name, value in recorded.items():
-            check_form(value, found[name], f"{place}.{name}")
+            check_form(value, answer[name], f"{place}.{name}")
     elif isinstance(recorded, list):
-        assert isinstance(found, list), place
-        assert found, place
-        for value in found:
+        assert isinstance(answer, list), place
+        assert answer, place
+        for value in answer:
             check_form(recorded[0], value, f"{place}[]")
     else:
-        assert type(found) is type(recorded), place
+        assert type(answer) is type(recorded), place
 
 
 @pytest.mark.parametrize(("path", "body", "recorded"), RECORDED)
 def test_answers_have_the_form_of_recorded_ones(own: Asker, path: str, body: dict[str, Any], recorded: Any) -> None:
-    found = own.post(path, body)
-    assert found.status == 200, found.body
-    check_form(recorded, found.json)
+    answer = own.post(path, body)
+    assert answer.status == 200, answer.body
+    check_form(recorded, answer.json)
 
 
 def test_a_field_that_does_not_exist_is_refused_by_its_name(own: Asker) -> None:
@@ -156,8 +156,8 @@ def test_the_task_of_a_model_needs_no_path(own: Asker) -> None:
         ("gpt", "the boat", "/generate"),
     ):
         body = {"model": name, "inputs": inputs}
-        found, expected = own.post("/", body), own.post(path, body)
-        assert (found.status, found.json) == (200, expected.json), path
+        answer, expected = own.post("/", body), own.post(path, body)
+        assert (answer.status, answer.json) == (200, expected.json), path
     assert own.post("/", {"text": "a"}).message == "inputs: is missing"
 
 
@@ -180,8 +180,8 @@ def test_token_ids_are_embedded_as_their_text_is(asker: Asker) -> None:
 
 def test_the_vectors_of_tokens_are_the_last_hidden_states(asker: Asker) -> None:
     model = asker.service.registry.model("minilm").model
-    found = asker.post("/embed_all", {"inputs": ["the boat is fine", "a"]}).json
-    for rows, state in zip(found, model.hidden(["the boat is fine", "a"], -1), strict=True):
+    report = asker.post("/embed_all", {"inputs": ["the boat is fine", "a"]}).json
+    for rows, state in zip(report, model.hidden(["the boat is fine", "a"], -1), strict=True):
         assert np.abs(np.array(rows) - state.numpy()).max() < 1e-5
 
 
@@ -200,13 +200,13 @@ def complete(own: Asker, **body: Any) -> Any:
 def test_completions_are_the_texts_of_generate(own: Asker) -> None:
     model = own.service.registry.model("gpt").model
     body = {"prompt": ["the boat", "a river"], "n": 2, "max_tokens": 12, "seed": 5, "temperature": 0.8}
-    found = complete(own, **body)
+    completion = complete(own, **body)
     texts = model.generate(["the boat", "a river"], count=2, tokens=12, seed=5, temperature=0.8)
-    assert [choice["text"] for choice in found["choices"]] == [text.text for text in texts]
-    assert [choice["index"] for choice in found["choices"]] == [0, 1, 2, 3]
-    assert found["usage"]["completion_tokens"] == sum(len(text.ids) for text in texts)
+    assert [choice["text"] for choice in completion["choices"]] == [text.text for text in texts]
+    assert [choice["index"] for choice in completion["choices"]] == [0, 1, 2, 3]
+    assert completion["usage"]["completion_tokens"] == sum(len(text.ids) for text in texts)
     ids = model.required_tokenizer.encode("the boat")
-    assert found["usage"]["prompt_tokens"] > 0
+    assert completion["usage"]["prompt_tokens"] > 0
     assert complete(own, prompt=ids, max_tokens=3, temperature=0)["choices"][0]["finish_reason"] in ("length", "stop")
 
 

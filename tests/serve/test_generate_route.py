@@ -27,8 +27,8 @@ def events(answer: Answer) -> list[dict[str, Any]]:
 def test_the_text_is_that_of_the_model(own: Asker) -> None:
     options = {key: value for key, value in BODY.items() if key not in ("prompt", "model")}
     wanted = own.service.registry.model("gpt").model.generate("the boat", **options)[0]
-    found = own.post("/generate", BODY).json
-    assert found == {"model": "gpt", "text": wanted.text, "tokens": len(wanted.ids), "ended": wanted.ended}
+    report = own.post("/generate", BODY).json
+    assert report == {"model": "gpt", "text": wanted.text, "tokens": len(wanted.ids), "ended": wanted.ended}
     for control in ("boat", "river"):
         wanted = own.service.registry.model("ctrl").model.generate("a", tokens=5, control=control)[0]
         body = {"prompt": "a", "tokens": 5, "model": "ctrl", "control": control}
@@ -50,8 +50,8 @@ def test_texts_that_are_generated_at_the_same_time_are_as_alone(own: Asker, monk
     model = own.service.registry.model("gpt").model
     for body, answer in zip(bodies, own.post_all([("/generate", body) for body in bodies]), strict=True):
         options = {key: body[key] for key in ("tokens", "temperature", "top_p", "seed")}
-        found = "".join(e.get("text", "") for e in events(answer)) if body["stream"] else answer.json["text"]
-        assert found == model.generate("the boat", **options)[0].text
+        text = "".join(e.get("text", "") for e in events(answer)) if body["stream"] else answer.json["text"]
+        assert text == model.generate("the boat", **options)[0].text
 
 
 class SliceGate:
@@ -112,11 +112,11 @@ def test_a_full_queue_refuses_a_text_at_its_beginning_and_never_in_the_middle(
     monkeypatch.setattr(generate, "PAUSE", 0.01)
     run, calls = Scheduler.run, []
 
-    async def sometimes(self: Scheduler, *given: Any) -> list[Any]:
+    async def sometimes(self: Scheduler, *arguments: Any) -> list[Any]:
         calls.append(1)
         if len(calls) in refusals:
             raise Overloaded(3)
-        return await run(self, *given)
+        return await run(self, *arguments)
 
     monkeypatch.setattr(Scheduler, "run", sometimes)
     refusals = {1}

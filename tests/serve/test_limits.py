@@ -24,8 +24,8 @@ def again(asker: Asker, settings: RequestSettings) -> Asker:
 @pytest.fixture(scope="module")
 def small(asker: Asker) -> Iterator[Asker]:
     """A server with small limits."""
-    with again(asker, RequestSettings(Limits(body_bytes=10_000, texts=20, tokens=500))) as made:
-        yield made
+    with again(asker, RequestSettings(Limits(body_bytes=10_000, texts=20, tokens=500))) as server:
+        yield server
 
 
 @pytest.mark.parametrize(
@@ -59,17 +59,17 @@ def small(asker: Asker) -> Iterator[Asker]:
     ],
 )
 def test_a_wrong_body_is_answered_in_one_line(asker: Asker, body: bytes, status: int, start: str) -> None:
-    found = asker.post("/v1/embeddings", body)
-    assert (found.status, found.message[: len(start)]) == (status, start)
-    assert "\n" not in found.message
-    assert len(found.message) < 500
+    response = asker.post("/v1/embeddings", body)
+    assert (response.status, response.message[: len(start)]) == (status, start)
+    assert "\n" not in response.message
+    assert len(response.message) < 500
 
 
 def test_texts_of_control_characters_and_surrogates_are_embedded(asker: Asker) -> None:
     texts = [" ", "\x00", "\n\t", "🐋" * 50, "a" * 5000, "é" * 10, "\u202e", "\\ud800"]
-    found = asker.post("/embed", {"inputs": texts})
-    assert found.status == 200
-    assert len(found.json) == len(texts)
+    response = asker.post("/embed", {"inputs": texts})
+    assert response.status == 200
+    assert len(response.json) == len(texts)
     lone = asker.post("/embed", b'{"inputs": "lone \\ud800 surrogate"}')
     assert lone.status in (200, 400)
 
@@ -94,73 +94,73 @@ def test_a_body_that_is_longer_than_it_says_or_has_ten_megabytes_is_refused(smal
 
 def test_a_key_is_needed_where_the_server_has_one(asker: Asker) -> None:
     body = {"inputs": "a"}
-    with again(asker, RequestSettings(keys=ApiKeys(("right", "other")))) as made:
-        assert made.post("/embed", body).status == 401
+    with again(asker, RequestSettings(keys=ApiKeys(("right", "other")))) as server:
+        assert server.post("/embed", body).status == 401
         for wrong in ("Bearer wrong", "Basic right", "right"):
-            found = made.post("/embed", body, authorization=wrong)
-            assert found.status == 401
-            assert found.headers["www-authenticate"] == "Bearer"
+            response = server.post("/embed", body, authorization=wrong)
+            assert response.status == 401
+            assert response.headers["www-authenticate"] == "Bearer"
         for right in ("Bearer right", "bearer other"):
-            assert made.post("/embed", body, authorization=right).status == 200
-        assert made.get("/metrics").status == made.get("/v1/models").status == made.get("/nowhere").status == 401
-        assert made.get("/health").status == made.get("/ready").status == made.get("/docs").status == 200
+            assert server.post("/embed", body, authorization=right).status == 200
+        assert server.get("/metrics").status == server.get("/v1/models").status == server.get("/nowhere").status == 401
+        assert server.get("/health").status == server.get("/ready").status == server.get("/docs").status == 200
 
 
 def test_pages_of_other_sites_are_refused_unless_allowed(asker: Asker) -> None:
     body = {"inputs": "a"}
-    with again(asker, RequestSettings(cors=("https://mine.example",), loopback=True)) as made:
-        assert made.post("/embed", body, origin="https://evil.example").status == 403
-        assert made.post("/embed", body, host="rebound.example:8080").status == 403
-        assert made.post("/embed", body, host="127.0.0.1:8080", origin="http://127.0.0.1:8080").status == 200
-        allowed = made.post("/embed", body, origin="https://mine.example")
+    with again(asker, RequestSettings(cors=("https://mine.example",), loopback=True)) as server:
+        assert server.post("/embed", body, origin="https://evil.example").status == 403
+        assert server.post("/embed", body, host="rebound.example:8080").status == 403
+        assert server.post("/embed", body, host="127.0.0.1:8080", origin="http://127.0.0.1:8080").status == 200
+        allowed = server.post("/embed", body, origin="https://mine.example")
         assert allowed.headers["access-control-allow-origin"] == "https://mine.example"
-        assert "access-control-allow-origin" not in made.post("/embed", body).headers
+        assert "access-control-allow-origin" not in server.post("/embed", body).headers
         assert "Retry-After" in allowed.headers["access-control-expose-headers"]
         asks = {"origin": "https://mine.example", "access-control-request-headers": "authorization,x-stainless-os"}
-        asked = asyncio.run(made.send("OPTIONS", "/embed", b"", asks))
+        asked = asyncio.run(server.send("OPTIONS", "/embed", b"", asks))
         assert (asked.status, asked.headers["access-control-allow-headers"]) == (204, "authorization,x-stainless-os")
-        bad = asyncio.run(made.send("OPTIONS", "/embed", b"", asks | {"access-control-request-headers": "a\u00e9 b"}))
+        bad = asyncio.run(server.send("OPTIONS", "/embed", b"", asks | {"access-control-request-headers": "a\u00e9 b"}))
         assert bad.headers["access-control-allow-headers"] == "authorization, content-type"
 
 
 @in_event_loop
 async def test_a_full_queue_is_answered_with_the_time_to_wait(asker: Asker) -> None:
-    with asking.with_registry(asker.service.registry, threads=0) as made:  # nothing is computed
-        first = asyncio.create_task(made.send("POST", "/embed", b'{"inputs": "one two three"}'))
+    with asking.with_registry(asker.service.registry, threads=0) as server:  # nothing is computed
+        first = asyncio.create_task(server.send("POST", "/embed", b'{"inputs": "one two three"}'))
         await asyncio.sleep(0)
-        second = await made.send("POST", "/embed", b'{"inputs": "one"}', {"x-timeout": "0.0001"})
+        second = await server.send("POST", "/embed", b'{"inputs": "one"}', {"x-timeout": "0.0001"})
         assert (second.status, second.json["error_type"]) == (429, "Overloaded"), "it cannot be done in time"
-        made.service.scheduler.queue_seconds = 1e-9
-        second = await made.send("POST", "/embed", json.dumps({"inputs": ["word " * 30]}).encode())
+        server.service.scheduler.queue_seconds = 1e-9
+        second = await server.send("POST", "/embed", json.dumps({"inputs": ["word " * 30]}).encode())
         assert (second.status, second.json["error_type"]) == (429, "Overloaded")
         assert int(second.headers["retry-after"]) >= 1
-        third = await made.send("POST", "/v1/embeddings", b"not even JSON")
+        third = await server.send("POST", "/v1/embeddings", b"not even JSON")
         assert third.status == 429, "refused before it is read"
-        assert (await made.send("GET", "/ready")).status == 200
-        made.service.scheduler.compute_next()
+        assert (await server.send("GET", "/ready")).status == 200
+        server.service.scheduler.compute_next()
         assert (await first).status == 200
 
 
 def test_a_request_is_given_up_after_its_time(asker: Asker) -> None:
-    with asking.with_registry(asker.service.registry, threads=0) as made:
-        assert made.post("/embed", {"inputs": "a"}, x_timeout="0.01").status == 504
-        assert made.service.scheduler.queued_tokens == 0
+    with asking.with_registry(asker.service.registry, threads=0) as server:
+        assert server.post("/embed", {"inputs": "a"}, x_timeout="0.01").status == 504
+        assert server.service.scheduler.queued_tokens == 0
         for wrong in ("-1", "0", "nan", "soon", "1e9"):
-            assert made.post("/embed", {"inputs": "a"}, x_timeout=wrong).message.startswith("X-Timeout")
+            assert server.post("/embed", {"inputs": "a"}, x_timeout=wrong).message.startswith("X-Timeout")
 
 
 @in_event_loop
 async def test_a_client_that_has_gone_leaves_nothing_in_the_queue(asker: Asker) -> None:
-    with asking.with_registry(asker.service.registry, threads=0) as made:
-        gone = [made.send("POST", "/embed", b'{"inputs": ["a", "b"]}', gone=True) for _ in range(1000)]
+    with asking.with_registry(asker.service.registry, threads=0) as server:
+        gone = [server.send("POST", "/embed", b'{"inputs": ["a", "b"]}', gone=True) for _ in range(1000)]
         assert {answer.status for answer in await asyncio.gather(*gone)} == {499}
-        assert made.service.scheduler.queued_tokens == made.service.scheduler.queued_requests == 0
+        assert server.service.scheduler.queued_tokens == server.service.scheduler.queued_requests == 0
 
 
-def logged(made: Asker) -> io.StringIO:
+def logged(server: Asker) -> io.StringIO:
     """Let a server write its log into a text."""
     log = io.StringIO()
-    made.service.log = Log(log)
+    server.service.log = Log(log)
     return log
 
 
@@ -171,9 +171,9 @@ def test_an_error_of_ours_is_logged_without_the_text_and_told_without_a_trace(
         raise RuntimeError(f"in the middle of: {SECRET}")
 
     monkeypatch.setattr(asker.service.registry.model("minilm").job_kind("embed"), "compute", fail)
-    with again(asker, RequestSettings()) as made:
-        log = logged(made)
-        answer = made.post("/embed", {"inputs": SECRET}, x_request_id="abc.1")
+    with again(asker, RequestSettings()) as server:
+        log = logged(server)
+        answer = server.post("/embed", {"inputs": SECRET}, x_request_id="abc.1")
     assert (answer.status, answer.headers["x-request-id"]) == (500, "abc.1")
     assert "abc.1" in answer.message
     assert "RuntimeError" not in answer.message
@@ -184,9 +184,9 @@ def test_an_error_of_ours_is_logged_without_the_text_and_told_without_a_trace(
 
 
 def test_a_line_in_the_log_has_no_text_and_no_key(asker: Asker) -> None:
-    with again(asker, RequestSettings(keys=ApiKeys(("topsecret",)))) as made:
-        log = logged(made)
-        made.post("/embed", {"inputs": SECRET}, authorization="Bearer topsecret", x_request_id="no spaces allowed")
+    with again(asker, RequestSettings(keys=ApiKeys(("topsecret",)))) as server:
+        log = logged(server)
+        server.post("/embed", {"inputs": SECRET}, authorization="Bearer topsecret", x_request_id="no spaces allowed")
     (event,) = [json.loads(line) for line in log.getvalue().splitlines()]
     assert (event["route"], event["status"], event["method"]) == ("/embed", 200, "POST")
     assert event["tokens"] > 5
@@ -196,6 +196,6 @@ def test_a_line_in_the_log_has_no_text_and_no_key(asker: Asker) -> None:
 
 
 def test_nothing_is_served_by_an_empty_server() -> None:
-    with asking.with_registry(Registry(), threads=0) as made:
-        assert made.post("/embed", {"inputs": "a"}).status == 422
-        assert made.get("/v1/models").json["data"] == []
+    with asking.with_registry(Registry(), threads=0) as server:
+        assert server.post("/embed", {"inputs": "a"}).status == 422
+        assert server.get("/v1/models").json["data"] == []

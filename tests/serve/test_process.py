@@ -73,16 +73,16 @@ async def ask_until_closed(port: int, counts: dict[str, int]) -> None:
         while not closing:
             try:
                 writer.write(head.encode() + body)
-                found = (await reader.readuntil(b"\r\n\r\n")).lower()
-                length = int(found.split(b"content-length: ")[1].split(b"\r\n")[0])
+                header = (await reader.readuntil(b"\r\n\r\n")).lower()
+                length = int(header.split(b"content-length: ")[1].split(b"\r\n")[0])
                 vectors = json.loads(await reader.readexactly(length))
             except (OSError, asyncio.IncompleteReadError):
                 counts["lost"] += 1
                 return
-            assert b" 200 " in found.splitlines()[0], found
+            assert b" 200 " in header.splitlines()[0], header
             assert len(vectors) == 3
             counts["answered"] += 1
-            closing = b"connection: close" in found
+            closing = b"connection: close" in header
         counts["closed"] += 1
         writer.close()
 
@@ -181,9 +181,9 @@ def test_keys_come_from_an_option_a_file_or_the_environment(tmp_path: Path, monk
     assert read_keys(None, None) == ("three",)
     assert read_keys("four", None) == ("four",)
     file.write_text("\n")
-    for given in ((None, file), (None, tmp_path / "none"), ("a", file)):
+    for option in ((None, file), (None, tmp_path / "none"), ("a", file)):
         with pytest.raises(UserError):
-            read_keys(*given)
+            read_keys(*option)
 
 
 def test_a_mistake_is_one_line(
@@ -193,9 +193,9 @@ def test_a_mistake_is_one_line(
         monkeypatch.setenv(name, value)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        said = command("serve", small_folder, "--port", port)
-        assert f"127.0.0.1:{port}: cannot be listened on" in said.err
-        assert said.err.endswith("give another --port\n")
+        result = command("serve", small_folder, "--port", port)
+        assert f"127.0.0.1:{port}: cannot be listened on" in result.err
+        assert result.err.endswith("give another --port\n")
     for wrong, message in (
         ((tmp_path / "none",), "no such folder"),
         ((small_folder, small_folder), "another model is named"),
@@ -206,7 +206,7 @@ def test_a_mistake_is_one_line(
         ((small_folder, "--host", "0.0.0.0"), "--no-auth"),
         ((small_folder, "--log", "all"), "--log all"),
     ):
-        said = command("serve", *wrong, "--port", "0")
-        assert said.code == 2
-        assert len(said.lines) == 1
-        assert message in said.err
+        result = command("serve", *wrong, "--port", "0")
+        assert result.code == 2
+        assert len(result.lines) == 1
+        assert message in result.err

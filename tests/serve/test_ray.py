@@ -28,28 +28,28 @@ HAS_SERVE = find_spec("grpc") is not None and find_spec("fastapi") is not None
 
 @pytest.mark.skipif(HAS_SERVE, reason="Ray Serve is installed")
 def test_without_ray_serve_it_says_what_to_install(command: Command) -> None:
-    said = command("deploy", "ray", "default")
-    assert (said.code, len(said.lines)) == (2, 1)
-    assert "pip install 'ray[serve]'" in said.err
+    result = command("deploy", "ray", "default")
+    assert (result.code, len(result.lines)) == (2, 1)
+    assert "pip install 'ray[serve]'" in result.err
 
 
 def test_other_machines_need_a_key(command: Command) -> None:
-    said = command("deploy", "ray", "default", "--host", "0.0.0.0")
-    assert (said.code, len(said.lines)) == (2, 1)
-    assert "give a key" in said.err
+    result = command("deploy", "ray", "default", "--host", "0.0.0.0")
+    assert (result.code, len(result.lines)) == (2, 1)
+    assert "give a key" in result.err
 
 
 def test_no_cluster_at_the_address(command: Command) -> None:
-    said = command("deploy", "ray", "default", "--address", "127.0.0.1:1")
-    assert (said.code, len(said.lines)) == (2, 1)
-    assert "no Ray cluster answers there" in said.err
+    result = command("deploy", "ray", "default", "--address", "127.0.0.1:1")
+    assert (result.code, len(result.lines)) == (2, 1)
+    assert "no Ray cluster answers there" in result.err
 
 
 def ask(port: int, path: str, body: Any = None, key: str = "secret") -> Any:
     data = None if body is None else json.dumps(body).encode()
     headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
-    given = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data, headers)
-    with urllib.request.urlopen(given, timeout=60) as answer:
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data, headers)
+    with urllib.request.urlopen(request, timeout=60) as answer:
         return json.load(answer)
 
 
@@ -68,8 +68,8 @@ def test_a_local_cluster_gives_the_same_vectors(small_folder: Path, tmp_path: Pa
         wait_until(lambda: "1 replica serves at" in log_text() or process.poll() is not None, pause=0.5)
         assert process.poll() is None, log_text()
         texts = ["The brig lay at anchor.", "Tea."]
-        found = ask(port, "/v1/embeddings", {"input": texts})
-        mine = np.array([row["embedding"] for row in found["data"]])
+        answer = ask(port, "/v1/embeddings", {"input": texts})
+        mine = np.array([row["embedding"] for row in answer["data"]])
         expected = bertree.load(small_folder, device="cpu").embed(texts)
         for vectors in (mine, expected):
             vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)

@@ -21,20 +21,20 @@ def check_documented(asker: Asker, path: str, value: Any) -> None:
 
 
 def test_embeddings_have_the_fields_of_openai(asker: Asker) -> None:
-    found = asker.post("/v1/embeddings", {"input": TEXTS, "model": "minilm", "user": "someone"}).json
-    assert list(found) == ["object", "data", "model", "usage"]
-    assert (found["object"], found["model"]) == ("list", "minilm")
-    assert [(item["object"], item["index"], sorted(item)) for item in found["data"]] == [
+    report = asker.post("/v1/embeddings", {"input": TEXTS, "model": "minilm", "user": "someone"}).json
+    assert list(report) == ["object", "data", "model", "usage"]
+    assert (report["object"], report["model"]) == ("list", "minilm")
+    assert [(item["object"], item["index"], sorted(item)) for item in report["data"]] == [
         ("embedding", number, ["embedding", "index", "object"]) for number in range(3)
     ]
-    assert sorted(found["usage"]) == ["prompt_tokens", "total_tokens"]
-    check_documented(asker, "/v1/embeddings", found)
+    assert sorted(report["usage"]) == ["prompt_tokens", "total_tokens"]
+    check_documented(asker, "/v1/embeddings", report)
 
 
 def test_models_are_listed_with_what_they_can_do(asker: Asker) -> None:
-    found = asker.get("/v1/models").json
-    assert found["object"] == "list"
-    by_name = {item["id"]: item for item in found["data"]}
+    report = asker.get("/v1/models").json
+    assert report["object"] == "list"
+    by_name = {item["id"]: item for item in report["data"]}
     assert list(by_name) == ["minilm", "ranker", "classes"]
     one = by_name["minilm"]
     assert (one["object"], one["owned_by"], one["kind"], one["dimension"]) == ("model", "bertree", "model", 384)
@@ -46,17 +46,17 @@ def test_models_are_listed_with_what_they_can_do(asker: Asker) -> None:
 @pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank"])
 def test_rerank_has_the_fields_of_cohere_and_jina(asker: Asker, path: str) -> None:
     body = {"model": "ranker", "query": "which boat", "documents": [TEXTS[0], {"text": TEXTS[1]}, TEXTS[2]]}
-    found = asker.post(path, body | {"return_documents": True}).json
-    assert sorted(found) == ["id", "meta", "model", "results", "usage"]
-    check_documented(asker, path, found)
-    scores = [item["relevance_score"] for item in found["results"]]
+    report = asker.post(path, body | {"return_documents": True}).json
+    assert sorted(report) == ["id", "meta", "model", "results", "usage"]
+    check_documented(asker, path, report)
+    scores = [item["relevance_score"] for item in report["results"]]
     assert scores == sorted(scores, reverse=True)
     assert all(0 < score < 1 for score in scores)
-    assert {item["document"]["text"] for item in found["results"]} == set(TEXTS)
-    assert sorted(item["index"] for item in found["results"]) == [0, 1, 2]
+    assert {item["document"]["text"] for item in report["results"]} == set(TEXTS)
+    assert sorted(item["index"] for item in report["results"]) == [0, 1, 2]
     top = asker.post(path, body | {"top_n": 1}).json["results"]
     assert [sorted(item) for item in top] == [["index", "relevance_score"]]
-    assert top[0]["index"] == found["results"][0]["index"]
+    assert top[0]["index"] == report["results"][0]["index"]
     assert asker.post(path, body | {"top_n": 0}).message.startswith("top_n")
     cut = asker.post(path, {"query": "a", "documents": [TEXTS[0], "the the the"], "max_tokens_per_doc": 1}).json
     whole = asker.post(path, {"query": "a", "documents": ["the"]}).json
@@ -66,17 +66,19 @@ def test_rerank_has_the_fields_of_cohere_and_jina(asker: Asker, path: str) -> No
 
 def test_scores_are_those_of_the_model(asker: Asker) -> None:
     served = asker.service.registry.model("ranker")
-    found = asker.post("/rerank", {"query": "which boat", "texts": TEXTS, "raw_scores": True, "return_text": True}).json
-    check_documented(asker, "/rerank", found)
+    report = asker.post(
+        "/rerank", {"query": "which boat", "texts": TEXTS, "raw_scores": True, "return_text": True}
+    ).json
+    check_documented(asker, "/rerank", report)
     network = served.model.network
     batch = served.model.batch([("which boat", text) for text in TEXTS])
     expected = network.class_logits("sequence", network(batch), batch, None).detach().numpy()[:, 0]
-    scores = {item["index"]: item["score"] for item in found}
+    scores = {item["index"]: item["score"] for item in report}
     assert np.abs(np.array([scores[n] for n in range(3)]) - expected).max() < 1e-5
-    assert all(item["text"] == TEXTS[item["index"]] for item in found)
+    assert all(item["text"] == TEXTS[item["index"]] for item in report)
     plain = asker.post("/rerank", {"query": "which boat", "texts": TEXTS}).json
     assert [sorted(item) for item in plain] == [["index", "score"]] * 3
-    assert plain[0]["score"] == pytest.approx(1 / (1 + np.exp(-found[0]["score"])))
+    assert plain[0]["score"] == pytest.approx(1 / (1 + np.exp(-report[0]["score"])))
 
 
 def test_predict_takes_texts_pairs_and_lists_of_them(asker: Asker) -> None:
@@ -115,21 +117,21 @@ def test_the_end_of_a_classified_text_that_is_cut_can_be_chosen(asker: Asker) ->
 
 def test_similarity_is_the_cosine(asker: Asker) -> None:
     body = {"inputs": {"source_sentence": TEXTS[0], "sentences": TEXTS}}
-    found = asker.post("/similarity", body).json
-    check_documented(asker, "/similarity", found)
+    report = asker.post("/similarity", body).json
+    check_documented(asker, "/similarity", report)
     rows = np.array(asker.post("/embed", {"inputs": TEXTS}).json)
-    assert np.abs(np.array(found) - rows @ rows[0]).max() < 1e-6
+    assert np.abs(np.array(report) - rows @ rows[0]).max() < 1e-6
 
 
 def test_tokenize_and_decode(asker: Asker) -> None:
     text = "Hello, wörld 🐋 unbelievably"
-    (found,) = asker.post("/tokenize", {"inputs": text}).json
-    check_documented(asker, "/tokenize", [found])
-    assert [token["special"] for token in found] == [True, *[False] * (len(found) - 2), True]
-    assert all(text[t["start"] : t["stop"]] == t["text"] for t in found if not t["special"])
+    (report,) = asker.post("/tokenize", {"inputs": text}).json
+    check_documented(asker, "/tokenize", [report])
+    assert [token["special"] for token in report] == [True, *[False] * (len(report) - 2), True]
+    assert all(text[t["start"] : t["stop"]] == t["text"] for t in report if not t["special"])
     (plain,) = asker.post("/tokenize", {"inputs": [text], "add_special_tokens": False}).json
-    assert plain == found[1:-1]
-    ids = [token["id"] for token in found]
+    assert plain == report[1:-1]
+    ids = [token["id"] for token in report]
     assert asker.post("/decode", {"ids": ids}).json == asker.post("/decode", {"ids": [ids]}).json
     assert "hello" in asker.post("/decode", {"ids": ids}).json[0]
     for wrong in ([10**9], [-1], [1, [2]]):
@@ -137,12 +139,12 @@ def test_tokenize_and_decode(asker: Asker) -> None:
 
 
 def test_info_has_the_fields_of_text_embeddings_inference(asker: Asker) -> None:
-    found = asker.get("/info").json
-    assert {"model_id", "model_dtype", "max_input_length", "max_batch_tokens", "max_client_batch_size"} <= set(found)
-    assert found["model_id"] == "minilm"
-    assert found["model_type"] == {"embedding": {"pooling": "mean"}}
-    assert found["version"] == bertree.__version__
-    assert found["max_concurrent_requests"] > 1
+    report = asker.get("/info").json
+    assert {"model_id", "model_dtype", "max_input_length", "max_batch_tokens", "max_client_batch_size"} <= set(report)
+    assert report["model_id"] == "minilm"
+    assert report["model_type"] == {"embedding": {"pooling": "mean"}}
+    assert report["version"] == bertree.__version__
+    assert report["max_concurrent_requests"] > 1
     assert asker.get("/health").status == asker.get("/ready").status == 200
 
 

@@ -14,9 +14,9 @@ from tests.support.asking import Asker
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("served") / "runs"
-    write_runs(made)
-    return made
+    runs = tmp_path_factory.mktemp("served") / "runs"
+    write_runs(runs)
+    return runs
 
 
 @pytest.fixture(scope="module")

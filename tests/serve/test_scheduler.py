@@ -55,10 +55,10 @@ def jobs(*payloads: int, tokens: int = 10) -> list[Job]:
 
 
 async def begin(
-    scheduler: Scheduler, kind: JobKind, given: list[Job], deadline: float = 99.0
+    scheduler: Scheduler, kind: JobKind, arguments: list[Job], deadline: float = 99.0
 ) -> "asyncio.Task[list[Any]]":
     """Start a request and let it get into the queue."""
-    task = asyncio.create_task(scheduler.run(kind, given, deadline))
+    task = asyncio.create_task(scheduler.run(kind, arguments, deadline))
     await asyncio.sleep(0)
     return task
 
@@ -298,9 +298,9 @@ def test_threads_compute_everything_and_end() -> None:
     async def run() -> list[list[int]]:
         return await asyncio.gather(*(scheduler.run(kind, jobs(*range(n, n + 20)), 30) for n in range(50)))
 
-    found = asyncio.run(run())
+    results = asyncio.run(run())
     scheduler.stop()
-    assert found == [[2 * payload for payload in range(n, n + 20)] for n in range(50)]
+    assert results == [[2 * payload for payload in range(n, n + 20)] for n in range(50)]
 
 
 def test_free_threads_share_what_waits(engine: Engine) -> None:

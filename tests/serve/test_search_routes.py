@@ -14,9 +14,9 @@ from tests.support.asking import Asker, refused
 QUERY = "a lamp by the river"
 
 
-def same(found: list[dict[str, Any]], wanted: list[Hit]) -> None:
-    assert [hit["document"] for hit in found] == [hit.document for hit in wanted]
-    for one, hit in zip(found, wanted, strict=True):
+def same(hits: list[dict[str, Any]], wanted: list[Hit]) -> None:
+    assert [hit["document"] for hit in hits] == [hit.document for hit in wanted]
+    for one, hit in zip(hits, wanted, strict=True):
         assert one["score"] == pytest.approx(hit.score, abs=1e-6)
         for name in ("cosine", "word_score"):
             value = getattr(hit, name)
@@ -39,8 +39,8 @@ def test_hits_are_those_of_the_index(own: Asker) -> None:
 @pytest.mark.parametrize("name", ["pair", "ranker"])
 def test_hits_are_reranked_as_by_the_index(own: Asker, name: str) -> None:
     index, model = own.service.registry.index().index, own.service.registry.model(name).model
-    found = own.post("/search", {"query": QUERY, "rerank": name}).json["hits"]
-    same(found, index.search(QUERY, 10, rerank=model))
+    report = own.post("/search", {"query": QUERY, "rerank": name}).json["hits"]
+    same(report, index.search(QUERY, 10, rerank=model))
     some = own.post("/search", {"query": QUERY, "rerank": name, "candidates": 2, "k": 3}).json["hits"]
     same(some, index.search(QUERY, 3, rerank=model, candidates=2))
 
@@ -83,15 +83,15 @@ def test_a_map_is_kept_until_the_index_changes(own: Asker, tmp_path: Path) -> No
     served = own.service.registry.index()
     folder = shutil.copytree(served.index.path, tmp_path / "index")
     with asking.start([("words", Path(own.service.registry.model("words").folder)), ("copy", folder)]) as asker:
-        found = asker.get("/map?index=copy").json
+        report = asker.get("/map?index=copy").json
         wanted = bertree.map_index(served.index)
-        assert [point["document"] for point in found["points"]] == ["a", "b", "c", "d"]
-        for point, place, label in zip(found["points"], wanted.points, wanted.labels, strict=True):
+        assert [point["document"] for point in report["points"]] == ["a", "b", "c", "d"]
+        for point, place, label in zip(report["points"], wanted.points, wanted.labels, strict=True):
             assert (point["x"], point["y"]) == pytest.approx(tuple(place), abs=1e-4)
             assert point["cluster"] == label
-        assert (found["clusters"], found["sampled"], found["total"]) == (wanted.clusters, False, 4)
+        assert (report["clusters"], report["sampled"], report["total"]) == (wanted.clusters, False, 4)
         kept = asker.service.registry.index().map
-        assert asker.get("/map").json == found
+        assert asker.get("/map").json == report
         assert asker.service.registry.index().map is kept
         few = asker.get("/map?most=2").json
         assert (len(few["points"]), few["sampled"], few["total"]) == (2, True, 4)

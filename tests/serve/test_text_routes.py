@@ -14,10 +14,10 @@ PASSAGE = "a lamp in the green garden"
 
 def test_masks_are_filled_as_by_the_model(own: Asker) -> None:
     text = "Ünter 🙂 the <mask> on the [MASK] of Oslo"
-    found = own.post("/fill", {"text": text, "k": 3, "model": "words"}).json
+    report = own.post("/fill", {"text": text, "k": 3, "model": "words"}).json
     model = own.service.registry.model("words").model
-    assert (found["model"], found["cut"]) == ("words", False)
-    for mask, wanted in zip(found["masks"], model.fill_masks(text, 3), strict=True):
+    assert (report["model"], report["cut"]) == ("words", False)
+    for mask, wanted in zip(report["masks"], model.fill_masks(text, 3), strict=True):
         assert text[mask["start"] : mask["end"]] in ("<mask>", "[MASK]")
         assert (mask["start"], mask["end"]) == (wanted.start, wanted.end)
         for one, candidate in zip(mask["candidates"], wanted.candidates, strict=True):
@@ -32,8 +32,8 @@ def test_texts_that_are_filled_at_the_same_time_get_their_own_masks(own: Asker) 
     answers = own.post_all([("/fill", {"text": text, "k": n + 1}) for n, text in enumerate(texts)])
     for n, (text, answer) in enumerate(zip(texts, answers, strict=True)):
         wanted = model.fill_masks(text, n + 1)
-        found = [[one["probability"] for one in mask["candidates"]] for mask in answer.json["masks"]]
-        assert found == [pytest.approx([c.probability for c in mask.candidates], abs=1e-6) for mask in wanted]
+        probabilities = [[one["probability"] for one in mask["candidates"]] for mask in answer.json["masks"]]
+        assert probabilities == [pytest.approx([c.probability for c in mask.candidates], abs=1e-6) for mask in wanted]
 
 
 def test_a_text_that_is_cut_is_reported(own: Asker) -> None:
@@ -59,22 +59,22 @@ def test_a_wrong_field_of_fill_is_named(own: Asker) -> None:
 @pytest.mark.parametrize("name", ["ner", "crf"])
 def test_entities_are_those_that_the_model_predicts(own: Asker, name: str) -> None:
     text = "the boat of Ada Emil – in 🙂 Turin, and Greta"
-    found = own.post("/entities", {"text": text, "model": name}).json
+    report = own.post("/entities", {"text": text, "model": name}).json
     (line,) = own.service.registry.model(name).model.predict([text])
-    assert len(found["entities"]) == len(line["entities"]) >= 2
-    for entity, wanted in zip(found["entities"], line["entities"], strict=True):
+    assert len(report["entities"]) == len(line["entities"]) >= 2
+    for entity, wanted in zip(report["entities"], line["entities"], strict=True):
         assert text[entity["start"] : entity["end"]] == entity["text"] == wanted["text"]
         assert entity["label"] == wanted["type"]
         assert entity["score"] == (None if name == "crf" else pytest.approx(wanted["score"], abs=1e-6))
-    assert found["cut"] is False
+    assert report["cut"] is False
 
 
 def test_a_long_text_is_read_whole_in_windows(own: Asker) -> None:
     text = " ".join(["the boat on a river"] * 60 + ["Ada"] + ["of the stone"] * 20)
-    found = own.post("/entities", {"text": text, "model": "ner"}).json["entities"]
+    report = own.post("/entities", {"text": text, "model": "ner"}).json["entities"]
     (line,) = own.service.registry.model("ner").model.predict([text])
-    assert [e["start"] for e in found] == [e["start"] for e in line["entities"]]
-    assert text.index("Ada") in [e["start"] for e in found]
+    assert [e["start"] for e in report] == [e["start"] for e in line["entities"]]
+    assert text.index("Ada") in [e["start"] for e in report]
 
 
 def test_a_wrong_field_of_entities_is_named(own: Asker) -> None:
@@ -85,13 +85,13 @@ def test_a_wrong_field_of_entities_is_named(own: Asker) -> None:
 
 
 def test_the_answer_in_a_passage_is_that_of_the_model(own: Asker) -> None:
-    found = own.post("/answer", {"question": QUESTION, "passage": PASSAGE}).json
+    report = own.post("/answer", {"question": QUESTION, "passage": PASSAGE}).json
     wanted = own.service.registry.model("squad2").model.answer(QUESTION, PASSAGE)
     assert wanted.best is not None
-    assert (found["model"], found["answer"], found["passage"], found["cut"]) == ("squad2", "green", None, False)
-    assert (found["start"], found["end"]) == (wanted.best.start, wanted.best.end)
-    assert found["score"] == pytest.approx(wanted.score, abs=1e-6)
-    assert [one["answer"] for one in found["candidates"]] == [one.text for one in wanted.candidates]
+    assert (report["model"], report["answer"], report["passage"], report["cut"]) == ("squad2", "green", None, False)
+    assert (report["start"], report["end"]) == (wanted.best.start, wanted.best.end)
+    assert report["score"] == pytest.approx(wanted.score, abs=1e-6)
+    assert [one["answer"] for one in report["candidates"]] == [one.text for one in wanted.candidates]
     none = own.post("/answer", {"question": QUESTION, "passage": "it the boat of a tree"}).json
     assert (none["answer"], none["start"], none["end"]) == (None, None, None)
     assert 0 < none["score"] <= 1
@@ -101,16 +101,16 @@ def test_the_answer_in_a_passage_is_that_of_the_model(own: Asker) -> None:
 
 
 def test_a_question_is_answered_from_an_index(own: Asker) -> None:
-    found = own.post("/answer", {"question": QUESTION, "k": 3}).json
+    report = own.post("/answer", {"question": QUESTION, "k": 3}).json
     index = own.service.registry.index("passages").index
     hits = index.search(QUESTION, k=3)
     wanted = own.service.registry.model("squad2").model.answer(QUESTION, [hit.text for hit in hits])
     assert wanted.best is not None
-    assert found["answer"] == wanted.best.text
-    assert found["passage"]["document"] == hits[wanted.best.passage].document
-    text = found["passage"]["text"]
-    assert text[found["start"] : found["end"]] == found["answer"]
-    for one in found["candidates"]:
+    assert report["answer"] == wanted.best.text
+    assert report["passage"]["document"] == hits[wanted.best.passage].document
+    text = report["passage"]["text"]
+    assert text[report["start"] : report["end"]] == report["answer"]
+    for one in report["candidates"]:
         assert one["passage"]["text"][one["start"] : one["end"]] == one["answer"]
     only = own.post("/answer", {"question": QUESTION, "where": {"place": "garden"}, "rerank": "pair"}).json
     assert only["passage"]["metadata"]["place"] == "garden"
@@ -128,16 +128,16 @@ def test_a_wrong_field_of_answer_is_named(own: Asker) -> None:
 
 def test_layers_are_those_of_the_model(own: Asker) -> None:
     model = own.service.registry.model("words").model
-    found = own.post("/layers", {"text": "the <mask> boat", "pair": "a river", "model": "words"}).json
+    report = own.post("/layers", {"text": "the <mask> boat", "pair": "a river", "model": "words"}).json
     wanted = model.inspect(("the <mask> boat", "a river"))
     count = len(wanted.tokens)
-    assert found["tokens"] == wanted.tokens
-    assert [len(layer) for layer in found["attention"]] == [2, 2]
-    assert found["attention"][1][0][3] == pytest.approx(wanted.attention[1, 0, 3].tolist(), abs=1e-4)
-    assert [len(layer) for layer in found["lens"]] == [count] * 3
-    assert found["lens"][-1][2][0]["text"] == wanted.lens[-1][2][0].token
-    assert found["norms"][0] == pytest.approx(wanted.norms[0].tolist(), abs=1e-3)
-    assert found["cut"] is False
+    assert report["tokens"] == wanted.tokens
+    assert [len(layer) for layer in report["attention"]] == [2, 2]
+    assert report["attention"][1][0][3] == pytest.approx(wanted.attention[1, 0, 3].tolist(), abs=1e-4)
+    assert [len(layer) for layer in report["lens"]] == [count] * 3
+    assert report["lens"][-1][2][0]["text"] == wanted.lens[-1][2][0].token
+    assert report["norms"][0] == pytest.approx(wanted.norms[0].tolist(), abs=1e-3)
+    assert report["cut"] is False
     long = own.post("/layers", {"text": "boat " * 500, "model": "words"}).json
     assert (len(long["tokens"]), long["cut"]) == (128, True)
     assert own.post("/layers", {"text": "the boat", "model": "ner"}).json["lens"] is None
@@ -150,8 +150,10 @@ def test_attention_can_be_had_in_few_bytes(own: Asker) -> None:
     wanted = np.array(own.post("/layers", body).json["attention"])
     packed = own.post("/layers", body | {"encoding_format": "base64"}).json
     count = len(packed["tokens"])
-    found = [np.frombuffer(b64decode(layer), np.uint8).reshape(-1, count, count) / 255 for layer in packed["attention"]]
-    assert np.abs(np.array(found) - wanted).max() < 0.5 / 255 + 1e-4
+    matrices = [
+        np.frombuffer(b64decode(layer), np.uint8).reshape(-1, count, count) / 255 for layer in packed["attention"]
+    ]
+    assert np.abs(np.array(matrices) - wanted).max() < 0.5 / 255 + 1e-4
     for form in ({}, {"encoding_format": "base64"}):
         whole = own.post("/layers", body | form).json
         assert own.post("/layers", body | form | {"layers": [2]}).json == whole | {"attention": whole["attention"][1:]}
@@ -163,9 +165,9 @@ def test_attention_can_be_had_in_few_bytes(own: Asker) -> None:
 
 
 def test_the_design_space_is_live(own: Asker) -> None:
-    known = own.get("/space").json
-    assert "albert-base" in {point["name"] for point in known["presets"]}
-    axes = {axis["name"]: axis for axis in known["axes"]}
+    space = own.get("/space").json
+    assert "albert-base" in {point["name"] for point in space["presets"]}
+    axes = {axis["name"]: axis for axis in space["axes"]}
     assert axes["sharing"]["choices"] == ["none", "attention", "ffn", "all"]
     point = own.post("/space", {"preset": "albert-base", "changes": {"layers": 6}, "length": 128, "batch": 8}).json
     assert point["valid"] is True

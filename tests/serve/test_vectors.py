@@ -18,13 +18,13 @@ def model(minilm: Path) -> bertree.Model:
 
 
 def test_vectors_are_those_of_the_model_in_either_form(asker: Asker, model: bertree.Model) -> None:
-    found = asker.post("/v1/embeddings", {"input": TEXTS, "model": "minilm"})
-    rows = np.array([item["embedding"] for item in found.json["data"]], np.float32)
+    response = asker.post("/v1/embeddings", {"input": TEXTS, "model": "minilm"})
+    rows = np.array([item["embedding"] for item in response.json["data"]], np.float32)
     assert np.abs(rows - model.embed(TEXTS)).max() < 1e-6
     packed = asker.post("/v1/embeddings", {"input": TEXTS, "encoding_format": "base64"})
     bits = [np.frombuffer(base64.b64decode(item["embedding"]), "<f4") for item in packed.json["data"]]
     assert (np.stack(bits) == rows).all(), "the same bits"
-    assert found.json["usage"]["prompt_tokens"] == sum(len(e.ids) for e in model.tokenize(TEXTS))
+    assert response.json["usage"]["prompt_tokens"] == sum(len(e.ids) for e in model.tokenize(TEXTS))
 
 
 def test_a_vector_does_not_depend_on_what_else_is_computed(asker: Asker, model: bertree.Model) -> None:
@@ -36,8 +36,8 @@ def test_a_vector_does_not_depend_on_what_else_is_computed(asker: Asker, model: 
 
 
 def test_fewer_dimensions_are_scaled_to_length_one_again(asker: Asker, model: bertree.Model) -> None:
-    found = asker.post("/v1/embeddings", {"input": TEXTS, "dimensions": 8})
-    rows = np.array([item["embedding"] for item in found.json["data"]], np.float32)
+    response = asker.post("/v1/embeddings", {"input": TEXTS, "dimensions": 8})
+    rows = np.array([item["embedding"] for item in response.json["data"]], np.float32)
     assert np.abs(rows - model.embed(TEXTS, dimensions=8)).max() < 1e-6
     for wrong in (0, -1, 385, 10**30, 1.5, "8"):
         refused = asker.post("/v1/embeddings", {"input": TEXTS, "dimensions": wrong})
@@ -55,9 +55,9 @@ def test_without_scaling_vectors_have_their_own_length(asker: Asker) -> None:
 def test_texts_that_are_cut_are_reported(asker: Asker, model: bertree.Model) -> None:
     long = "word " * 1000
     most = model.max_length
-    found = asker.post("/v1/embeddings", {"input": ["short", long]})
-    assert found.json["truncated"] == [1]
-    assert (found.headers["x-truncated-texts"], found.headers["x-truncated-tokens"]) == ("1", str(1002 - most))
+    response = asker.post("/v1/embeddings", {"input": ["short", long]})
+    assert response.json["truncated"] == [1]
+    assert (response.headers["x-truncated-texts"], response.headers["x-truncated-tokens"]) == ("1", str(1002 - most))
     assert "truncated" not in asker.post("/v1/embeddings", {"input": "short"}).json
     assert asker.post("/embed", {"inputs": long}).headers["x-truncated-texts"] == "1"
     for path, body in (("/v1/embeddings", {"input": ["short", long]}), ("/embed", {"inputs": ["short", long]})):

@@ -35,9 +35,9 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path, words: Path, model: M
     """An index of the first version."""
     if request.param == "hnsw":
         pytest.importorskip("faiss")
-    found = tmp_path / request.param
-    Index.build(model, killing.records(0), found, kind=request.param, chunk=12, overlap=3, name=str(words))
-    return found
+    path = tmp_path / request.param
+    Index.build(model, killing.records(0), path, kind=request.param, chunk=12, overlap=3, name=str(words))
+    return path
 
 
 @pytest.fixture
@@ -54,8 +54,8 @@ def ask(server: Asker, **body: Any) -> list[dict[str, Any]]:
     return hits
 
 
-def passages(found: Contents) -> set[tuple[str, int, int, str]]:
-    return {(id, *passage) for id, entry in found.items() for passage in entry["passages"]}
+def passages(contents: Contents) -> set[tuple[str, int, int, str]]:
+    return {(id, *passage) for id, entry in contents.items() for passage in entry["passages"]}
 
 
 def served(server: Asker) -> set[tuple[str, int, int, str]]:
@@ -68,10 +68,10 @@ def check_answers(server: Asker, before: Contents, after: Contents, version: int
     """Every document is found whole: as it was, or as it will be."""
     for number in (0, 1, 3):
         id, later = f"d{number}", killing.records(version)[number]["text"]
-        found = {hit["text"] for hit in ask(server, where={"id": id})}
-        known = [{text for *_, text in one[id]["passages"]} if id in one else set() for one in (before, after)]
+        texts = {hit["text"] for hit in ask(server, where={"id": id})}
+        allowed = [{text for *_, text in one[id]["passages"]} if id in one else set() for one in (before, after)]
         # One of the group that is removed in the end may be there in its new form until then.
-        assert found in known or (number == 3 and found and all(text in later for text in found))
+        assert texts in allowed or (number == 3 and texts and all(text in later for text in texts))
 
 
 def copied(folder: Path, to: Path) -> Path:
@@ -84,30 +84,30 @@ def copied(folder: Path, to: Path) -> Path:
 def test_a_server_goes_on_while_writers_are_killed(
     folder: Path, server: Asker, words: Path, model: Model, tmp_path: Path
 ) -> None:
-    kind, said = folder.name, tmp_path / "said"
+    kind, log = folder.name, tmp_path / "said"
     moments = random.Random(kind)
     before, kills, version = killing.contents(folder, model), 0, 0
     assert served(server) == passages(before)
     while kills < KILLS:
         version += 1
         whole = copied(folder, tmp_path / f"whole{version}")
-        killing.start(whole, version, kind, said, 0, words).join(PATIENCE)
+        killing.start(whole, version, kind, log, 0, words).join(PATIENCE)
         after = killing.contents(whole, model)
         for trial in range(3):
-            said.unlink(missing_ok=True)
+            log.unlink(missing_ok=True)
             lines = int(10 ** moments.uniform(1.5, 3.7)) if trial < 2 else 0
-            process = killing.start(folder, version, kind, said, lines, words)
+            process = killing.start(folder, version, kind, log, lines, words)
             while process.is_alive():
                 check_answers(server, before, after, version)
             process.join(PATIENCE)
             assert process.exitcode in (0, -9)
             kills += process.exitcode == -9
-            there = killing.contents(folder, model)
-            assert served(server) == passages(there), "the last state that was committed"
+            contents = killing.contents(folder, model)
+            assert served(server) == passages(contents), "the last state that was committed"
             for id, entry in before.items():
                 removed = entry["metadata"] == '{"group": "g3"}'
-                assert removed or there.get(id) in (entry, after.get(id)), f"{id} is lost"
-            if said.exists():
+                assert removed or contents.get(id) in (entry, after.get(id)), f"{id} is lost"
+            if log.exists():
                 break
-        assert there == after, "as if no writer had been killed"
+        assert contents == after, "as if no writer had been killed"
         before = after

@@ -19,7 +19,7 @@ OTHERS += ("numpy.ma", "numpy.ctypeslib", "zoneinfo", "rich._emoji_codes", "torc
 # Ranks import PyTorch's compiler with these, which takes a process more than a second.
 OTHERS += ("torch.distributed.fsdp", "torch.distributed.tensor", "torch._dynamo")
 
-names = [found.name for found in pkgutil.walk_packages(bertree.__path__, "bertree.")]
+names = [module.name for module in pkgutil.walk_packages(bertree.__path__, "bertree.")]
 for name in (*(name for name in names if not name.endswith("__main__")), *OURS, *OTHERS):
     importlib.import_module(name)
 with redirect_stdout(None):

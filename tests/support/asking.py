@@ -39,8 +39,8 @@ class Answer:
     @property
     def message(self) -> str:
         """The line of an error, in whichever form."""
-        found = self.json
-        error = found.get("error", found)
+        body_json = self.json
+        error = body_json.get("error", body_json)
         text = error if isinstance(error, str) else error["message"]
         assert isinstance(text, str)
         return text
@@ -69,7 +69,7 @@ class Asker:
     ) -> Answer:
         """Send a request; `gone`: the client closes the connection behind it."""
         path, _, query = path.partition("?")
-        given = {"host": "localhost:8080", "content-length": str(len(body)), **(headers or {})}
+        fields = {"host": "localhost:8080", "content-length": str(len(body)), **(headers or {})}
         scope = {
             "type": "http",
             "method": method,
@@ -78,7 +78,7 @@ class Asker:
             "query_string": query.encode(),
             "root_path": "",
             "scheme": "http",
-            "headers": [(name.lower().encode(), value.encode("latin-1")) for name, value in given.items()],
+            "headers": [(name.lower().encode(), value.encode("latin-1")) for name, value in fields.items()],
         }
         sent: list[dict[str, Any]] = []
         received = False

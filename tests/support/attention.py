@@ -77,12 +77,12 @@ def order(layout: Layout, seed: int, scattered: bool, ranked: bool = True) -> La
     keys; a few queries see no key. `scattered`: not at consecutive places."""
     draw = random.Random(seed)
     keys, queries, positions = layout.cu_k.diff().tolist(), [], []
-    for wanted, there in zip(layout.cu_q.diff().tolist(), keys, strict=True):
-        first = draw.randint(0, max(0, there - wanted))
+    for wanted, keys_of in zip(layout.cu_q.diff().tolist(), keys, strict=True):
+        first = draw.randint(0, max(0, keys_of - wanted))
         chosen = (
-            sorted(draw.sample(range(there), min(wanted, there)))
+            sorted(draw.sample(range(keys_of), min(wanted, keys_of)))
             if scattered
-            else range(first, min(there, first + wanted))
+            else range(first, min(keys_of, first + wanted))
         )
         queries.append(len(chosen))
         positions += chosen
@@ -119,9 +119,9 @@ def random_relative(layout: Layout, seed: int, width: int = WIDTH) -> tuple[list
     return [torch.randn(shape, generator=draw) for shape in shapes], -right
 
 
-def with_gradients(work: Callable[..., Tensor], given: list[Tensor]) -> list[Tensor]:
+def with_gradients(work: Callable[..., Tensor], arguments: list[Tensor]) -> list[Tensor]:
     """The result and the gradients of what is given, in float64."""
-    leaves = [x.clone().requires_grad_() for x in given]
+    leaves = [x.clone().requires_grad_() for x in arguments]
     out = work(*leaves)
     (out.double() * torch.linspace(1, 2, out.numel(), device=out.device).view(out.shape)).sum().backward()
     return [

@@ -34,14 +34,14 @@ def fresh(seed: int = 0, heads: tuple[str, ...] = ("mask", "pair"), **axes: obje
 def sequences(count: int, seed: int = 0, longest: int = 20) -> list[Batch]:
     """Batches of one sequence: different lengths, different numbers of masks, some without a pair."""
     draw = torch.Generator().manual_seed(seed)
-    found = []
+    rows = []
     for _ in range(count):
         length = int(torch.randint(4, longest + 1, (), generator=draw))
         ids = torch.randint(5, VOCAB, (length,), generator=draw).tolist()
         batch = Batch.pack([ids], [[0] * (length // 2) + [1] * (length - length // 2)])
         masked = (torch.rand(length, generator=draw) < 0.25).nonzero()[:, 0]
         label = int(torch.randint(0, 3, (), generator=draw))
-        found.append(
+        rows.append(
             replace(
                 batch,
                 labels=PretrainingLabels(
@@ -51,7 +51,7 @@ def sequences(count: int, seed: int = 0, longest: int = 20) -> list[Batch]:
                 ),
             )
         )
-    return found
+    return rows
 
 
 def joined(batches: list[Batch]) -> Batch:
@@ -59,9 +59,9 @@ def joined(batches: list[Batch]) -> Batch:
     starts = torch.tensor([0, *(b.ids.numel() for b in batches)]).cumsum(0)
     rows = [b.split(b.ids) for b in batches]
     labels = [PretrainingLabels.of(batch) for batch in batches]
-    made = Batch.pack([ids.tolist() for row in rows for ids in row])
+    packed = Batch.pack([ids.tolist() for row in rows for ids in row])
     return replace(
-        made,
+        packed,
         segments=torch.cat([b.segments for b in batches]),
         labels=PretrainingLabels(
             masked=torch.cat([one.masked + s for one, s in zip(labels, starts.tolist(), strict=False)]),

@@ -45,15 +45,15 @@ class Command:
         self._capture.readouterr()
         with pytest.raises(SystemExit) as stopped:
             main()
-        said = self._capture.readouterr()
-        assert "Traceback" not in said.err
-        return CommandResult(int(stopped.value.code or 0), said.out, said.err)
+        captured = self._capture.readouterr()
+        assert "Traceback" not in captured.err
+        return CommandResult(int(stopped.value.code or 0), captured.out, captured.err)
 
     def well(self, *arguments: object) -> CommandResult:
         """Run it; it must succeed. A run of a few steps, which learns nothing, ends with 1 and says so."""
-        said = self(*arguments)
-        assert said.code == 0 or (said.code == 1 and "no seed has learned the task" in said.err), said.err
-        return said
+        result = self(*arguments)
+        assert result.code == 0 or (result.code == 1 and "no seed has learned the task" in result.err), result.err
+        return result
 
 
 def run_bertree(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:

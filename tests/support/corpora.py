@@ -101,10 +101,10 @@ def sequences(batch: Batch) -> Iterator[list[int]]:
 
 def same(one: Batch, other: Batch) -> bool:
     """Equal in every field."""
-    for value, there in zip(one.leaves(), other.leaves(), strict=True):
+    for value, theirs in zip(one.leaves(), other.leaves(), strict=True):
         if value is None or isinstance(value, int):
-            if value != there:
+            if value != theirs:
                 return False
-        elif there is None or value.dtype != there.dtype or value.tolist() != there.tolist():
+        elif theirs is None or value.dtype != theirs.dtype or value.tolist() != theirs.tolist():
             return False
     return True

@@ -36,8 +36,8 @@ class CodeBlock(NamedTuple):
 
 def blocks(page: Path) -> list[CodeBlock]:
     text = page.read_text()
-    found = re.finditer(r"^```(\w+)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
-    return [CodeBlock(match[1], match[2], text.count("\n", 0, match.start()) + 2) for match in found]
+    matches = re.finditer(r"^```(\w+)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    return [CodeBlock(match[1], match[2], text.count("\n", 0, match.start()) + 2) for match in matches]
 
 
 def headings(page: Path) -> set[str]:
@@ -72,10 +72,10 @@ def files_of_command(words: Iterable[str]) -> Iterator[str]:
 def files_of_python(text: str) -> Iterator[str]:
     """The files that a block of Python reads: its strings, but for what it writes itself."""
     nodes = list(ast.walk(ast.parse(text)))
-    made = {_first_folder(value) for node in nodes if isinstance(node, ast.Call) for value in _written(node)}
+    folders = {_first_folder(value) for node in nodes if isinstance(node, ast.Call) for value in _written(node)}
     for node in nodes:
         name = _first_folder(node)
-        if name and name not in made and f'Path("{name}").mkdir' not in text:
+        if name and name not in folders and f'Path("{name}").mkdir' not in text:
             yield name
 
 
@@ -101,10 +101,10 @@ def same_shape(shown: Any, real: Any, where: str = "") -> None:
         return
     if isinstance(shown, dict):
         assert isinstance(real, dict), f"{where}: {type(real).__name__} instead of an object"
-        known = {key for key in shown if key != "..."}
-        assert known <= real.keys(), f"{where}: {known - real.keys()} not in {sorted(real)}"
-        assert "..." in shown or known == real.keys(), f"{where}: {real.keys() - known} not in the page"
-        for key in known:
+        keys = {key for key in shown if key != "..."}
+        assert keys <= real.keys(), f"{where}: {keys - real.keys()} not in {sorted(real)}"
+        assert "..." in shown or keys == real.keys(), f"{where}: {real.keys() - keys} not in the page"
+        for key in keys:
             same_shape(shown[key], real[key], f"{where}.{key}")
     elif isinstance(shown, list):
         assert real is None or isinstance(real, list), f"{where}: {type(real).__name__} instead of a list"

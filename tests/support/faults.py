@@ -58,9 +58,9 @@ def plant(faults: str) -> None:
             _exit_in_save(name, int(numbers[0]))
 
 
-def _measure(measure: Callable[..., list[float]], seconds: float, *given: Any) -> list[float]:
+def _measure(measure: Callable[..., list[float]], seconds: float, *arguments: Any) -> list[float]:
     """Measure, and find a speed that does not depend on how busy the machine is."""
-    return [seconds for _ in measure(*given)]
+    return [seconds for _ in measure(*arguments)]
 
 
 def _send_signal(number: int, steps: int, seconds: float) -> None:
@@ -81,9 +81,9 @@ def _send_signal(number: int, steps: int, seconds: float) -> None:
         timer.start()
 
     def counted(step: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*given: Any) -> Any:
+        def call(*arguments: Any) -> Any:
             nonlocal taken
-            result = step(*given)
+            result = step(*arguments)
             taken += 1
             if taken == steps:
                 wait()
@@ -99,7 +99,7 @@ def _send_signal(number: int, steps: int, seconds: float) -> None:
         from bertree.cli import main
 
         app: Any = main.app
-        main.app = lambda **given: (wait(), app(**given))[1]
+        main.app = lambda **arguments: (wait(), app(**arguments))[1]
 
 
 def _exit_in_save(stage: str, count: int) -> None:
@@ -119,8 +119,8 @@ def _exit_in_save(stage: str, count: int) -> None:
     def die_after(module: ModuleType, name: str) -> None:
         inner = getattr(module, name)
 
-        def call(*given: object, **named: object) -> object:
-            result = inner(*given, **named)
+        def call(*arguments: object, **named: object) -> object:
+            result = inner(*arguments, **named)
             die()
             return result
 
@@ -144,7 +144,7 @@ def _exit_in_save(stage: str, count: int) -> None:
         from bertree.interop import weights
 
         save = weights.save
-        weights.save = lambda *given: (save(*given), die())
+        weights.save = lambda *arguments: (save(*arguments), die())
     elif stage == "tidy":
         from bertree.train import session
 

@@ -40,13 +40,13 @@ def records(version: int, count: int = 120) -> list[Record]:
     ]
 
 
-def work(folder: Path, version: int, kind: str, said: Path, lines: int = 0, model_folder: Path | None = None) -> None:
+def work(folder: Path, version: int, kind: str, log: Path, lines: int = 0, model_folder: Path | None = None) -> None:
     """Build an index, or add to it; after `lines` lines of our code, die. `model_folder`: of a real model."""
     writer.COMMIT_ROWS, writer.EMBED_BATCH, writer.MERGE = 24, 10, 3
     if lines:
         left = lines
 
-        def trace(frame: FrameType, event: str, given: object) -> Any:
+        def trace(frame: FrameType, event: str, arguments: object) -> Any:
             nonlocal left
             if not frame.f_code.co_filename.endswith(WATCHED):
                 return None
@@ -64,11 +64,11 @@ def work(folder: Path, version: int, kind: str, said: Path, lines: int = 0, mode
         index = Index.open(folder, model)
         index.add(records(version))
         index.remove(where={"group": "g3"})
-    said.write_text("done")
+    log.write_text("done")
 
 
-def start(*given: Any) -> ForkServerProcess:
-    process = PROCESSES.Process(target=work, args=given)
+def start(*arguments: Any) -> ForkServerProcess:
+    process = PROCESSES.Process(target=work, args=arguments)
     process.start()
     return process
 
@@ -78,7 +78,7 @@ def contents(folder: Path, model: Any = None) -> dict[str, Any]:
     model = model or Words(16)
     index = Index.open(folder, model)
     index.verify()
-    found: dict[str, Any] = {}
+    documents: dict[str, Any] = {}
     with index._store.transaction() as state:
         files = index._files.for_state(state, index._store)
         rows = index._store._base.execute(
@@ -93,11 +93,11 @@ def contents(folder: Path, model: Any = None) -> dict[str, Any]:
     assert len(files.vectors) - len(dead) == len(rows) == len(index), "every vector is a passage's, or dead"
     for id, metadata, chunks, number, first, last, text in rows:
         assert number not in dead
-        entry = found.setdefault(id, {"metadata": metadata, "count": chunks, "passages": [], "labels": set()})
+        entry = documents.setdefault(id, {"metadata": metadata, "count": chunks, "passages": [], "labels": set()})
         entry["passages"].append((first, last, text))
     for id, key, value in labels:
-        found[id]["labels"].add((key, value))
-    for id, entry in found.items():
+        documents[id]["labels"].add((key, value))
+    for id, entry in documents.items():
         assert entry["count"] == len(entry["passages"]), f"{id} is whole"
     texts = [row[6] for row in rows]
     if texts:
@@ -116,4 +116,4 @@ def contents(folder: Path, model: Any = None) -> dict[str, Any]:
         }
         assert indexed == expected, "each passage has its own words"
     index.close()
-    return found
+    return documents

@@ -43,11 +43,11 @@ def architecture(kind: str, vocab_size: int, **axes: Any) -> Architecture:
 def network(kind: str, vocab_size: int, **axes: Any) -> Network:
     """A network with random weights, biases included."""
     torch.manual_seed(1)
-    made = build(architecture(kind, vocab_size, **axes), {"mask": 0}).eval()
+    network = build(architecture(kind, vocab_size, **axes), {"mask": 0}).eval()
     with torch.no_grad():
-        for parameter in made.parameters():
+        for parameter in network.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
-    return made
+    return network
 
 
 def language_model(

@@ -85,19 +85,19 @@ def pairs(count: int, seed: int = 0) -> list[Row]:
 def scores(count: int, seed: int = 0) -> list[Row]:
     """Each good word is a point, each bad one costs one."""
     draw = _draw(seed)
-    found = []
+    rows = []
     for _ in range(count):
         good, bad = draw.randint(0, 3), draw.randint(0, 3)
         words = draw.choices(GOOD, k=good) + draw.choices(BAD, k=bad) + draw.choices(FILL, k=2)
         draw.shuffle(words)
-        found.append({"text": " ".join(words), "score": (good - bad) / 2})
-    return found
+        rows.append({"text": " ".join(words), "score": (good - bad) / 2})
+    return rows
 
 
 def tagged(count: int, seed: int = 0) -> list[Row]:
     """People and places, some of two words; the second one is never a first."""
     draw = _draw(seed)
-    found = []
+    rows = []
     for _ in range(count):
         words, tags = list[str](), list[str]()
         for _ in range(draw.randint(2, 4)):
@@ -108,8 +108,8 @@ def tagged(count: int, seed: int = 0) -> list[Row]:
                 size = draw.randint(1, 2)
                 name = [draw.choice(names[:3]), draw.choice(names[3:])][:size]
                 words, tags = words + name, tags + [f"B-{kind}", f"I-{kind}"][:size]
-        found.append({"words": words, "tags": tags})
-    return found
+        rows.append({"words": words, "tags": tags})
+    return rows
 
 
 def squad(count: int, seed: int = 0, impossible: bool = False) -> Row:
@@ -129,14 +129,14 @@ def squad(count: int, seed: int = 0, impossible: bool = False) -> Row:
 def choices(count: int, seed: int = 0) -> list[Row]:
     """The option with a good word is right; some questions have two options, some three."""
     draw = _draw(seed)
-    found = []
+    rows = []
     for _ in range(count):
         options = [_around(draw, draw.choice(BAD), 3) for _ in range(draw.randint(2, 3))]
         label = draw.randrange(len(options))
         options[label] = _around(draw, draw.choice(GOOD), 3)
         asked = {"context": _around(draw, "is", 3), "question": "which is it ?", "options": options}
-        found.append(asked | {"label": label})
-    return found
+        rows.append(asked | {"label": label})
+    return rows
 
 
 def race(path: Path) -> Path:
@@ -256,5 +256,5 @@ class Trained:
     def command(self, name: str, out: Path) -> list[object]:
         """The arguments that fine-tune it."""
         kind = KINDS[name]
-        given = ["finetune", self.start, *kind.options, "--data", self.root / name / "data", "--out", out]
-        return [*given, *SETTINGS, *kind.settings]
+        arguments = ["finetune", self.start, *kind.options, "--data", self.root / name / "data", "--out", out]
+        return [*arguments, *SETTINGS, *kind.settings]

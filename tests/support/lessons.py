@@ -15,9 +15,9 @@ def command_of(
     """The arguments that teach a student what the model of that kind knows."""
     trained(name)
     kind = KINDS[name]
-    given = [*kind.options, "--data", trained.root / name / "data", "--student", student, "--out", out, *more]
+    arguments = [*kind.options, "--data", trained.root / name / "data", "--student", student, "--out", out, *more]
     mine = [setting for setting in kind.settings if setting != "crf=true"]
-    return ["distill", trained.root / name / "out" / "model", *given, *FAST, *mine, *settings]
+    return ["distill", trained.root / name / "out" / "model", *arguments, *FAST, *mine, *settings]
 
 
 def taught(

@@ -113,16 +113,16 @@ def write_references(cases: Sequence[Case], store: Path, folder: Path) -> None:
 
 def run_cases(launch: Launch, cases: Sequence[Case], store: Path, folder: Path) -> dict[str, Any]:
     """Run cases as one rank of many; return how far each is from one device."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for number, case in enumerate(cases):
         sizes = {name: value for name, value in case.scale.items() if name != "sequence_parallel"}
         with join(launch._replace(job=str(number)), **sizes) as world:
             losses, network = train(case, store, folder, world)
             weights = dict(whole_tensors(network, world))
-            found[case.name] = {"losses": losses, "digest": digest(weights)} | differences(
+            results[case.name] = {"losses": losses, "digest": digest(weights)} | differences(
                 case, losses, weights, folder
             )
-    return found
+    return results
 
 
 def digest(weights: dict[str, Tensor]) -> str:

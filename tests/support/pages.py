@@ -76,8 +76,8 @@ class Page(HTMLParser):
 
     def row(self, first: str, skip: int = 0) -> list[str]:
         """The cells after the first of the row that begins so; empty ones (bars) left out."""
-        found = [row for row in self.rows if row and row[0] == first]
-        return [cell for cell in found[skip][1:] if cell]
+        rows = [row for row in self.rows if row and row[0] == first]
+        return [cell for cell in rows[skip][1:] if cell]
 
     def titles(self) -> list[str]:
         return [str(svg.get("aria-label")) for svg in self.svgs]

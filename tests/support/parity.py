@@ -58,13 +58,13 @@ def ragged(
 def padded(model: transformers.PreTrainedModel, ids: list[list[int]], kinds: list[list[int]]) -> dict[str, Tensor]:
     """The same batch as Hugging Face takes it."""
     longest, pad = max(map(len, ids)), model.config.pad_token_id or 0
-    given = {
+    inputs = {
         "input_ids": torch.tensor([row + [pad] * (longest - len(row)) for row in ids]),
         "attention_mask": torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in ids]),
     }
     if hasattr(model.config, "type_vocab_size"):
-        given["token_type_ids"] = torch.tensor([row + [0] * (longest - len(row)) for row in kinds])
-    return given
+        inputs["token_type_ids"] = torch.tensor([row + [0] * (longest - len(row)) for row in kinds])
+    return inputs
 
 
 def flat(tensor: Tensor, ids: list[list[int]]) -> Tensor:
@@ -99,8 +99,8 @@ def gradients(network: torch.nn.Module, contents: Contents, model: transformers.
         if parameter.grad is None:
             assert all(g is None or not g.any() for g in other), f"{ours} has a gradient there and none here"
             continue
-        known = [torch.zeros_like(theirs[n]) if g is None else g for n, g in zip(stored.names, other, strict=True)]
-        joined = stored.join(known, parameter.shape)
+        expected = [torch.zeros_like(theirs[n]) if g is None else g for n, g in zip(stored.names, other, strict=True)]
+        joined = stored.join(expected, parameter.shape)
         worst = max(worst, float((parameter.grad - joined).abs().max() / joined.abs().max().clamp(min=1.0)))
     return worst
 

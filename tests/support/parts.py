@@ -27,13 +27,13 @@ class ScaledAttention(Attention):
 
 
 class ScaledResidual(PostNorm):
-    def apply(self, x_th: Tensor, block: Block, *given: Any) -> Tensor:
-        return 0.5 * super().apply(x_th, block, *given)
+    def apply(self, x_th: Tensor, block: Block, *arguments: Any) -> Tensor:
+        return 0.5 * super().apply(x_th, block, *arguments)
 
 
 class ScaledBlock(Block):
-    def branch(self, x_th: Tensor, *given: Any) -> Tensor:
-        return 0.5 * super().branch(x_th, *given)
+    def branch(self, x_th: Tensor, *arguments: Any) -> Tensor:
+        return 0.5 * super().branch(x_th, *arguments)
 
 
 class RootNorm(nn.LayerNorm):
@@ -66,7 +66,7 @@ def _activation(encoder: TransformerEncoder) -> None:
 
 
 def _hook(encoder: TransformerEncoder) -> None:
-    encoder.stack.ffn[0].part.up.register_forward_hook(lambda module, given, out: out * 2)
+    encoder.stack.ffn[0].part.up.register_forward_hook(lambda module, arguments, out: out * 2)
 
 
 def _no_bias(encoder: TransformerEncoder) -> None:

@@ -100,16 +100,16 @@ def step(case: Case, launch: Launch) -> dict[str, Any]:
 
 def _rank(rank: int, folder: str, cases: Sequence[Case]) -> None:
     torch.set_num_threads(1)
-    found = []
+    results = []
     try:
         for number, case in enumerate(cases):
             size = case.data * case.tensor
             if rank < size:
-                found.append(step(case, Launch(rank, size, rank, 0, f"file://{folder}/meet-{number}")))
+                results.append(step(case, Launch(rank, size, rank, 0, f"file://{folder}/meet-{number}")))
     except BaseException:
         Path(folder, f"failed-{rank}").write_text(traceback.format_exc())
         os._exit(1)  # no waiting for the others
-    Path(folder, f"found-{rank}.json").write_text(json.dumps(found))
+    Path(folder, f"found-{rank}.json").write_text(json.dumps(results))
 
 
 def measure(folder: Path, cases: Sequence[Case]) -> list[dict[str, Any]]:
@@ -122,5 +122,5 @@ def measure(folder: Path, cases: Sequence[Case]) -> list[dict[str, Any]]:
         process.join(PATIENCE)
     failed = [path.read_text() for path in sorted(folder.glob("failed-*"))]
     assert not failed, failed[0]
-    found: list[dict[str, Any]] = json.loads((folder / "found-0.json").read_text())
-    return found
+    result: list[dict[str, Any]] = json.loads((folder / "found-0.json").read_text())
+    return result

@@ -28,22 +28,22 @@ def run_commands(
 
     `planted`: the faults of each rank. `patience`: seconds that they wait for each other at the start."""
     folder.mkdir(exist_ok=True)
-    said = [folder / f"said-{rank}" for rank in range(len(arguments))]
+    logs = [folder / f"said-{rank}" for rank in range(len(arguments))]
     started = []
     for rank, own in enumerate(arguments):
         place = {"RANK": rank, "WORLD_SIZE": len(arguments), "LOCAL_RANK": rank, "MASTER_ADDR": f"file://{folder}/meet"}
-        given = {name: str(value) for name, value in (place | dict(env or {})).items()}
+        environment = {name: str(value) for name, value in (place | dict(env or {})).items()}
         fault = planted[rank] if planted else ""
-        started.append(PROCESSES.Process(target=_command, args=(tuple(own), given, said[rank], fault, patience)))
+        started.append(PROCESSES.Process(target=_command, args=(tuple(own), environment, logs[rank], fault, patience)))
     for process in started:
         process.start()
     for process in started:
         process.join(PATIENCE)
         assert process.exitcode is not None, "a rank hangs"
-    return Said([process.exitcode for process in started], [path.read_text() for path in said])
+    return Said([process.exitcode for process in started], [path.read_text() for path in logs])
 
 
-def _command(arguments: tuple[str, ...], env: dict[str, str], said: Path, fault: str, patience: float) -> None:
+def _command(arguments: tuple[str, ...], env: dict[str, str], log: Path, fault: str, patience: float) -> None:
     from datetime import timedelta
 
     from bertree.scale import world
@@ -52,22 +52,22 @@ def _command(arguments: tuple[str, ...], env: dict[str, str], said: Path, fault:
     if patience:
         world.START_TIMEOUT = timedelta(seconds=patience)
     faults.plant(fault)
-    runs.run_command(arguments, said)
+    runs.run_command(arguments, log)
 
 
-def torchrun(*arguments: str, said: Path, planted: str) -> int | None:
+def torchrun(*arguments: str, log: Path, planted: str) -> int | None:
     """Run torchrun, with these words after its name, to its end; return its exit code.
 
     Its ranks are forked from the server, like all processes of the tests. `planted`: a fault of rank 1, the first time
     it is started.
     """
-    process = PROCESSES.Process(target=_torchrun, args=(arguments, said, planted))
+    process = PROCESSES.Process(target=_torchrun, args=(arguments, log, planted))
     process.start()
     process.join(PATIENCE)
     return process.exitcode
 
 
-def _torchrun(arguments: tuple[str, ...], said: Path, planted: str) -> None:
+def _torchrun(arguments: tuple[str, ...], log: Path, planted: str) -> None:
     from torch.distributed import run
 
     read = run.config_from_args
@@ -75,13 +75,13 @@ def _torchrun(arguments: tuple[str, ...], said: Path, planted: str) -> None:
     def forked(options: Namespace) -> tuple[Any, Callable[..., None], tuple[Any, ...]]:
         config, _, words = read(options)
         config.start_method = "forkserver"
-        return config, _rank_of_torchrun, (words[words.index("bertree") + 1 :], said, planted)
+        return config, _rank_of_torchrun, (words[words.index("bertree") + 1 :], log, planted)
 
     run.config_from_args = forked
     run.main(list(arguments))
 
 
-def _rank_of_torchrun(arguments: Sequence[str], said: Path, planted: str) -> None:
+def _rank_of_torchrun(arguments: Sequence[str], log: Path, planted: str) -> None:
     if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         faults.plant(planted)
-    runs.run_command(arguments, said)
+    runs.run_command(arguments, log)

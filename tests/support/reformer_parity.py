@@ -27,7 +27,7 @@ def reformer(suffix: str, seed: int, **settings: object) -> transformers.PreTrai
     model = peer("reformer", suffix, seed, **point)
     if hasattr(model, "lm_head"):
         bias = model.lm_head.bias
-        model.lm_head.decoder.register_forward_hook(lambda module, given, logits: logits + bias)
+        model.lm_head.decoder.register_forward_hook(lambda module, arguments, logits: logits + bias)
     return model
 
 

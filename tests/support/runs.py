@@ -125,26 +125,26 @@ def recipe(family: str, folder: Path) -> Path:
     return path
 
 
-def start(*arguments: str, said: Path | None = None, fault: str = "") -> BaseProcess:
+def start(*arguments: str, log: Path | None = None, fault: str = "") -> BaseProcess:
     """`bertree` with these arguments; what it says goes to a file; faults as in tests/support/faults.py."""
-    process = context.Process(target=_command, args=(arguments, said, fault, os.getcwd()))
+    process = context.Process(target=_command, args=(arguments, log, fault, os.getcwd()))
     process.start()
     return process
 
 
-def finish(*arguments: str, said: Path | None = None, fault: str = "") -> int:
+def finish(*arguments: str, log: Path | None = None, fault: str = "") -> int:
     """The same to its end; the exit code."""
-    process = start(*arguments, said=said, fault=fault)
+    process = start(*arguments, log=log, fault=fault)
     process.join(PATIENCE)
     assert process.exitcode is not None, "the command hangs"
     return process.exitcode
 
 
-def kill(*arguments: str, said: Path, after: Iterable[int], moments: Random, fault: str = "") -> None:
+def kill(*arguments: str, log: Path, after: Iterable[int], moments: Random, fault: str = "") -> None:
     """Run it once for each number, and each time kill it a moment after it took so many steps."""
     for steps in after:
         moment = f"kill:{steps}:{moments.uniform(0, 20):.3f}"
-        assert finish(*arguments, said=said, fault=",".join(filter(None, (moment, fault)))) == -9, said.read_text()
+        assert finish(*arguments, log=log, fault=",".join(filter(None, (moment, fault)))) == -9, log.read_text()
 
 
 def results(out: Path) -> dict[str, bytes]:
@@ -157,13 +157,13 @@ def results(out: Path) -> dict[str, bytes]:
     }
 
 
-def _command(arguments: tuple[str, ...], said: Path | None, fault: str, where: str) -> None:
+def _command(arguments: tuple[str, ...], log: Path | None, fault: str, where: str) -> None:
     os.chdir(where)
     faults.plant(fault)
-    run_command(arguments, said)
+    run_command(arguments, log)
 
 
-def run_command(arguments: Sequence[str], said: Path | None) -> None:
+def run_command(arguments: Sequence[str], log: Path | None) -> None:
     """Become `bertree` with these arguments; what it says goes to a file."""
     import torch
     import typer.main
@@ -172,7 +172,7 @@ def run_command(arguments: Sequence[str], said: Path | None) -> None:
 
     typer.main.get_command = make_tree
     torch.set_num_threads(1)  # products this small take longer with two, and much longer beside other work
-    with open(said or os.devnull, "a") as file:
+    with open(log or os.devnull, "a") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     sys.argv = ["bertree", *arguments]

@@ -28,5 +28,5 @@ FILTERS: list[tuple[dict[str, object], set[str]]] = [
 ]
 
 
-def ids(index: Searcher, question: str = "the brig in the bay", k: int = 10, **given: object) -> list[str]:
-    return [hit.document for hit in index.search(question, k, **given)]
+def ids(index: Searcher, question: str = "the brig in the bay", k: int = 10, **arguments: object) -> list[str]:
+    return [hit.document for hit in index.search(question, k, **arguments)]

@@ -77,7 +77,7 @@ def attention_of_equal_heads(world: World, sequence_parallel: bool, dropout: flo
             distributed.broadcast(first := heads[0].clone(), group_src=0, group=world.tensor_group)
             heads.copy_(first.expand_as(heads))
     seen: dict[str, Tensor | None] = {}
-    part.out.register_forward_pre_hook(lambda module, given: seen.update(mixed=given[0].detach()))
+    part.out.register_forward_pre_hook(lambda module, arguments: seen.update(mixed=arguments[0].detach()))
     loss_of(network, make_batches(member("gpt1")))
     return digest(seen)
 
@@ -128,7 +128,7 @@ def in_half_precision(world: World, sequence_parallel: bool) -> dict[str, Any]:
 
 def generated(world: World, sequence_parallel: bool) -> float:
     """How far logits of a token after a cached text are from those of a whole network."""
-    found = []
+    differences = []
     for network in (make_network(member("gpt2")), split("gpt2", world, sequence_parallel)):
         encoder: Any = network.eval().encoder
         with torch.no_grad():
@@ -140,14 +140,14 @@ def generated(world: World, sequence_parallel: bool) -> float:
                 torch.tensor([0, 1, 2], dtype=torch.int32), 1, continuation=lanes,
             )  # fmt: skip
             hidden = encoder.encode(batch, state).hidden
-            found.append(network.mask_logits(hidden, torch.arange(2)))
-    return difference(found[1], found[0])
+            differences.append(network.mask_logits(hidden, torch.arange(2)))
+    return difference(differences[1], differences[0])
 
 
 def gathered(tensor: Any) -> Tensor | None:
     """The shards of all data ranks, if a tensor is sharded."""
-    found: Tensor | None = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-    return found
+    full: Tensor | None = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return full
 
 
 def on_a_mesh(name: str, launch: Launch, sequence_parallel: bool) -> dict[str, Any]:

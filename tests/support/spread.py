@@ -76,16 +76,16 @@ def _cut(tensor: Tensor, split: Split | None, world: World) -> Tensor:
 
 def state_of(network: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
     """Local tensors of a network and of its optimizer's state."""
-    found: dict[str, Any] = {}
+    tensors: dict[str, Any] = {}
     for name, parameter in network.named_parameters():
-        found[name] = parameter.detach()
+        tensors[name] = parameter.detach()
         for key, value in optimizer.state[parameter].items():
-            found[f"{key} of {name}"] = value
-    return {name: local(tensor) for name, tensor in found.items()}
+            tensors[f"{key} of {name}"] = value
+    return {name: local(tensor) for name, tensor in tensors.items()}
 
 
-def different(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> list[str]:
+def different(state: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> list[str]:
     """The names of tensors that are not the same, or that one of them lacks."""
-    both = [name for name in wanted if name in found]
-    names = {*found} ^ {*wanted} | {name for name in both if not torch.equal(found[name], wanted[name])}
+    both = [name for name in wanted if name in state]
+    names = {*state} ^ {*wanted} | {name for name in both if not torch.equal(state[name], wanted[name])}
     return sorted(names)

@@ -18,8 +18,8 @@ class Words:
 
     def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
         self.seen += len(texts)
-        found = [sum(map(self._word, re.findall(r"\w+", text.lower())), np.zeros(self.dimension)) for text in texts]
-        return np.array(found, np.float32).reshape(len(texts), self.dimension)
+        vectors = [sum(map(self._word, re.findall(r"\w+", text.lower())), np.zeros(self.dimension)) for text in texts]
+        return np.array(vectors, np.float32).reshape(len(texts), self.dimension)
 
     def _word(self, word: str) -> NDArray[np.float32]:
         if word not in self._known:

@@ -82,7 +82,7 @@ def make_network(a: Architecture, seed: int = 0) -> Network:
 def make_batches(a: Any, seed: int = 0, lengths: tuple[int, ...] = (11, 17, 9)) -> list[Batch]:
     """Batches of 37 tokens, which no 2 or 4 ranks share evenly; with a memory a second one continues the first."""
     draw = torch.Generator().manual_seed(seed)
-    found = []
+    batches = []
     for number in range(2 if a.memory else 1):
         ids = [torch.randint(5, VOCABULARY, (length,), generator=draw).tolist() for length in lengths]
         batch = Batch.pack(ids, [[0] * 4 + [1] * (length - 4) for length in lengths] if a.segments else None)
@@ -100,8 +100,8 @@ def make_batches(a: Any, seed: int = 0, lengths: tuple[int, ...] = (11, 17, 9)) 
             bounds = torch.tensor([0, 2, 5, 7], dtype=torch.int32)
             batch = replace(batch, permutation=Permutation(ranks, chosen, bounds, 3))
             labels = replace(labels, masked=sum(lengths) + torch.arange(len(chosen)))
-        found.append(replace(batch, labels=labels))
-    return found
+        batches.append(replace(batch, labels=labels))
+    return batches
 
 
 def train(network: Network, batches: list[Batch], seed: int = 3) -> Tensor:
@@ -125,14 +125,14 @@ def loss_of(network: Network, batches: list[Batch], seed: int = 3) -> Tensor:
 
 def evaluate(network: Network, batches: list[Batch]) -> tuple[list[float], Tensor]:
     """Losses and numbers of correct predictions without gradients, and the logits of the last batch."""
-    objective, state, found = pretraining_objective(mlm=1.0), None, []
+    objective, state, figures = pretraining_objective(mlm=1.0), None, []
     with torch.no_grad():
         for batch in batches:
             computed = objective(network, batch, state)
             state = computed.memory
-            found += [x for loss in computed.losses.values() for x in (float(loss.sum), float(loss.correct))]
+            figures += [x for loss in computed.losses.values() for x in (float(loss.sum), float(loss.correct))]
         hidden = network.encode(batch, None).hidden
-        return found, network.mask_logits(hidden, PretrainingLabels.of(batch).predicted[0])
+        return figures, network.mask_logits(hidden, PretrainingLabels.of(batch).predicted[0])
 
 
 def joined(network: Network, world: World, of: Callable[[Any], Tensor | None]) -> dict[str, Tensor | None]:
@@ -148,19 +148,19 @@ def joined(network: Network, world: World, of: Callable[[Any], Tensor | None]) -
     return tensors
 
 
-def difference(found: Tensor, wanted: Tensor) -> float:
+def difference(tensor: Tensor, wanted: Tensor) -> float:
     """The relative norm of the difference."""
     return float(
-        (found.detach().double() - wanted.detach().double()).norm() / wanted.detach().double().norm().clamp(min=1e-12)
+        (tensor.detach().double() - wanted.detach().double()).norm() / wanted.detach().double().norm().clamp(min=1e-12)
     )
 
 
-def worst(found: dict[str, Tensor | None], wanted: dict[str, Tensor | None]) -> tuple[float, str]:
+def worst(tensors: dict[str, Tensor | None], wanted: dict[str, Tensor | None]) -> tuple[float, str]:
     """The largest difference of two networks' tensors, and its name."""
-    assert found.keys() == wanted.keys()
+    assert tensors.keys() == wanted.keys()
     pairs = []
     for name, tensor in wanted.items():
-        got = found[name]
+        got = tensors[name]
         assert (tensor is None) == (got is None), name
         if tensor is not None and got is not None:
             assert tensor.shape == got.shape, name
@@ -202,10 +202,10 @@ def _of_whole(name: str, axes: tuple[tuple[str, Any], ...]) -> tuple[Network, Te
 
 def digest(tensors: dict[str, Tensor | None]) -> str:
     """What differs if any bit of some tensors does."""
-    found = hashlib.sha256()
+    sha = hashlib.sha256()
     for name, tensor in tensors.items():
-        found.update(name.encode() + (b"" if tensor is None else tensor.contiguous().numpy().tobytes()))
-    return found.hexdigest()
+        sha.update(name.encode() + (b"" if tensor is None else tensor.contiguous().numpy().tobytes()))
+    return sha.hexdigest()
 
 
 class Collectives(TorchDispatchMode):

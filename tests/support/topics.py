@@ -28,32 +28,32 @@ def about(draw: random.Random, *topics: int) -> str:
 
 def inference(count: int, seed: int = 0) -> list[Row]:
     """Something about the same topic follows, something about another contradicts, about both is neither."""
-    draw, found = random.Random(f"nli {seed}"), list[Row]()
+    draw, rows = random.Random(f"nli {seed}"), list[Row]()
     for _ in range(count // 3):
         topic, other = draw.sample(range(len(TOPICS)), 2)
         premise = about(draw, topic)
         for label, topics in (("entailment", (topic,)), ("contradiction", (other,)), ("neutral", (topic, other))):
-            found.append({"gold_label": label, "sentence1": premise, "sentence2": about(draw, *topics)})
-    return found
+            rows.append({"gold_label": label, "sentence1": premise, "sentence2": about(draw, *topics)})
+    return rows
 
 
 def scored(count: int, seed: int = 0) -> list[Row]:
     """From 0 to 5: how much of two texts is about the same."""
-    draw, found = random.Random(f"sts {seed}"), list[Row]()
+    draw, rows = random.Random(f"sts {seed}"), list[Row]()
     for _ in range(count):
         topic, other = draw.sample(range(len(TOPICS)), 2)
         score, second = draw.choice(((5.0, (topic,)), (2.5, (topic, other)), (0.0, (other,))))
-        found.append({"sentence1": about(draw, topic), "sentence2": about(draw, *second), "score": score})
-    return found
+        rows.append({"sentence1": about(draw, topic), "sentence2": about(draw, *second), "score": score})
+    return rows
 
 
 def triplets(count: int, seed: int = 0, negatives: int = 1) -> list[Row]:
-    draw, found = random.Random(f"triplets {seed}"), list[Row]()
+    draw, rows = random.Random(f"triplets {seed}"), list[Row]()
     for _ in range(count):
         topic, *others = draw.sample(range(len(TOPICS)), 1 + negatives)
         row: Row = {"anchor": about(draw, topic), "positive": about(draw, topic)}
-        found.append(row | {f"negative{n or ''}": about(draw, other) for n, other in enumerate(others)})
-    return found
+        rows.append(row | {f"negative{n or ''}": about(draw, other) for n, other in enumerate(others)})
+    return rows
 
 
 def pairs(count: int, seed: int = 0) -> list[Row]:

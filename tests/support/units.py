@@ -59,6 +59,6 @@ def network(**axes: object) -> Network:
 
 def regression_network(**axes: object) -> Network:
     """Return the same with one number as the output of the sequence head."""
-    made = network(**axes)
-    made.heads["sequence"].out = torch.nn.Linear(16, 1)
-    return made
+    model = network(**axes)
+    model.heads["sequence"].out = torch.nn.Linear(16, 1)
+    return model

@@ -59,26 +59,30 @@ def tensors(
     """The peer's parameters by our names and in our shapes; `of`: or their gradients."""
     theirs = {name: of(parameter) for name, parameter in model.named_parameters()}
     theirs = {name: x if x is not None else torch.zeros(()) for name, x in theirs.items()}
-    found = {"encoder.embeddings.tokens.weight": theirs["word_embedding.weight"]}
-    found["encoder.query_start"] = theirs["mask_emb"].flatten()
+    renamed = {"encoder.embeddings.tokens.weight": theirs["word_embedding.weight"]}
+    renamed["encoder.query_start"] = theirs["mask_emb"].flatten()
     for i in range(model.config.n_layer):
-        there, attention, ffn = f"layer.{i}.rel_attn.", f"encoder.stack.attention.{i}.", f"encoder.stack.ffn.{i}."
-        q, k, v, r = (theirs[there + letter].flatten(1).T for letter in "qkvr")
-        found |= {
+        theirs_prefix, attention, ffn = (
+            f"layer.{i}.rel_attn.",
+            f"encoder.stack.attention.{i}.",
+            f"encoder.stack.ffn.{i}.",
+        )
+        q, k, v, r = (theirs[theirs_prefix + letter].flatten(1).T for letter in "qkvr")
+        renamed |= {
             attention + "part.qkv.weight": torch.cat([q, k, v]),
-            attention + "part.out.weight": theirs[there + "o"].flatten(1),
+            attention + "part.out.weight": theirs[theirs_prefix + "o"].flatten(1),
             attention + "part.positions.project.weight": r,
-            attention + "part.positions.content_bias": theirs[there + "r_w_bias"],
-            attention + "part.positions.distance_bias": theirs[there + "r_r_bias"],
-            attention + "part.positions.segment_bias": theirs[there + "r_s_bias"],
-            attention + "part.positions.segment_vectors": theirs[there + "seg_embed"],
+            attention + "part.positions.content_bias": theirs[theirs_prefix + "r_w_bias"],
+            attention + "part.positions.distance_bias": theirs[theirs_prefix + "r_r_bias"],
+            attention + "part.positions.segment_bias": theirs[theirs_prefix + "r_s_bias"],
+            attention + "part.positions.segment_vectors": theirs[theirs_prefix + "seg_embed"],
         }
         for kind in ("weight", "bias"):
-            found[f"{attention}norm.{kind}"] = theirs[f"{there}layer_norm.{kind}"]
-            found[f"{ffn}norm.{kind}"] = theirs[f"layer.{i}.ff.layer_norm.{kind}"]
-            found[f"{ffn}part.up.{kind}"] = theirs[f"layer.{i}.ff.layer_1.{kind}"]
-            found[f"{ffn}part.down.{kind}"] = theirs[f"layer.{i}.ff.layer_2.{kind}"]
-    return found
+            renamed[f"{attention}norm.{kind}"] = theirs[f"{theirs_prefix}layer_norm.{kind}"]
+            renamed[f"{ffn}norm.{kind}"] = theirs[f"layer.{i}.ff.layer_norm.{kind}"]
+            renamed[f"{ffn}part.up.{kind}"] = theirs[f"layer.{i}.ff.layer_1.{kind}"]
+            renamed[f"{ffn}part.down.{kind}"] = theirs[f"layer.{i}.ff.layer_2.{kind}"]
+    return renamed
 
 
 def twin(model: XLNetModel, **axes: Any) -> Network:

@@ -21,8 +21,8 @@ SMALL: dict[str, Any] = {"layers": 2, "width": 32, "heads": 2, "ffn_width": 64, 
 
 def xlnet_tokenizer() -> Tokenizer:
     """Every word of the made-up tasks is one token, in XLNet's template."""
-    known = {token: number for number, token in enumerate([*SPECIAL, *dict.fromkeys(WORDS)])}
-    backend = Backend(models.WordLevel(known, unk_token="<unk>"))
+    vocabulary = {token: number for number, token in enumerate([*SPECIAL, *dict.fromkeys(WORDS)])}
+    backend = Backend(models.WordLevel(vocabulary, unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
     vocabulary_files.set_xlnet_template(backend)
     return Tokenizer(

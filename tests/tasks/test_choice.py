@@ -61,9 +61,11 @@ def test_swag(tmp_path: Path) -> None:
         "dev": "val.csv",
         "test": "test.csv",
     }
-    found = task.read(splits["train"])
-    assert found[0] == ChoiceExample("A cook stirs, slowly.", "She", ("sings.", 'says "yes",\nthen no.', "x", "y"), 1)
-    assert [example.answer for example in found] == [1, 3]
+    examples = task.read(splits["train"])
+    assert examples[0] == ChoiceExample(
+        "A cook stirs, slowly.", "She", ("sings.", 'says "yes",\nthen no.', "x", "y"), 1
+    )
+    assert [example.answer for example in examples] == [1, 3]
     assert [example.answer for example in task.read(splits["test"])] == [None, None]
 
 
@@ -71,10 +73,10 @@ def test_hellaswag(tmp_path: Path) -> None:
     put(tmp_path, "validation.jsonl.xz", HELLA, HELLA | {"label": 2, "ctx_b": ""}, HELLA | {"label": ""})
     splits = CHOICE["hellaswag"].splits(tmp_path)
     assert list(splits) == ["dev"]
-    found = CHOICE["hellaswag"].read(splits["dev"])
-    assert [example.answer for example in found] == [0, 2, None]
-    assert found[0].context == "A man climbs a ladder."
-    assert len(found[0].options) == 3
+    examples = CHOICE["hellaswag"].read(splits["dev"])
+    assert [example.answer for example in examples] == [0, 2, None]
+    assert examples[0].context == "A man climbs a ladder."
+    assert len(examples[0].options) == 3
 
 
 def test_race_as_it_is_handed_out(tmp_path: Path) -> None:
@@ -84,10 +86,10 @@ def test_race_as_it_is_handed_out(tmp_path: Path) -> None:
     for data in (tmp_path, tmp_path / "RACE"):
         splits = CHOICE["race"].splits(data)
         assert {split: len(paths) for split, paths in splits.items()} == {"train": 2, "dev": 2, "test": 2}
-        found = CHOICE["race"].read(splits["dev"])
-        assert [example.level for example in found] == ["high"] * 3 + ["middle"] * 3
-        assert [example.answer for example in found[:3]] == [0, 0, 1]
-        assert len(found[2].options) == 2
+        examples = CHOICE["race"].read(splits["dev"])
+        assert [example.level for example in examples] == ["high"] * 3 + ["middle"] * 3
+        assert [example.answer for example in examples[:3]] == [0, 0, 1]
+        assert len(examples[2].options) == 2
 
 
 def test_race_in_lines(tmp_path: Path) -> None:
@@ -178,11 +180,11 @@ def test_more_mistakes(tmp_path: Path) -> None:
 
 
 def test_a_passage_is_parsed_into_all_its_questions() -> None:
-    found = CHOICE["race"].parse_all(PASSAGE)
-    assert [example.question for example in found] == PASSAGE["questions"]
-    assert {example.answer for example in found} == {None}
-    assert {CHOICE["race"].group(example) for example in found} == {PASSAGE["article"]}
-    assert found[1].options == ("noon", "six", "dawn", "dusk")
+    examples = CHOICE["race"].parse_all(PASSAGE)
+    assert [example.question for example in examples] == PASSAGE["questions"]
+    assert {example.answer for example in examples} == {None}
+    assert {CHOICE["race"].group(example) for example in examples} == {PASSAGE["article"]}
+    assert examples[1].options == ("noon", "six", "dawn", "dusk")
     one = {"article": "x", "question": "y", "options": ["a", "b"]}
     for task, record in (("race", one), ("race", OWN), ("choice", OWN), ("hellaswag", HELLA)):
         assert CHOICE[task].parse_all(record) == [CHOICE[task].parse(record)]
@@ -293,8 +295,8 @@ def test_lines_and_scores(tmp_path: Path, tokenizers: dict[str, Tokenizer]) -> N
     assert lines[4]["score"] == pytest.approx(np.e / (np.e + 3))
     assert lines[4]["probabilities"] == pytest.approx([1 / (np.e + 3)] * 3 + [np.e / (np.e + 3)])
     assert json.loads(json.dumps(lines)) == lines
-    found = task.score(examples, lines)
-    assert found == {"accuracy": pytest.approx(4 / 6), "accuracy-middle": 1, "accuracy-high": pytest.approx(1 / 3)}
+    scores = task.score(examples, lines)
+    assert scores == {"accuracy": pytest.approx(4 / 6), "accuracy-middle": 1, "accuracy-high": pytest.approx(1 / 3)}
     own = CHOICE["choice"]
     (line,) = own.predict([own.parse(OWN)], own.units([own.parse(OWN)], tokenizers["bpe"], 32)[0], logits[2:3])
     assert "gold" not in line

@@ -123,6 +123,6 @@ def test_what_cannot_be_averaged_is_refused_in_one_line(
         predictions([one], "classification", ensemble=True)
     with pytest.raises(UserError, match="2 models: average their predictions with `ensemble=True`"):
         predictions([one, other], "classification")
-    said = command("evaluate", one, other, "--task", "classification", "--data", tmp_path)
-    assert said.code == 2
-    assert "average their predictions with --ensemble" in said.err
+    result = command("evaluate", one, other, "--task", "classification", "--data", tmp_path)
+    assert result.code == 2
+    assert "average their predictions with --ensemble" in result.err

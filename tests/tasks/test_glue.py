@@ -129,10 +129,10 @@ LAYOUTS = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layouts(tmp_path: Path, layout: str) -> None:
     task, text, expected = LAYOUTS[layout]
-    found = read(task, tmp_path / "file.tsv", text)
-    assert [row[1:] for row in found] == expected
+    rows = read(task, tmp_path / "file.tsv", text)
+    assert [row[1:] for row in rows] == expected
     numbered = text.lstrip("\ufeff").startswith(("index", "id"))
-    assert [row[0] for row in found] == (["7"] if numbered else [str(n) for n in range(len(expected))])
+    assert [row[0] for row in rows] == (["7"] if numbered else [str(n) for n in range(len(expected))])
 
 
 def test_original_ag_news_counts_from_one(tmp_path: Path) -> None:
@@ -147,8 +147,8 @@ def test_published_as_parquet_and_json(tmp_path: Path) -> None:
     rows = {"sentence1": ["A", "C"], "sentence2": ["B", "D"], "label": [1, 0], "idx": [7, 8]}
     pyarrow.parquet.write_table(pyarrow.table(rows), tmp_path / "train-00000-of-00001.parquet")
     task = glue_task("rte")
-    found = task.read(task.splits(tmp_path)["train"])
-    assert [(e.id, e.gold) for e in found] == [("7", "not_entailment"), ("8", "entailment")]
+    examples = task.read(task.splits(tmp_path)["train"])
+    assert [(e.id, e.gold) for e in examples] == [("7", "not_entailment"), ("8", "entailment")]
     hidden = json.dumps({"premise": "A", "hypothesis": "B", "label": -1, "idx": 3})
     assert read("mnli", tmp_path / "test.jsonl", hidden) == [("3", "A", "B", None)]
     assert read("sts-b", tmp_path / "a.jsonl", '{"sentence1": "A", "sentence2": "B", "label": 4}') == [
@@ -159,16 +159,16 @@ def test_published_as_parquet_and_json(tmp_path: Path) -> None:
 def test_rows_without_gold_are_counted(tmp_path: Path) -> None:
     text = tsv("gold_label|sentence1|sentence2|pairID", "neutral|A|B|1", "-|A|B|2", "-|A|B|3")
     with pytest.warns(BertreeWarning, match="2 of 3 rows have no gold answer"):
-        found = read("snli", tmp_path / "train.tsv", text)
-    assert [row[3] for row in found] == ["neutral", None, None]
+        rows = read("snli", tmp_path / "train.tsv", text)
+    assert [row[3] for row in rows] == ["neutral", None, None]
 
 
 def test_broken_rows_of_qqp_are_left_out_and_counted(tmp_path: Path) -> None:
     header = spaced("id qid1 qid2 question1 question2 is_duplicate")
     text = tsv(header, "1|1|2|A?|B?|0", "2|3|4|cut", "|off?|D?|1", "3|5|6||E?|0", "4|7|8|F?|G?|", "5|9|10|H?|I?|1")
     with pytest.warns(BertreeWarning, match=r"\.tsv: 3 broken rows"):
-        found = read("qqp", tmp_path / "train.tsv", text)
-    assert found == [("1", "A?", "B?", "0"), ("3", "", "E?", "0"), ("5", "H?", "I?", "1")]
+        rows = read("qqp", tmp_path / "train.tsv", text)
+    assert rows == [("1", "A?", "B?", "0"), ("3", "", "E?", "0"), ("5", "H?", "I?", "1")]
     with pytest.raises(UserError, match=r"dev\.tsv: line 2: .*2 fields.* 4 "):
         read("rte", tmp_path / "dev.tsv", tsv("index|sentence1|sentence2|label", "1|A"))
 
@@ -215,8 +215,8 @@ def test_imdb_as_folders(tmp_path: Path) -> None:
     task = glue_task("imdb")
     splits = task.splits(tmp_path)
     assert set(splits) == {"train", "test"}
-    found = [(e.id, e.text, e.gold) for e in task.read(splits["train"])]
-    assert found == [("neg/0_2", "Bad.", "neg"), ("neg/10_1", "Worse.", "neg"), ("pos/1_9", "Fine. Really.", "pos")]
+    rows = [(e.id, e.text, e.gold) for e in task.read(splits["train"])]
+    assert rows == [("neg/0_2", "Bad.", "neg"), ("neg/10_1", "Worse.", "neg"), ("pos/1_9", "Fine. Really.", "pos")]
     with pytest.raises(UserError, match="must hold the folders neg, pos"):
         task.read([tmp_path])
 
@@ -235,8 +235,8 @@ def test_the_diagnostics_are_found(tmp_path: Path) -> None:
     (tmp_path / "diagnostic").mkdir()
     for name in ("diagnostic.tsv", "diagnostic-full.tsv"):
         (tmp_path / "diagnostic" / name).write_text("x")
-    found = {split: path.name for split, (path,) in glue_task("ax").splits(tmp_path).items()}
-    assert found == {"dev": "diagnostic-full.tsv", "test": "diagnostic.tsv"}
+    names = {split: path.name for split, (path,) in glue_task("ax").splits(tmp_path).items()}
+    assert names == {"dev": "diagnostic-full.tsv", "test": "diagnostic.tsv"}
 
 
 def test_classes_are_in_the_order_of_the_glue_dataset() -> None:
@@ -267,9 +267,9 @@ def test_submissions() -> None:
     rows = [TextExample("4", "A", "B"), TextExample("9", "C", "D")]
 
     def sent(task: str, *answers: Any, file: str = "test.tsv") -> tuple[str, str]:
-        given = [row._replace(file=file) for row in rows]
-        (found,) = glue_task(task).submission(given, [{"predicted": answer} for answer in answers]).items()
-        return found
+        examples = [row._replace(file=file) for row in rows]
+        (submitted,) = glue_task(task).submission(examples, [{"predicted": answer} for answer in answers]).items()
+        return submitted
 
     assert sent("rte", "entailment", "not_entailment") == (
         "RTE.tsv",
@@ -290,14 +290,14 @@ def test_released_files_are_read_alike_for_prediction(name: str, tmp_path: Path)
     path = tmp_path / "file.tsv"
     read(task, path, text)
     wanted = [(example.text, example.pair, None) for example in glue_task(task).read([path])]
-    found = list(read_inputs(glue_task(task), path))
-    assert [(example.text, example.pair, example.gold) for example in found] == wanted
+    examples = list(read_inputs(glue_task(task), path))
+    assert [(example.text, example.pair, example.gold) for example in examples] == wanted
 
 
 def test_other_files_are_read_by_line_for_prediction(tmp_path: Path) -> None:
     (tmp_path / "texts.txt").write_text("a fine film\n\nstale\n")
     with pytest.warns(BertreeWarning, match="1 empty lines"):
-        found = list(read_inputs(glue_task("sst-2"), tmp_path / "texts.txt"))
-    assert [example.text for example in found] == ["a fine film", "stale"]
+        examples = list(read_inputs(glue_task("sst-2"), tmp_path / "texts.txt"))
+    assert [example.text for example in examples] == ["a fine film", "stale"]
     (tmp_path / "rows.csv").write_text("id,text\n7,a fine film\n")
     assert [example.text for example in read_inputs(glue_task("sst-2"), tmp_path / "rows.csv")] == ["a fine film"]

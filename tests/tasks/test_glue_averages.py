@@ -24,11 +24,11 @@ ANNOUNCED_ROWS = [
 
 
 def figures(columns: str, row: str) -> dict[str, dict[str, float]]:
-    made: dict[str, dict[str, float]] = {}
+    scores: dict[str, dict[str, float]] = {}
     for column, value in zip(columns.split(), row.split(), strict=True):
         task, _, names = column.partition(":")
-        made.setdefault(task, {}).update({name: float(value) for name in names.split("+")})
-    return made
+        scores.setdefault(task, {}).update({name: float(value) for name in names.split("+")})
+    return scores
 
 
 @pytest.mark.parametrize(("row", "printed"), BERT_ROWS)
@@ -41,26 +41,28 @@ def test_berts_average(row: str, printed: float) -> None:
 @pytest.mark.parametrize(("row", "printed"), DISTILBERT_ROWS)
 def test_distilberts_macro_score(row: str, printed: float) -> None:
     columns = "cola:matthews mnli:accuracy mrpc:accuracy+f1 qnli:accuracy qqp:accuracy+f1 rte:accuracy sst-2:accuracy"
-    found = figures(f"{columns} sts-b:pearson+spearman wnli:accuracy", row)
-    assert GLUE_AVERAGES["distilbert"](found).value == pytest.approx(printed, abs=0.05)
+    scores = figures(f"{columns} sts-b:pearson+spearman wnli:accuracy", row)
+    assert GLUE_AVERAGES["distilbert"](scores).value == pytest.approx(printed, abs=0.05)
 
 
 @pytest.mark.parametrize(("row", "printed"), ANNOUNCED_ROWS)
 def test_the_leaderboards_average(row: str, printed: float) -> None:
     columns = "cola:matthews mnli:accuracy mnli-mm:accuracy mrpc:accuracy mrpc:f1 qnli:accuracy qqp:accuracy qqp:f1"
     rest = "rte:accuracy sst-2:accuracy sts-b:pearson sts-b:spearman wnli:accuracy"
-    found = figures(f"{columns} {rest}", row)
-    assert GLUE_AVERAGES["leaderboard"](found).value == pytest.approx(printed, abs=0.05)
+    scores = figures(f"{columns} {rest}", row)
+    assert GLUE_AVERAGES["leaderboard"](scores).value == pytest.approx(printed, abs=0.05)
 
 
 def test_robertas_average_and_what_is_missing() -> None:
     columns = (
         "mnli:accuracy qnli:accuracy qqp:accuracy rte:accuracy sst-2:accuracy mrpc:accuracy cola:matthews sts-b:pearson"
     )
-    found = figures(columns, "90.2 94.7 92.2 86.6 96.4 90.9 68.0 92.4")
-    assert GLUE_AVERAGES["roberta"](found).value == pytest.approx(711.4 / 8)
-    assert GLUE_AVERAGES["bert"](found) == (None, ("mnli-mm accuracy", "qqp f1", "mrpc f1", "sts-b spearman"))
+    scores = figures(columns, "90.2 94.7 92.2 86.6 96.4 90.9 68.0 92.4")
+    assert GLUE_AVERAGES["roberta"](scores).value == pytest.approx(711.4 / 8)
+    assert GLUE_AVERAGES["bert"](scores) == (None, ("mnli-mm accuracy", "qqp f1", "mrpc f1", "sts-b spearman"))
     assert all(convention.source for convention in GLUE_AVERAGES.values())
-    known = {(task.name, figure) for task in TEXT_TASKS.values() for figure in task.figures} | {("mnli-mm", "accuracy")}
+    figure_names = {(task.name, figure) for task in TEXT_TASKS.values() for figure in task.figures} | {
+        ("mnli-mm", "accuracy")
+    }
     for convention in GLUE_AVERAGES.values():
-        assert {figure for term in convention.terms for figure in term} <= known
+        assert {figure for term in convention.terms for figure in term} <= figure_names

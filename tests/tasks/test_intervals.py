@@ -52,13 +52,13 @@ def test_scores_of_any_function() -> None:
     def score(some: object, predicted: list[bool]) -> dict[str, float]:
         return {"share": sum(predicted) / len(predicted), "spread": float(np.std(predicted))}
 
-    found, again = (
+    first, again = (
         {name: interval(one) for name, one in score_statistics(score, examples, answers).items()} for _ in range(2)
     )
-    assert found["share"] == share_interval(0.75, 100)
-    low, high = found["spread"]
+    assert first["share"] == share_interval(0.75, 100)
+    low, high = first["spread"]
     assert 0.3 < low < np.std(answers) < high <= 0.5
-    assert again == found, "the same every time"
+    assert again == first, "the same every time"
 
 
 def test_what_is_right_throughout_is_not_certain() -> None:
@@ -80,10 +80,10 @@ def test_entities_of_a_sentence_stand_together() -> None:
     sentences = [task.parse({"words": ["a", "b"]}) for _ in range(40)]
     gold = [sentence.__class__(sentence.words, ("B-X", "O")) for sentence in sentences]
     lines = [{"gold": ["B-X", "O"], "predicted": ["B-X", "O"] if n % 2 else ["O", "O"]} for n in range(40)]
-    scores, found = task.score(gold, lines), task.intervals(gold, lines)
-    assert set(found) == set(scores)
-    assert all(found[name][0] <= value <= found[name][1] for name, value in scores.items())
-    assert found["f1"][1] - found["f1"][0] > 0.15
+    scores, intervals = task.score(gold, lines), task.intervals(gold, lines)
+    assert set(intervals) == set(scores)
+    assert all(intervals[name][0] <= value <= intervals[name][1] for name, value in scores.items())
+    assert intervals["f1"][1] - intervals["f1"][0] > 0.15
 
 
 def test_few_examples_are_said_with_what_they_can_show() -> None:

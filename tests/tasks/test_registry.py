@@ -74,9 +74,9 @@ def test_a_value_a_class_and_a_function_can_be_registered() -> None:
         aliases = {"junk": "spam"}  # noqa: RUF012
         metric = "macro_f1"
 
-    made = make_task("mails")
-    assert isinstance(made, Mails)
-    assert (made.labels, made.metric, made.aliases) == (("ham", "spam"), "macro_f1", {"junk": "spam"})
+    task = make_task("mails")
+    assert isinstance(task, Mails)
+    assert (task.labels, task.metric, task.aliases) == (("ham", "spam"), "macro_f1", {"junk": "spam"})
     assert registry.TASKS["mails"].columns == ()
 
     @register_task
@@ -88,7 +88,7 @@ def test_a_value_a_class_and_a_function_can_be_registered() -> None:
 
 
 @pytest.mark.parametrize(
-    ("task", "said"),
+    ("task", "message"),
     [
         (lambda: text_task(), "there is such a task"),
         (lambda: 3, "must be, or return, a task"),
@@ -96,8 +96,8 @@ def test_a_value_a_class_and_a_function_can_be_registered() -> None:
         (TextTask("--"), "with a name"),
     ],
 )
-def test_what_is_no_task_is_refused(task: object, said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_what_is_no_task_is_refused(task: object, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         register_task(task)
 
 
@@ -115,7 +115,7 @@ def test_a_task_of_ones_own_is_trained_evaluated_and_predicts(command: Command, 
     (line,) = bertree.load(out / "model").predict(["the road is happy"])
     assert line["predicted"] == "good"
     del registry.TASKS["moods"]
-    said = command("predict", out / "model", "happy")
-    assert said.code == 2
-    assert "moods" in said.err
-    assert "register_task" in said.err
+    result = command("predict", out / "model", "happy")
+    assert result.code == 2
+    assert "moods" in result.err
+    assert "register_task" in result.err

@@ -21,33 +21,33 @@ def vectors(*rows: list[float]) -> np.ndarray:
     return np.array(rows, np.float32)
 
 
-def judged(rows: list[SentenceExample], given: list[np.ndarray], **more: object) -> tuple[list[dict], dict[str, float]]:
+def judged(rows: list[SentenceExample], sides: list[np.ndarray], **more: object) -> tuple[list[dict], dict[str, float]]:
     task, kept = SimilarityTask("sentence", **more).with_dev_kind(rows)
-    lines = task.predict(kept, [Unit(n, ()) for n in range(len(kept))], given)
+    lines = task.predict(kept, [Unit(n, ()) for n in range(len(kept))], sides)
     assert task.metric in task.score(kept, lines)
     return lines, task.score(kept, lines)
 
 
 def test_cosines_are_predicted_on_the_scale_of_the_dev_scores() -> None:
     rows = [SentenceExample(("a", "b"), 5.0), SentenceExample(("a", "c"), 2.0), SentenceExample(("a", "d"), 0.0)]
-    given = [vectors([1, 0], [2, 0]), vectors([1, 0], [3, 3]), vectors([1, 0], [0, 7])]
-    lines, found = judged(rows, given)
+    sides = [vectors([1, 0], [2, 0]), vectors([1, 0], [3, 3]), vectors([1, 0], [0, 7])]
+    lines, scores = judged(rows, sides)
     assert [line["score"] for line in lines] == pytest.approx([1, 0.5**0.5, 0])
     assert [line["predicted"] for line in lines] == pytest.approx([5, 5 * 0.5**0.5, 0]), "on the scale of the scores"
-    assert found["spearman"] == pytest.approx(1)
-    assert found["pearson"] == pytest.approx(np.corrcoef([5, 2, 0], [1, 0.5**0.5, 0])[0, 1])
+    assert scores["spearman"] == pytest.approx(1)
+    assert scores["pearson"] == pytest.approx(np.corrcoef([5, 2, 0], [1, 0.5**0.5, 0])[0, 1])
 
 
 def test_triplets() -> None:
     rows = [SentenceExample(("a", "b", "c")), SentenceExample(("d", "e", "f", "g")), SentenceExample(("h", "i", "j"))]
-    given = [
+    sides = [
         vectors([1, 0], [9, 1], [0, 1]),  # nearer by the cosine, not by the distance
         vectors([1, 0], [1, 1], [0, 1], [1, 0.5]),
         vectors([1, 0], [1, 0.1], [0, 1]),
     ]
-    lines, found = judged([*rows, SentenceExample(("x", "y"))], given)
+    lines, scores = judged([*rows, SentenceExample(("x", "y"))], sides)
     assert [line["predicted"] for line in lines] == ["positive", "negative", "positive"]
-    assert found == {"accuracy": pytest.approx(2 / 3), "euclidean_accuracy": pytest.approx(1 / 3)}
+    assert scores == {"accuracy": pytest.approx(2 / 3), "euclidean_accuracy": pytest.approx(1 / 3)}
 
 
 def test_positives_are_ranked_among_the_texts_of_their_pool() -> None:
@@ -58,33 +58,33 @@ def test_positives_are_ranked_among_the_texts_of_their_pool() -> None:
         SentenceExample(("a", "f")),
         SentenceExample(("g", "b")),
     ]
-    given = [
+    sides = [
         vectors([1, 0, 0], [1, 0.2, 0]),
         vectors([0, 1, 0], [0, 1, 1], [0, 1, 0.1]),
         vectors([1, 0, 0], [1, 0.9, 0]),
         vectors([0, 0, 1], [1, 0.2, 0]),
     ]
-    lines, found = judged(rows, given)
+    lines, scores = judged(rows, sides)
     assert [line["rank"] for line in lines] == [1, 2, 1, 4]
     assert lines[1]["predicted"] == "e"
-    assert found["mrr"] == pytest.approx((1 + 1 / 2 + 1 + 1 / 4) / 4)
-    assert found["recall_at_1"] == 0.5
-    assert found["recall_at_10"] == 1
+    assert scores["mrr"] == pytest.approx((1 + 1 / 2 + 1 + 1 / 4) / 4)
+    assert scores["recall_at_1"] == 0.5
+    assert scores["recall_at_10"] == 1
 
 
 def test_vectors_that_say_nothing_are_not_perfect() -> None:
     rows = [SentenceExample((str(n), f"{n}.")) for n in range(12)]
     for value in (1.0, 0.0, np.nan):
-        _, found = judged(rows, [vectors([value, value], [value, value])] * 12)
-        assert found["recall_at_1"] == 0
-        assert found["mrr"] == pytest.approx(1 / 12)
+        _, scores = judged(rows, [vectors([value, value], [value, value])] * 12)
+        assert scores["recall_at_1"] == 0
+        assert scores["mrr"] == pytest.approx(1 / 12)
 
 
 def test_classes() -> None:
     rows = [SentenceExample(("a", "b"), "yes"), SentenceExample(("a", "c"), "no")]
-    lines, found = judged(rows, [vectors([0, 3]), vectors([0, 1])], labels=("no", "yes"))
+    lines, scores = judged(rows, [vectors([0, 3]), vectors([0, 1])], labels=("no", "yes"))
     assert [line["predicted"] for line in lines] == ["yes", "yes"]
-    assert found["accuracy"] == 0.5
+    assert scores["accuracy"] == 0.5
 
 
 def test_units(words: Tokenizer) -> None:

@@ -32,16 +32,16 @@ def read(path: Path, text: str, named: ColumnNames | None = None) -> list[Senten
 
 
 def test_releases(tmp_path: Path) -> None:
-    found = read(tmp_path / "sts-train.csv", STS)
-    assert [(row.texts, row.gold) for row in found] == [
+    rows = read(tmp_path / "sts-train.csv", STS)
+    assert [(row.texts, row.gold) for row in rows] == [
         (("A bird sings.", "A bird is singing."), 5.0),
         (('A boy eats "a pear.', "A child eats fruit."), 3.8),
     ]
-    assert found[1].where == f"{tmp_path / 'sts-train.csv'}: line 2"
+    assert rows[1].where == f"{tmp_path / 'sts-train.csv'}: line 2"
     assert read(tmp_path / "dev.tsv", GLUE)[0].gold == 5.0
     with pytest.warns(BertreeWarning, match="1 of 4 rows"):
-        found = read(tmp_path / "train.tsv", SNLI)
-    assert [row.gold for row in found] == ["neutral", "entailment", "contradiction"]
+        rows = read(tmp_path / "train.tsv", SNLI)
+    assert [row.gold for row in rows] == ["neutral", "entailment", "contradiction"]
     objects = [{"gold_label": "neutral", "sentence1": "One.", "sentence2": "Two.", "genre": "fiction"}]
     assert read(tmp_path / "x.jsonl", json.dumps(objects[0]))[0].gold == "neutral"
     numbered = read(tmp_path / "x.csv", "premise,hypothesis,label\nOne.,Two.,0\nOne.,Three.,2\n")
@@ -78,12 +78,12 @@ def test_lists_of_negatives(tmp_path: Path) -> None:
     rows = [{"query": "a", "passage": "b", "negatives": ["c", "d"]}, {"query": "e", "passage": "f", "negatives": []}]
     path = write(tmp_path / "x.jsonl", rows)
     with pytest.warns(BertreeWarning, match="have no negative; they are pairs"):
-        found = read_sentences.read([path], ColumnNames())
-    assert [row.texts for row in found] == [("a", "b", "c", "d"), ("e", "f")]
+        examples = read_sentences.read([path], ColumnNames())
+    assert [row.texts for row in examples] == [("a", "b", "c", "d"), ("e", "f")]
 
 
 @pytest.mark.parametrize(
-    ("text", "named", "said"),
+    ("text", "named", "message"),
     [
         ("anchor,negative\na,b\n", ColumnNames(), "x.csv: has no column 'sentence2'"),
         ("sentence1,sentence2\na,\n", ColumnNames(), "x.csv: line 2: the second text is empty"),
@@ -98,10 +98,10 @@ def test_lists_of_negatives(tmp_path: Path) -> None:
         ("", ColumnNames(), "x.csv: is empty"),
     ],
 )
-def test_a_broken_file_is_reported_with_its_line(tmp_path: Path, text: str, named: ColumnNames, said: str) -> None:
+def test_a_broken_file_is_reported_with_its_line(tmp_path: Path, text: str, named: ColumnNames, message: str) -> None:
     with pytest.raises(UserError) as error:
         read(tmp_path / "x.csv", text, named)
-    assert said in str(error.value)
+    assert message in str(error.value)
     assert "\n" not in str(error.value)
 
 
@@ -140,11 +140,11 @@ NLI = labelled(
 
 
 def test_triplets_of_nli() -> None:
-    found = [row.texts for row in examples.examples_for_loss(NLI, LOSSES["triplet"])]
-    assert found == [("p", "follows", "against"), ("p", "also", "against too"), ("p", "third", "against")]
-    found = [row.texts for row in examples.examples_for_loss(NLI, LOSSES["ranking"])]
-    assert found[:3] == [("p", "follows", "against"), ("p", "also", "against too"), ("p", "third", "against")]
-    assert found[3:] == [("q", "alone")]
+    texts = [row.texts for row in examples.examples_for_loss(NLI, LOSSES["triplet"])]
+    assert texts == [("p", "follows", "against"), ("p", "also", "against too"), ("p", "third", "against")]
+    texts = [row.texts for row in examples.examples_for_loss(NLI, LOSSES["ranking"])]
+    assert texts[:3] == [("p", "follows", "against"), ("p", "also", "against too"), ("p", "third", "against")]
+    assert texts[3:] == [("q", "alone")]
     assert all(row.gold is None for row in examples.examples_for_loss(NLI, LOSSES["ranking"]))
     assert examples.examples_for_loss(NLI, LOSSES["softmax"]) == NLI
     binary = labelled(("a", "b", "1"), ("a", "c", "0"))
@@ -171,7 +171,7 @@ def test_numbers_that_do_not_say_what_belongs_together() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "loss", "said"),
+    ("rows", "loss", "message"),
     [
         (
             [SentenceExample(("a", "b"), 0.5, "x.csv")],
@@ -188,8 +188,8 @@ def test_numbers_that_do_not_say_what_belongs_together() -> None:
         ([SentenceExample(("a", "b", "c"), None, "x.csv")], "cosine", "try `loss=triplet`"),
     ],
 )
-def test_a_loss_that_does_not_fit(rows: list[SentenceExample], loss: str, said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_a_loss_that_does_not_fit(rows: list[SentenceExample], loss: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         examples.examples_for_loss(rows, LOSSES[loss])
 
 
@@ -202,18 +202,18 @@ def test_scales_are_found(scores: list[float], span: tuple[float, float]) -> Non
 
 
 def test_cross_encoder_examples_are_labelled_pairs() -> None:
-    task, found = examples.cross_encoder_examples(
+    task, pairs = examples.cross_encoder_examples(
         [SentenceExample((f"a{n}", f"b{n}")) for n in range(20)] + [SentenceExample(("a0", "b9"))]
     )
     assert not task.regression
-    right = [row for row in found if row.gold == "1"]
-    wrong = [row for row in found if row.gold == "0"]
+    right = [row for row in pairs if row.gold == "1"]
+    wrong = [row for row in pairs if row.gold == "0"]
     assert len(right) == 21
     assert 18 <= len(wrong) <= 21
     assert not {(row.text, row.pair) for row in right} & {(row.text, row.pair) for row in wrong}
-    assert all(row.pair != row.text for row in found)
-    _, found = examples.cross_encoder_examples([SentenceExample(("a", "b", "c", "d"))])
-    assert [(row.text, row.pair, row.gold) for row in found] == [("a", "b", "1"), ("a", "c", "0"), ("a", "d", "0")]
-    task, found = examples.cross_encoder_examples([SentenceExample(("a", "b"), 3.5)])
+    assert all(row.pair != row.text for row in pairs)
+    _, pairs = examples.cross_encoder_examples([SentenceExample(("a", "b", "c", "d"))])
+    assert [(row.text, row.pair, row.gold) for row in pairs] == [("a", "b", "1"), ("a", "c", "0"), ("a", "d", "0")]
+    task, pairs = examples.cross_encoder_examples([SentenceExample(("a", "b"), 3.5)])
     assert task.regression
-    assert found[0].gold == 3.5
+    assert pairs[0].gold == 3.5

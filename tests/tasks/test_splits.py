@@ -27,8 +27,8 @@ def touch(folder: Path, *files: str) -> None:
         (folder / file).touch()
 
 
-def shown(found: Splits, below: Path) -> dict[str, list[str]]:
-    return {split: [str(path.relative_to(below)) for path in paths] for split, paths in found.items()}
+def shown(splits: Splits, below: Path) -> dict[str, list[str]]:
+    return {split: [str(path.relative_to(below)) for path in paths] for split, paths in splits.items()}
 
 
 @pytest.mark.parametrize("task", task_names())
@@ -76,9 +76,9 @@ def test_folders_named_like_splits(tmp_path: Path) -> None:
     for name in ("test", "Train", "val", "dev", "notes"):
         (tmp_path / "x" / name).mkdir(parents=True)
     expected = {"train": tmp_path / "x" / "Train", "dev": tmp_path / "x" / "dev", "test": tmp_path / "x" / "test"}
-    found = split_folders(tmp_path, ("X",))
-    assert found == expected
-    assert list(found) == list(expected)
+    splits = split_folders(tmp_path, ("X",))
+    assert splits == expected
+    assert list(splits) == list(expected)
 
 
 @pytest.mark.parametrize(("task", "below"), [("imdb", ("neg", "pos")), ("race", ("middle",))])
@@ -87,10 +87,10 @@ def test_a_folder_that_is_one_split(tmp_path: Path, task: str, below: tuple[str,
     for part in below:
         touch(tmp_path / "data" / name / part, "1.txt")
     folder = tmp_path / "data" / name
-    found = make_task(task).splits(folder)
-    assert found == {split: (folder,) if task == "imdb" else (folder / "middle" / "1.txt",)}
+    splits = make_task(task).splits(folder)
+    assert splits == {split: (folder,) if task == "imdb" else (folder / "middle" / "1.txt",)}
     if name != "mine":
-        assert make_task(task).splits(tmp_path / "data") == found
+        assert make_task(task).splits(tmp_path / "data") == splits
 
 
 def test_lists_of_objects_are_found(tmp_path: Path) -> None:

@@ -34,9 +34,9 @@ def test_own_files_of_every_kind(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps([{"body": b, "kind": k or None} for b, k in rows]))
     for kind in ("csv", "tsv", "jsonl", "json", "parquet"):
         with pytest.warns(BertreeWarning, match="1 of 3 rows have no gold answer"):
-            found = task.read([tmp_path / f"a.{kind}"])
-        assert [(e.text, e.gold) for e in found] == [(b, k or None) for b, k in rows], kind
-        assert task.labels_in(found) == ("no", "yes")
+            examples = task.read([tmp_path / f"a.{kind}"])
+        assert [(e.text, e.gold) for e in examples] == [(b, k or None) for b, k in rows], kind
+        assert task.labels_in(examples) == ("no", "yes")
     assert task.settings() == {"text": "body", "pair": None, "label": "kind"}
     assert text_task(**task.settings()) == task
 
@@ -131,31 +131,31 @@ def test_predictions_and_scores(tokenizer: Tokenizer) -> None:
     ]
     units, _ = task.units(examples, tokenizer, 16)
     rows = np.array([[0, np.log(3)], [1, 1000], [2, 1], [1, 0]], np.float32)
-    found = task.predict(examples, units, list(rows))
-    assert found[0]["probabilities"] == pytest.approx({"0": 0.25, "1": 0.75})
-    assert found[0]["score"] == pytest.approx(0.75)
-    assert {key: found[0][key] for key in ("text", "pair", "gold", "predicted")} == {
+    predictions = task.predict(examples, units, list(rows))
+    assert predictions[0]["probabilities"] == pytest.approx({"0": 0.25, "1": 0.75})
+    assert predictions[0]["score"] == pytest.approx(0.75)
+    assert {key: predictions[0][key] for key in ("text", "pair", "gold", "predicted")} == {
         "text": "a",
         "pair": "b",
         "gold": "1",
         "predicted": "1",
     }
-    assert "gold" not in found[3]
-    assert [line["predicted"] for line in found] == ["1", "1", "0", "0"]
-    assert task.score(examples, found) == {"accuracy": pytest.approx(1 / 3), "f1": pytest.approx(0.5)}
-    json.dumps(found)
+    assert "gold" not in predictions[3]
+    assert [line["predicted"] for line in predictions] == ["1", "1", "0", "0"]
+    assert task.score(examples, predictions) == {"accuracy": pytest.approx(1 / 3), "f1": pytest.approx(0.5)}
+    json.dumps(predictions)
     with pytest.raises(UserError, match="no gold answers"):
-        task.score(examples[3:], found[3:])
+        task.score(examples[3:], predictions[3:])
 
 
 def test_a_regression_predicts_numbers(tokenizer: Tokenizer) -> None:
     task = glue_task("sts-b")
     examples = [TextExample(str(n), "a", "b", float(n)) for n in range(4)]
     units, _ = task.units(examples, tokenizer, 16)
-    found = task.predict(examples, units, [np.array([value], np.float32) for value in (0.5, 1, 9, 4)])
-    assert [line["predicted"] for line in found] == [0.5, 1, 9, 4]
-    assert "probabilities" not in found[0]
-    assert task.score(examples, found)["spearman"] == pytest.approx(0.8)
+    predictions = task.predict(examples, units, [np.array([value], np.float32) for value in (0.5, 1, 9, 4)])
+    assert [line["predicted"] for line in predictions] == [0.5, 1, 9, 4]
+    assert "probabilities" not in predictions[0]
+    assert task.score(examples, predictions)["spearman"] == pytest.approx(0.8)
 
 
 def parsed(task: TextTask, record: str | dict[str, str]) -> tuple[str, str | None]:

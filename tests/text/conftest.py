@@ -61,10 +61,10 @@ def hard_lines() -> Callable[[int], list[str]]:
     @functools.cache
     def lines(count: int) -> list[str]:
         source = random.Random(count)
-        made = []
+        drawn = []
         for _ in range(count):
             words = [_word(source) for _ in range(source.randrange(12))]
-            made.append("".join(word + source.choice(SPACES) for word in words))
-        return made
+            drawn.append("".join(word + source.choice(SPACES) for word in words))
+        return drawn
 
     return lines

@@ -16,8 +16,8 @@ TEXTS = ["Héllo, wörld!\n\t 東京 🙂", "", "  spaces  ", "".join(map(chr, r
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    made = tokenizer_training.train(lambda: iter(TEXTS), "bytes", 258)
-    tokenizer_training.save(made, tmp_path / "bytes")
+    tokenizer = tokenizer_training.train(lambda: iter(TEXTS), "bytes", 258)
+    tokenizer_training.save(tokenizer, tmp_path / "bytes")
     return tmp_path / "bytes"
 
 
@@ -43,10 +43,10 @@ def test_bytes_have_no_case_and_a_fixed_number(folder: Path) -> None:
 
 def test_a_store_of_bytes_is_made_from_the_command_line(tmp_path: Path, command: Command) -> None:
     (tmp_path / "text.txt").write_text("The river.\n\nThe sea is höch.\n")
-    made = command("tokenizer", "train", tmp_path / "text.txt", "--kind", "bytes", "--out", tmp_path / "tok")
-    assert made.code == 0
-    assert "bytes, 258 tokens, from 2 documents" in made.out
-    assert "only" not in made.out
+    result = command("tokenizer", "train", tmp_path / "text.txt", "--kind", "bytes", "--out", tmp_path / "tok")
+    assert result.code == 0
+    assert "bytes, 258 tokens, from 2 documents" in result.out
+    assert "only" not in result.out
     prepare = ("prepare", tmp_path / "text.txt", "--tokenizer", tmp_path / "tok", "--out", tmp_path / "store")
-    made = command(*prepare, "--workers", 1)
-    assert made.code == 0
+    result = command(*prepare, "--workers", 1)
+    assert result.code == 0

@@ -30,8 +30,8 @@ def tokenizer(*special: str) -> Tokenizer:
     ],
 )
 def test_a_prefix_has_the_special_tokens_that_there_are(special: tuple[str, ...], code: str, tokens: list[str]) -> None:
-    made = tokenizer(*special)
-    assert [made.backend.id_to_token(number) for number in control_prefix(made, code)] == tokens
+    trained = tokenizer(*special)
+    assert [trained.backend.id_to_token(number) for number in control_prefix(trained, code)] == tokens
 
 
 @pytest.mark.parametrize(

@@ -67,8 +67,8 @@ def test_what_a_folder_holds_beside_texts_is_said(tmp_path: Path) -> None:
     for name in ("a.txt", "b.PDF", "c/d.pdf", "c/Makefile", "c/e.md", ".hidden.pdf"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("x")
-    said = "4 left out: files of other kinds, .pdf (2), without a suffix (1), .md (1)"
-    assert sources.describe_skipped([str(tmp_path), "nowhere.pdf"]) == said
+    message = "4 left out: files of other kinds, .pdf (2), without a suffix (1), .md (1)"
+    assert sources.describe_skipped([str(tmp_path), "nowhere.pdf"]) == message
     assert "3 left out" in sources.describe_skipped([str(tmp_path)], extra={".md": "text"})
     assert sources.describe_skipped([str(tmp_path / "b.PDF")]) == ""  # a file is read or refused
     (tmp_path / "c" / "gone.txt").symlink_to("nowhere")
@@ -129,8 +129,8 @@ def test_invalid_utf8_is_replaced_and_counted(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b"\xef\xbb\xbfgood\nbad \xff\xfe byte\n\nfine \xef\xbf\xbd\n\ncut \xe2\x82")
     corpus = Corpus([str(path)])
-    found = list(corpus.documents())
-    assert found == ["good\nbad \ufffd\ufffd byte", "fine \ufffd", "cut \ufffd"]
+    documents = list(corpus.documents())
+    assert documents == ["good\nbad \ufffd\ufffd byte", "fine \ufffd", "cut \ufffd"]
     assert corpus.counts.invalid_lines == 2
     assert "2 lines with bytes that are not UTF-8 (replaced)" in describe_counts(vars(corpus.counts))
 
@@ -246,12 +246,12 @@ def test_a_very_long_line_comes_in_pieces(tmp_path: Path, character: str) -> Non
     raw = b"\xff" if character == "\xff" else character.encode()
     path.write_bytes(raw * (3_000_001 // len(character)) + b"\n\nnext")
     corpus = Corpus([str(path)])
-    found = list(corpus.documents())
-    assert max(map(len, found)) <= readers.MAX_DOCUMENT
+    documents = list(corpus.documents())
+    assert max(map(len, documents)) <= readers.MAX_DOCUMENT
     assert corpus.counts.cut >= 2
-    assert found[-1] == "next"
+    assert documents[-1] == "next"
     if character != "\xff":
-        assert "".join(found[:-1]).replace(" ", "") == (character * (3_000_001 // len(character))).replace(" ", "")
+        assert "".join(documents[:-1]).replace(" ", "") == (character * (3_000_001 // len(character))).replace(" ", "")
         assert corpus.counts.invalid_lines == 0
 
 
@@ -308,11 +308,11 @@ def test_clean_keeps_joiners_and_drops_noise() -> None:
 
 @given(st.lists(st.integers(0, 50)))
 def test_seen_is_a_set(numbers: list[int]) -> None:
-    seen, known = cleaning.DigestSet(), set()
+    seen, expected = cleaning.DigestSet(), set()
     for number in numbers:
-        assert seen.add(cleaning.digest(str(number))) == (number not in known)
-        known.add(number)
-    assert seen.count == len(known)
+        assert seen.add(cleaning.digest(str(number))) == (number not in expected)
+        expected.add(number)
+    assert seen.count == len(expected)
 
 
 def test_seen_grows() -> None:

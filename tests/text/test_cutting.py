@@ -24,14 +24,14 @@ def test_the_same_is_kept_as_by_the_library(tokenizer: Tokenizer) -> None:
     source = random.Random(0)
     for _ in range(150):
         texts = [" ".join(source.choices(WORDS, k=source.randrange(25))) for _ in range(2)]
-        given = (texts[0], texts[1]) if source.random() < 0.8 else texts[0]
+        pair = (texts[0], texts[1]) if source.random() < 0.8 else texts[0]
         limit = source.randrange(6, 40)
-        (ours,) = tokenizer.encode([given], max_length=limit)
+        (ours,) = tokenizer.encode([pair], max_length=limit)
         tokenizer.backend.enable_truncation(limit)
         try:
-            theirs = tokenizer.backend.encode(*given) if isinstance(given, tuple) else tokenizer.backend.encode(given)
+            theirs = tokenizer.backend.encode(*pair) if isinstance(pair, tuple) else tokenizer.backend.encode(pair)
         finally:
             tokenizer.backend.no_truncation()
         assert ours.ids == theirs.ids
-        assert ours.segments == (theirs.type_ids if isinstance(given, tuple) else None)
-        assert ours.dropped == len(tokenizer.encode([given])[0].ids) - len(ours.ids)
+        assert ours.segments == (theirs.type_ids if isinstance(pair, tuple) else None)
+        assert ours.dropped == len(tokenizer.encode([pair])[0].ids) - len(ours.ids)

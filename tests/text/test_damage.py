@@ -33,5 +33,5 @@ def test_random_damage(tmp_path: Path, kind: str, packed: str) -> None:
         if source.random() < 0.5:
             del data[source.randrange(len(data)) :]
         path.write_bytes(data)
-        said = problem(path)
-        assert said is None or ("\n" not in said and str(path) in said)
+        message = problem(path)
+        assert message is None or ("\n" not in message and str(path) in message)

@@ -21,9 +21,9 @@ def test_splits_where_a_person_would() -> None:
 
 @given(st.lists(st.integers(0, 0xD7FF).map(chr) | st.sampled_from('. ?!\n"(1a。'), max_size=60).map("".join))
 def test_loses_nothing_but_white_space(text: str) -> None:
-    found = split_sentences(text)
-    assert bare("".join(found)) == bare(text)
-    assert all(sentence and sentence == sentence.strip() for sentence in found)
+    sentences = split_sentences(text)
+    assert bare("".join(sentences)) == bare(text)
+    assert all(sentence and sentence == sentence.strip() for sentence in sentences)
 
 
 @given(

@@ -62,8 +62,8 @@ def test_ids_and_texts_are_those_of_sentencepiece(tmp_path: Path, kind: str, opt
     ours, truth = load(tmp_path, data), sentencepiece.SentencePieceProcessor(model_proto=data)
     assert ours.size == truth.get_piece_size()
     # Two ways to divide "naïve naïve naïve" into pieces of two words have the same score.
-    given = [text for text in texts() if not (options.startswith("pieces") and "naïve naïve naïve" in text)]
-    for text, encoded in zip(given, ours.encode(given), strict=True):
+    comparable = [text for text in texts() if not (options.startswith("pieces") and "naïve naïve naïve" in text)]
+    for text, encoded in zip(comparable, ours.encode(comparable), strict=True):
         assert encoded.ids == truth.encode(text), text
     for text in lines()[:100]:
         assert ours.backend.decode(truth.encode(text)) == text
@@ -91,9 +91,9 @@ def test_models_of_characters_and_words_give_the_ids_of_sentencepiece(tmp_path: 
 def test_ids_of_clean_texts_are_those_of_transformers(tmp_path: Path) -> None:
     ours, theirs = load(tmp_path, train("bpe")), transformers.ReformerTokenizer.from_pretrained(tmp_path)
     clean = [" ".join(text.split()) for text in texts()]
-    given = [text for text in clean if text and "▁" not in text]
-    assert len(given) > 200
-    for text in given:
+    comparable = [text for text in clean if text and "▁" not in text]
+    assert len(comparable) > 200
+    for text in comparable:
         assert ours.encode([text])[0].ids == theirs(text)["input_ids"], text
 
 

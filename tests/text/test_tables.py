@@ -33,18 +33,18 @@ def table(path: Path, text: str | bytes, **options: Any) -> Table:
     return read_table(path, **options)
 
 
-def rows(found: Table) -> list[tuple[Any, ...]]:
-    count = len(found.names) or 3
-    return list(zip(*(found.values(number) for number in range(count)), strict=True))
+def rows(columns: Table) -> list[tuple[Any, ...]]:
+    count = len(columns.names) or 3
+    return list(zip(*(columns.values(number) for number in range(count)), strict=True))
 
 
 def refused(path: Path, text: str | bytes, **options: Any) -> str:
     with pytest.raises(UserError) as caught:
         table(path, text, **options).column(["text"])
-    said = str(caught.value)
-    assert said.startswith(f"{path}: ")
-    assert "\n" not in said
-    return said.removeprefix(f"{path}: ")
+    message = str(caught.value)
+    assert message.startswith(f"{path}: ")
+    assert "\n" not in message
+    return message.removeprefix(f"{path}: ")
 
 
 @pytest.mark.parametrize("packed", PACK)
@@ -60,11 +60,11 @@ def test_every_kind_gives_the_same_columns(tmp_path: Path, kind: str, packed: st
         data = 'label,text\n0,plain\n1,"she said ""no"""\n2,"Grüße, 東京"\n'.encode()
     else:
         data = "".join(f"{a}\t{b}\n" for a, b in [("label", "text"), *enumerate(TEXTS)]).encode()
-    found = table(tmp_path / f"a{kind}{packed}", PACK[packed](data))
-    assert found.names == ("label", "text")
-    assert found.values(found.column(["text"])) == TEXTS
-    assert [int(value) for value in found.values(found.column(["label"]))] == [0, 1, 2]
-    assert list(found.lines) == ([1, 2, 3] if kind in (".jsonl", ".parquet") else [2, 3, 4])
+    columns = table(tmp_path / f"a{kind}{packed}", PACK[packed](data))
+    assert columns.names == ("label", "text")
+    assert columns.values(columns.column(["text"])) == TEXTS
+    assert [int(value) for value in columns.values(columns.column(["label"]))] == [0, 1, 2]
+    assert list(columns.lines) == ([1, 2, 3] if kind in (".jsonl", ".parquet") else [2, 3, 4])
 
 
 def test_a_quote_is_a_character_or_not(tmp_path: Path) -> None:
@@ -76,9 +76,9 @@ def test_a_quote_is_a_character_or_not(tmp_path: Path) -> None:
     assert rows(table(path, raw, quoting="cell")) == [*plain[:2], ('whole "cell"', "1")]
     assert "line 2: is not valid CSV" in refused(path, raw, quoting="standard")
     quoted = 'text\tlabel\n"two\nlines\tand a ""tab"""\t1\nplain\t0\n'
-    found = table(path, quoted, quoting="auto")
-    assert rows(found) == [('two\nlines\tand a "tab"', "1"), ("plain", "0")]
-    assert list(found.lines) == [2, 4]
+    columns = table(path, quoted, quoting="auto")
+    assert rows(columns) == [('two\nlines\tand a "tab"', "1"), ("plain", "0")]
+    assert list(columns.lines) == [2, 4]
     assert rows(table(path, 'text\tlabel\n"\t1\n""\t0\n"""\t1\n', quoting="cell")) == [
         ('"', "1"),
         ("", "0"),
@@ -88,9 +88,9 @@ def test_a_quote_is_a_character_or_not(tmp_path: Path) -> None:
 
 def test_marks_line_ends_and_blank_lines(tmp_path: Path) -> None:
     raw = "\ufefftext\tlabel\r\nkept \x85 \u2028 here \t1\r\n\r\nlast\t0".encode()
-    found = table(tmp_path / "a.tsv", raw, quoting="none")
-    assert rows(found) == [("kept \x85 \u2028 here ", "1"), ("last", "0")]
-    assert list(found.lines) == [2, 4]
+    columns = table(tmp_path / "a.tsv", raw, quoting="none")
+    assert rows(columns) == [("kept \x85 \u2028 here ", "1"), ("last", "0")]
+    assert list(columns.lines) == [2, 4]
     assert rows(table(tmp_path / "a.csv", b"\xef\xbb\xbftext,label\r\nx,1\r\n\r\n")) == [("x", "1")]
     assert rows(table(tmp_path / "a.jsonl", b'\xef\xbb\xbf{"text": "x"}\r\n\n{"label": 1}\n')) == [
         ("x", None),
@@ -99,25 +99,25 @@ def test_marks_line_ends_and_blank_lines(tmp_path: Path) -> None:
 
 
 def test_semicolons_separate_columns_where_the_header_has_no_comma(tmp_path: Path) -> None:
-    found = table(tmp_path / "a.csv", 'text;label\n"one; two, three";1\n')
-    assert rows(found) == [("one; two, three", "1")]
+    columns = table(tmp_path / "a.csv", 'text;label\n"one; two, three";1\n')
+    assert rows(columns) == [("one; two, three", "1")]
     assert list(Corpus([str(tmp_path / "a.csv")]).documents()) == ["one; two, three"]
 
 
 def test_tabs_in_a_file_named_csv(tmp_path: Path) -> None:
-    found = table(tmp_path / "a.csv", 'a, "b"\t1\t2\nc\t3\t4\n', header=["text"], headless=[(3, 3)], quoting="none")
-    assert rows(found) == [('a, "b"', "1", "2"), ("c", "3", "4")]
+    columns = table(tmp_path / "a.csv", 'a, "b"\t1\t2\nc\t3\t4\n', header=["text"], headless=[(3, 3)], quoting="none")
+    assert rows(columns) == [('a, "b"', "1", "2"), ("c", "3", "4")]
 
 
 def test_without_header_or_with(tmp_path: Path) -> None:
     path = tmp_path / "a.tsv"
     options = {"header": ["text"], "headless": [(4, 4), (2, 3)], "quoting": "none"}
-    found = table(path, "a\tb\nc\td\te\n", **options)
-    assert (found.names, found.headless, list(found.lines)) == ((), 1, [1, 2])
-    assert found.values(0) == ["a", "c"]
-    found = table(path, "Text\tb\nc\td\n", **options)
-    assert (found.names, found.headless) == (("Text", "b"), None)
-    assert found.column(["text"]) == 0
+    columns = table(path, "a\tb\nc\td\te\n", **options)
+    assert (columns.names, columns.headless, list(columns.lines)) == ((), 1, [1, 2])
+    assert columns.values(0) == ["a", "c"]
+    columns = table(path, "Text\tb\nc\td\n", **options)
+    assert (columns.names, columns.headless) == (("Text", "b"), None)
+    assert columns.column(["text"]) == 0
     assert refused(path, "a\tb\nc\n", **options) == "line 2: has 1 fields where 2 to 3 are expected"
     assert "has no column 'text'; there are: a, b, c, d, e" in refused(path, "a\tb\tc\td\te\n", **options)
 
@@ -126,10 +126,10 @@ def test_broken_rows_are_refused_or_counted(tmp_path: Path) -> None:
     path = tmp_path / "a.tsv"
     raw = "text\tlabel\tmore\nx\t1\ny\t0\t\nz\t1\t2\t3\n"
     assert refused(path, raw, quoting="none") == "line 2: has 2 fields where 3 are expected"
-    found = table(path, raw, quoting="none", skip=True)
-    assert (rows(found), found.skipped) == ([("y", "0", "")], 2)
-    found = table(path, raw.replace("\t3\n", "\n"), quoting="none", optional=["more"])
-    assert found.values(1) == ["1", "0", "1"]
+    columns = table(path, raw, quoting="none", skip=True)
+    assert (rows(columns), columns.skipped) == ([("y", "0", "")], 2)
+    columns = table(path, raw.replace("\t3\n", "\n"), quoting="none", optional=["more"])
+    assert columns.values(1) == ["1", "0", "1"]
     assert "has no complete row" in refused(path, "text\tlabel\nx\n", skip=True)
 
 
@@ -141,14 +141,14 @@ def test_only_wanted_columns_are_kept(tmp_path: Path) -> None:
     raw = header + "\n" + "".join(f"{line}{n}\tword {n}\n" for n in range(500))
     tracemalloc.start()
     try:
-        found = table(path, raw, quoting="none", wanted=["text"])
+        columns = table(path, raw, quoting="none", wanted=["text"])
         kept, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert found.values(found.column(["text"])) == [f"word {n}" for n in range(500)]
-    assert len(found.names) == 20
+    assert columns.values(columns.column(["text"])) == [f"word {n}" for n in range(500)]
+    assert len(columns.names) == 20
     assert kept < len(raw) / 8
-    assert found.column(["parse3"]) == 3  # still known by name
+    assert columns.column(["parse3"]) == 3  # still known by name
 
 
 @pytest.mark.parametrize(
@@ -280,11 +280,11 @@ def test_any_damage_is_one_line_or_harmless(tmp_path: Path, kind: str, packed: s
         if source.random() < 0.5:
             del damaged[source.randrange(len(damaged)) :]
         path.write_bytes(damaged)
-        said = f"{path}: "
+        message = f"{path}: "
         try:
-            found = read_table(path)
-            assert len(found.values(found.column(["text"]))) == len(found.lines)
+            columns = read_table(path)
+            assert len(columns.values(columns.column(["text"]))) == len(columns.lines)
         except UserError as error:
-            said = str(error)
-        assert said.startswith(f"{path}: ")
-        assert "\n" not in said
+            message = str(error)
+        assert message.startswith(f"{path}: ")
+        assert "\n" not in message

@@ -164,7 +164,7 @@ def test_unusual_parts_are_tried_once_and_used(
     tokenizer = load(content, tmp_path)
     assert tokenizer.encode(["12 9"]) == tokenizer.encode(["00 0"])
     assert len(tokenizer_hash(tokenizer)) == 64
-    monkeypatch.setattr(subprocess, "run", lambda *given, **more: pytest.fail("takes half a second"))
+    monkeypatch.setattr(subprocess, "run", lambda *arguments, **more: pytest.fail("takes half a second"))
     load(content, tmp_path)
     content["normalizer"]["normalizers"][0]["content"] = "1"
     with pytest.raises(pytest.fail.Exception):

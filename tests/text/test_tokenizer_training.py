@@ -76,8 +76,8 @@ def test_size_and_special_tokens(trained: tuple[str, Path]) -> None:
     tokenizer = load(folder)
     assert tokenizer.size == 2000
     assert sorted(path.name for path in folder.iterdir()) == ["tokenizer.json", "tokenizer_config.json"]
-    found = {name: (tokenizer.special[name], tokenizer.id_of(name)) for name in SPECIAL[kind]}
-    assert found == SPECIAL[kind]
+    special = {name: (tokenizer.special[name], tokenizer.id_of(name)) for name in SPECIAL[kind]}
+    assert special == SPECIAL[kind]
 
 
 def test_transformers_reads_the_same_ids(trained: tuple[str, Path], hard_lines: Callable[[int], list[str]]) -> None:

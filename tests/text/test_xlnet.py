@@ -48,9 +48,9 @@ def test_ids_are_those_of_sentencepiece_with_the_authors_steps(vocabulary: Path)
     truth = sentencepiece.SentencePieceProcessor(model_file=str(vocabulary / "spiece.model"))
     assert ours.size == truth.get_piece_size()
     divided = 0
-    for text, given in zip(TEXTS, ours.encode_plain(TEXTS), strict=True):
-        assert given.ids == author_ids(truth, text), text
-        divided += given.ids != truth.encode(text)
+    for text, encoded in zip(TEXTS, ours.encode_plain(TEXTS), strict=True):
+        assert encoded.ids == author_ids(truth, text), text
+        divided += encoded.ids != truth.encode(text)
     assert divided > 2, "the texts must need the steps"
 
 
@@ -66,7 +66,7 @@ def test_case_is_kept_unless_the_folder_says_otherwise(vocabulary: Path, tmp_pat
 def test_special_tokens_stand_at_the_end_in_a_segment_of_their_own(vocabulary: Path) -> None:
     ours = loaded(vocabulary)
     sep, cls = ours.id_of("sep"), ours.id_of("cls")
-    one, other = (given.ids for given in ours.encode_plain(["the river", "the Sea"]))
+    one, other = (encoded.ids for encoded in ours.encode_plain(["the river", "the Sea"]))
     (single,), (pair,) = ours.encode(["the river"]), ours.encode([("the river", "the Sea")])
     assert single.ids == [*one, sep, cls]
     assert single.segments == [0] * (len(one) + 1) + [2]
@@ -107,10 +107,10 @@ def assert_same_ids_after_saving(ours: Tokenizer, folder: Path, texts: list[str]
     assert theirs.padding_side == "left"
     assert (theirs.cls_token_id, theirs.sep_token_id) == (ours.id_of("cls"), ours.id_of("sep"))
     for text in texts:
-        for given in (text, (text, "the Sea")):
-            (wanted,) = ours.encode([given])
-            assert again.encode([given]) == [wanted]
-            expected = theirs(*given) if isinstance(given, tuple) else theirs(given)
+        for pair in (text, (text, "the Sea")):
+            (wanted,) = ours.encode([pair])
+            assert again.encode([pair]) == [wanted]
+            expected = theirs(*pair) if isinstance(pair, tuple) else theirs(pair)
             assert (wanted.ids, wanted.segments) == (expected["input_ids"], expected["token_type_ids"]), text
 
 
@@ -123,8 +123,8 @@ def test_the_real_vocabulary_gives_the_ids_of_sentencepiece(tmp_path: Path) -> N
     ours, truth = loaded(tmp_path), sentencepiece.SentencePieceProcessor(model_file=str(file))
     assert ours.size == 32_000
     assert [ours.id_of(kind) for kind in ("unk", "cls", "sep", "pad", "mask")] == [0, 3, 4, 5, 6]
-    for text, given in zip(TEXTS, ours.encode_plain(TEXTS), strict=True):
-        assert given.ids == author_ids(truth, text), text
+    for text, encoded in zip(TEXTS, ours.encode_plain(TEXTS), strict=True):
+        assert encoded.ids == author_ids(truth, text), text
     ours.save(tmp_path)
     assert_same_ids_after_saving(ours, tmp_path, TEXTS)
 
@@ -135,9 +135,9 @@ def test_what_transformers_writes_gives_its_ids(vocabulary: Path, tmp_path: Path
     ours = loaded(tmp_path)
     assert (ours.id_of("cls"), ours.id_of("sep")) == (theirs.cls_token_id, theirs.sep_token_id)
     for text in [*TEXTS, "the <mask> Sea<sep>"]:
-        for given in (text, (text, "the Sea")):
-            (mine,) = ours.encode([given])
-            expected = theirs(*([given] if isinstance(given, str) else given), return_token_type_ids=True)
+        for pair in (text, (text, "the Sea")):
+            (mine,) = ours.encode([pair])
+            expected = theirs(*([pair] if isinstance(pair, str) else pair), return_token_type_ids=True)
             assert (mine.ids, mine.segments) == (expected["input_ids"], expected["token_type_ids"]), text
     (tmp_path / "again").mkdir()
     ours.save(tmp_path / "again")

@@ -78,9 +78,9 @@ def test_a_damaged_one_is_named_and_the_one_before_taken(damage: str, tmp_path: 
         kept.save(number, *trained(steps=number // 10), {"tokens": number})
     spoil, reason = DAMAGES[damage]
     spoil(kept.path(30))
-    found = kept.read_newest()
-    assert found is not None
-    assert (found.step, found.extra) == (20, {"tokens": 20})
+    checkpoint = kept.read_newest()
+    assert checkpoint is not None
+    assert (checkpoint.step, checkpoint.extra) == (20, {"tokens": 20})
     assert len(notes) == 1
     assert reason in notes[0]
     assert "step-00000030" in notes[0]
@@ -97,13 +97,13 @@ def test_a_damaged_one_is_named_and_the_one_before_taken(damage: str, tmp_path: 
 def test_weights_and_moments_come_back(name: str, tmp_path: Path, notes: list[str]) -> None:
     net, optimizer = trained(name)
     CheckpointFolder(tmp_path).save(3, net, optimizer)
-    found = CheckpointFolder(tmp_path).read_newest()
-    assert found is not None
+    checkpoint = CheckpointFolder(tmp_path).read_newest()
+    assert checkpoint is not None
     assert not notes
     again = network(seed=7)
     other = build_optimizer(again, OptimSettings(name=name, lr=0.1))
-    check_optimizer_state(found, again, other, 3)
-    restore(found, again, other)
+    check_optimizer_state(checkpoint, again, other, 3)
+    restore(checkpoint, again, other)
     for _ in range(2):
         step(net, optimizer)
         step(again, other)
@@ -111,7 +111,7 @@ def test_weights_and_moments_come_back(name: str, tmp_path: Path, notes: list[st
         assert torch.equal(one, two)
     larger = torch.nn.Sequential(torch.nn.Linear(5, 3), torch.nn.LayerNorm(3), torch.nn.Linear(3, 2))
     with pytest.raises(UserError, match="another model"):
-        restore(found, larger, build_optimizer(larger, OptimSettings()))
+        restore(checkpoint, larger, build_optimizer(larger, OptimSettings()))
 
 
 def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
@@ -139,9 +139,9 @@ def test_a_damaged_one_does_not_push_out_good_ones(tmp_path: Path, notes: list[s
     kept.read_newest()
     notes.clear()
     kept.save(15, *trained())  # as a run that went on from step 10 does
-    found = kept.read_newest()
-    assert found is not None
-    assert found.step == 15
+    checkpoint = kept.read_newest()
+    assert checkpoint is not None
+    assert checkpoint.step == 15
     assert not notes
 
 
@@ -182,14 +182,14 @@ def test_a_report_that_is_new_is_not_written_again(tmp_path: Path, monkeypatch: 
 def small(token_store: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[tuple[str, ...], Path]:
     """Arguments of a run, and the folder of one that is complete."""
     folder = tmp_path_factory.mktemp("small")
-    given = ("pretrain", str(runs.recipe("bert", folder)), "--store", str(token_store))
-    assert runs.finish(*given, "--out", str(folder / "out"), said=folder / "said") == 0
-    return given, folder / "out"
+    arguments = ("pretrain", str(runs.recipe("bert", folder)), "--store", str(token_store))
+    assert runs.finish(*arguments, "--out", str(folder / "out"), log=folder / "said") == 0
+    return arguments, folder / "out"
 
 
 def test_a_run_with_damaged_checkpoints(small: tuple[tuple[str, ...], Path], tmp_path: Path) -> None:
-    given, whole = small
-    out, said = tmp_path / "out", tmp_path / "said"
+    arguments, whole = small
+    out, log = tmp_path / "out", tmp_path / "said"
     steps = CheckpointFolder(whole / "checkpoints").steps()
     for damaged in (1, len(steps)):  # the newest: the one before it is taken; then all of them: the user must decide
         shutil.rmtree(out, ignore_errors=True)
@@ -197,51 +197,51 @@ def test_a_run_with_damaged_checkpoints(small: tuple[tuple[str, ...], Path], tmp
         shutil.rmtree(out / "model")
         for number in steps[:damaged]:
             flip(out / "checkpoints" / f"step-{number:08d}" / "state.safetensors")
-        said.write_text("")
-        assert runs.finish(*given, "--out", str(out), "--resume", said=said) == (2 if damaged == len(steps) else 0)
-        assert said.read_text().count("is damaged") == damaged
+        log.write_text("")
+        assert runs.finish(*arguments, "--out", str(out), "--resume", log=log) == (2 if damaged == len(steps) else 0)
+        assert log.read_text().count("is damaged") == damaged
         if damaged == len(steps):
-            assert "there is no good checkpoint before it, so start a new run" in said.read_text()
+            assert "there is no good checkpoint before it, so start a new run" in log.read_text()
         else:
             assert runs.results(out) == runs.results(whole)
 
 
 def test_no_room_for_a_checkpoint(small: tuple[tuple[str, ...], Path], tmp_path: Path) -> None:
-    given, whole = small
+    arguments, whole = small
     out = tmp_path / "out"
     state = next((whole / "checkpoints").glob("step-*/state.safetensors")).stat().st_size
     fault = f"room:{state - 1000}"
-    said = tmp_path / "said"
-    assert runs.finish(*given, "--out", str(out), said=said, fault=fault) == 2
-    errors = [line for line in said.read_text().splitlines() if line.startswith("bertree: ")]
+    log = tmp_path / "said"
+    assert runs.finish(*arguments, "--out", str(out), log=log, fault=fault) == 2
+    errors = [line for line in log.read_text().splitlines() if line.startswith("bertree: ")]
     assert len(errors) == 1
-    assert "Traceback" not in said.read_text()
+    assert "Traceback" not in log.read_text()
     assert "File too large" in errors[0]
     assert "there is no earlier one" in errors[0]
-    assert runs.finish(*given, "--out", str(out), "--resume", "run.save_every=3", said=said, fault="tidy:2") == 9
-    assert runs.finish(*given, "--out", str(out), "--resume", said=said, fault=fault) == 2
-    assert "the checkpoint of step 6 is intact" in said.read_text()
-    assert runs.finish(*given, "--out", str(out), "--resume", said=said) == 0
+    assert runs.finish(*arguments, "--out", str(out), "--resume", "run.save_every=3", log=log, fault="tidy:2") == 9
+    assert runs.finish(*arguments, "--out", str(out), "--resume", log=log, fault=fault) == 2
+    assert "the checkpoint of step 6 is intact" in log.read_text()
+    assert runs.finish(*arguments, "--out", str(out), "--resume", log=log) == 0
     assert runs.results(out) == runs.results(whole)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_saves_and_stops(number: int, small: tuple[tuple[str, ...], Path], tmp_path: Path) -> None:
-    given, whole = small
-    out, said = tmp_path / "out", tmp_path / "said"
+    arguments, whole = small
+    out, log = tmp_path / "out", tmp_path / "said"
     fault = f"signal:{number}:2:1"
-    code = runs.finish(*given, "--out", str(out), "run.save_every=100", said=said, fault=fault)
-    assert code == 128 + number, said.read_text()
-    assert "and saved; go on with --resume" in said.read_text()
+    code = runs.finish(*arguments, "--out", str(out), "run.save_every=100", log=log, fault=fault)
+    assert code == 128 + number, log.read_text()
+    assert "and saved; go on with --resume" in log.read_text()
     assert len(CheckpointFolder(out / "checkpoints").steps()) == 1
     assert not (out / "model").exists()
-    assert runs.finish(*given, "--out", str(out), "--resume", said=said) == 0
+    assert runs.finish(*arguments, "--out", str(out), "--resume", log=log) == 0
     assert runs.results(out) == runs.results(whole)
 
 
 def test_runs_are_not_mixed(small: tuple[tuple[str, ...], Path], tmp_path: Path) -> None:
-    given, whole = small
-    said, before = tmp_path / "said", (whole / "metrics.jsonl").read_bytes()
+    arguments, whole = small
+    log, before = tmp_path / "said", (whole / "metrics.jsonl").read_bytes()
     wrong = {
         "holds a run already": (),
         "was started with another optim.lr": ("--resume", "optim.lr=1e-5"),
@@ -249,12 +249,12 @@ def test_runs_are_not_mixed(small: tuple[tuple[str, ...], Path], tmp_path: Path)
         "was started with another model.layers": ("--resume", "model.layers=3"),
     }
     for reason, more in wrong.items():
-        said.write_text("")
-        assert runs.finish(*given, "--out", str(whole), *more, said=said) == 2
-        assert reason in said.read_text()
-        assert len(said.read_text().splitlines()) == 1
+        log.write_text("")
+        assert runs.finish(*arguments, "--out", str(whole), *more, log=log) == 2
+        assert reason in log.read_text()
+        assert len(log.read_text().splitlines()) == 1
     assert (whole / "metrics.jsonl").read_bytes() == before
-    assert runs.finish(*given, "--out", str(whole), "--resume", "run.log_every=7", said=said) == 0
+    assert runs.finish(*arguments, "--out", str(whole), "--resume", "run.log_every=7", log=log) == 0
 
 
 PROGRAM = """
@@ -274,12 +274,12 @@ print([name for name in ("torch._dynamo", "torch._inductor", "sympy") if name in
 def test_a_killed_run_goes_on_in_a_process_of_its_own_that_imports_no_compiler(
     small: tuple[tuple[str, ...], Path], token_store: Path, tmp_path: Path
 ) -> None:
-    given, whole = small
+    arguments, whole = small
     out = tmp_path / "out"
-    runs.kill(*given, "--out", str(out), said=tmp_path / "said", after=(2,), moments=random.Random(0))
+    runs.kill(*arguments, "--out", str(out), log=tmp_path / "said", after=(2,), moments=random.Random(0))
     other = ("pretrain", str(runs.recipe("xlnet", tmp_path)), "--store", str(token_store), "optim.name=muon")
     other += ("phases.0.steps=2", "phases.1.steps=1", "schedule.warmup=1", "--out", str(tmp_path / "other"))
-    lines = [shlex.join([*given, "--out", str(out), "--resume"]), shlex.join(other)]
+    lines = [shlex.join([*arguments, "--out", str(out), "--resume"]), shlex.join(other)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     words = [sys.executable, "-c", PROGRAM, *lines]
     done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)

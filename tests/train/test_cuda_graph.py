@@ -50,7 +50,7 @@ def works(head: str, regression: bool, soft: bool = False) -> list[StepBatches]:
     return [replace(work, update=replace(work.update, lr=lr)) for work, lr in zip(steps, rates, strict=True)]
 
 
-def made(recorder: type[StepRecorder] | None, head: str, regression: bool, half: bool) -> Loop:
+def make_loop(recorder: type[StepRecorder] | None, head: str, regression: bool, half: bool) -> Loop:
     net: Network = (regression_network if regression else network)(**DROPOUT).to("cuda")
     mover = build_optimizer(net, OptimSettings(lr=1e-3), capturable=True)
     return Loop(net, supervised_objective(head, regression), mover, clip=1.0, seed=3, bf16=half, recorder=recorder)
@@ -67,7 +67,7 @@ def state(loop: Loop) -> list[torch.Tensor]:
 def test_the_same_bytes_as_step_by_step(head: str, regression: bool, half: bool) -> None:
     set_deterministic(True)
     steps = works(head, regression)
-    one, other = made(None, head, regression, half), made(CudaGraphRecorder, head, regression, half)
+    one, other = make_loop(None, head, regression, half), make_loop(CudaGraphRecorder, head, regression, half)
     losses: list[list[float]] = [[], []]
     for loop, seen in zip((one, other), losses, strict=True):
         loop.run(steps, [lambda result, seen=seen: seen.append(result.loss)])
@@ -82,23 +82,23 @@ def test_labels_of_a_teacher_reach_the_recording(head: str) -> None:
     """Its logits are copied with every batch: the same bytes as step by step."""
     set_deterministic(True)
     objective = task_distillation_objective(head, False, "soft", 0.3, 2.0)
-    found = []
+    runs = []
     for recorder in (None, CudaGraphRecorder):
         net = network(**DROPOUT).to("cuda")
         optimizer = build_optimizer(net, OptimSettings(lr=1e-3), capturable=True)
         loop = Loop(net, objective, optimizer, clip=1.0, seed=3, recorder=recorder)
         losses: list[float] = []
         loop.run(works(head, False, soft=True), [lambda result, losses=losses: losses.append(result.loss)])
-        found.append((losses, state(loop)))
-    assert found[0][0] == found[1][0]
-    assert len(set(found[0][0])) > STEPS // 2
-    assert all(map(torch.equal, found[0][1], found[1][1]))
+        runs.append((losses, state(loop)))
+    assert runs[0][0] == runs[1][0]
+    assert len(set(runs[0][0])) > STEPS // 2
+    assert all(map(torch.equal, runs[0][1], runs[1][1]))
 
 
 @cuda
 def test_a_bad_step_moves_nothing_and_recording_moves_nothing() -> None:
     set_deterministic(True)
-    loop = made(CudaGraphRecorder, "sequence", False, False)
+    loop = make_loop(CudaGraphRecorder, "sequence", False, False)
     steps = works("sequence", False)
     loop.step(steps[0])
     before = state(loop)
@@ -126,7 +126,7 @@ def test_replayed_steps_of_pretraining_give_the_same_bytes(optimizer: str) -> No
         [Stream(store, format="full-sentences", masking="token", batch_tokens=1024, max_length=length, fixed=True)]
         for length in (32, 64)
     ]
-    found = []
+    runs = []
     for recorder in (None, CudaGraphRecorder):
         torch.manual_seed(0)
         torch._dynamo.reset()
@@ -138,7 +138,7 @@ def test_replayed_steps_of_pretraining_give_the_same_bytes(optimizer: str) -> No
         loop.run(
             StreamFeed(schedule, streams, fixed=True).steps_from(0), [lambda r, losses=losses: losses.append(r.loss)]
         )
-        found.append((losses, state(loop)))
-    assert found[0][0] == found[1][0]
-    assert len(set(found[0][0])) == 12
-    assert all(map(torch.equal, found[0][1], found[1][1]))
+        runs.append((losses, state(loop)))
+    assert runs[0][0] == runs[1][0]
+    assert len(set(runs[0][0])) == 12
+    assert all(map(torch.equal, runs[0][1], runs[1][1]))

@@ -50,20 +50,20 @@ def feed(token_store: Path) -> StreamFeed:
 
 
 def test_the_steps_are_the_plans(feed: StreamFeed) -> None:
-    made = list(feed.steps_from(0))
-    assert [step.update for step in made] == feed.schedule.updates
+    steps = list(feed.steps_from(0))
+    assert [step.update for step in steps] == feed.schedule.updates
     assert not feeding()
-    for step in made:
+    for step in steps:
         reading = feed.streams[step.update.phase]
         places = range(step.update.first, step.update.first + step.update.batches)
         expected = [stream[place] for place in places for stream in reading]
         assert all(same(one, other) for one, other in zip(step.batches, expected, strict=True))
-    assert any(step.update.batches > 1 for step in made)
-    assert all(a.epoch < b.epoch for a, b in pairwise(made))
+    assert any(step.update.batches > 1 for step in steps)
+    assert all(a.epoch < b.epoch for a, b in pairwise(steps))
     for first in (1, len(feed.schedule) - 1, len(feed.schedule)):
         again = list(feed.steps_from(first))
-        assert len(again) == len(made) - first
-        for one, other in zip(again, made[first:], strict=True):
+        assert len(again) == len(steps) - first
+        for one, other in zip(again, steps[first:], strict=True):
             assert (one.update, one.epoch) == (other.update, other.epoch)
             assert all(same(a, b) for a, b in zip(one.batches, other.batches, strict=True))
 
@@ -126,11 +126,11 @@ def test_the_shape_follows_from_the_batch_alone(token_store: Path) -> None:
     shape = FixedShape(reading[0], reading[0].batch_tokens // 2)
     raw = [stream[place] for place in range(30) for stream in reading]
     assert len({str(shape_of(batch)) for batch in raw}) > 10
-    made = [shape(batch) for batch in raw]
-    assert len({str(shape_of(batch)) for batch in made}) == 1
+    shapes = [shape(batch) for batch in raw]
+    assert len({str(shape_of(batch)) for batch in shapes}) == 1
     again = FixedShape(reading[1], reading[1].batch_tokens // 2)
-    assert same(again(raw[17]), made[17]), "whatever came before"
-    for batch in made:
+    assert same(again(raw[17]), shapes[17]), "whatever came before"
+    for batch in shapes:
         assert batch.labels.masked.unique().numel() == batch.labels.masked.numel(), "no place is read twice"
     everything = torch.arange(raw[0].ids.numel())  # far more masks than usual
     crowded = shape(replace(raw[0], labels=PretrainingLabels(everything, raw[0].ids)))
@@ -172,11 +172,11 @@ def test_where_every_token_predicts_the_next_a_fixed_batch_reads_them_all(token_
 def test_next_tokens_need_a_model_that_does_not_see_them(token_store: Path) -> None:
     always = (f"data.store='{token_store}'", "data.masking=next", "data.format=stream", "objective.nsp=0")
     for attention, refused in (("full", True), ("causal", False)):
-        given = recipe.load("bert-base-tiny", [*always, f"model.attention={attention}"])
+        settings = recipe.load("bert-base-tiny", [*always, f"model.attention={attention}"])
         if refused:
             with pytest.raises(UserError, match=r"data\.masking: next: .*set model\.attention=causal"):
-                build.build_model(given, Store.open(token_store))
+                build.build_model(settings, Store.open(token_store))
         else:
-            assert axes_of(build.build_model(given, Store.open(token_store))).attention == "causal"
+            assert axes_of(build.build_model(settings, Store.open(token_store))).attention == "causal"
     masked = recipe.load("bert-base-tiny", [*always[:1], "model.attention=causal"])
     assert build.build_model(masked, Store.open(token_store)).network.encoder.causal

@@ -20,9 +20,11 @@ LAST = 10
 def complete(token_store: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[tuple[str, ...], Path]:
     """Arguments of a run, and the folder of one that is complete."""
     folder = tmp_path_factory.mktemp("complete")
-    given = ("pretrain", str(runs.recipe("roberta", folder)), "--store", str(token_store), "schedule.growth=1")
-    assert runs.finish(*given, "--out", str(folder / "out"), said=folder / "said") == 0, (folder / "said").read_text()
-    return given, folder / "out"
+    arguments = ("pretrain", str(runs.recipe("roberta", folder)), "--store", str(token_store), "schedule.growth=1")
+    assert runs.finish(*arguments, "--out", str(folder / "out"), log=folder / "said") == 0, (
+        folder / "said"
+    ).read_text()
+    return arguments, folder / "out"
 
 
 def place(out: Path, step: int = LAST) -> Path:
@@ -39,8 +41,8 @@ def header(**changes: Any) -> Callable[[Path], None]:
 
 def extra(**changes: Any) -> Callable[[Path], None]:
     def forge(out: Path) -> None:
-        found = json.loads((place(out) / "state.json").read_text())
-        header(extra=found["extra"] | changes)(out)
+        content = json.loads((place(out) / "state.json").read_text())
+        header(extra=content["extra"] | changes)(out)
 
     return forge
 
@@ -50,9 +52,9 @@ def tensors(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Pa
 
     def forge(out: Path) -> None:
         path = place(out) / "state.safetensors"
-        found = load_file(path)
-        change(found)
-        save_file(found, path)
+        content = load_file(path)
+        change(content)
+        save_file(content, path)
         header(sha256=file_hash(path))(out)
 
     return forge
@@ -74,8 +76,8 @@ def swapped(out: Path) -> None:
         path.write_text(json.dumps(json.loads(path.read_text()) | {"step": step}))
 
 
-def moment(found: dict[str, torch.Tensor]) -> str:
-    return next(name for name in found if name.startswith("moments/exp_avg/"))
+def moment(tensors: dict[str, torch.Tensor]) -> str:
+    return next(name for name in tensors if name.startswith("moments/exp_avg/"))
 
 
 FORGED: dict[str, tuple[Callable[[Path], None], str]] = {
@@ -127,15 +129,15 @@ FORGED: dict[str, tuple[Callable[[Path], None], str]] = {
 
 @pytest.mark.parametrize("kind", FORGED)
 def test_a_forged_checkpoint_is_passed_over(kind: str, complete: tuple[tuple[str, ...], Path], tmp_path: Path) -> None:
-    given, whole = complete
-    out, said = tmp_path / "out", tmp_path / "said"
+    arguments, whole = complete
+    out, log = tmp_path / "out", tmp_path / "said"
     shutil.copytree(whole, out)
     shutil.rmtree(out / "model")
     forge, reason = FORGED[kind]
     forge(out)
     left = kind != "two swapped"
-    assert runs.finish(*given, "--out", str(out), "--resume", said=said) == (0 if left else 2), said.read_text()
-    notes = [line for line in said.read_text().splitlines() if line.startswith("bertree: note: ")]
+    assert runs.finish(*arguments, "--out", str(out), "--resume", log=log) == (0 if left else 2), log.read_text()
+    notes = [line for line in log.read_text().splitlines() if line.startswith("bertree: note: ")]
     assert reason in notes[0]
     assert "step-000000" in notes[0]
     assert len(notes[0]) < 500
@@ -144,34 +146,34 @@ def test_a_forged_checkpoint_is_passed_over(kind: str, complete: tuple[tuple[str
 
 
 def test_weights_of_another_model_stop_the_run(complete: tuple[tuple[str, ...], Path], tmp_path: Path) -> None:
-    given, whole = complete
-    out, said = tmp_path / "out", tmp_path / "said"
+    arguments, whole = complete
+    out, log = tmp_path / "out", tmp_path / "said"
     shutil.copytree(whole, out)
     shutil.rmtree(out / "model")
     tensors(lambda t: t.update(**{"weights/more": torch.zeros(1)}))(out)
-    assert runs.finish(*given, "--out", str(out), "--resume", said=said) == 2
-    assert "step 10 is of another model" in said.read_text()
-    assert len(said.read_text().splitlines()) == 1
+    assert runs.finish(*arguments, "--out", str(out), "--resume", log=log) == 2
+    assert "step 10 is of another model" in log.read_text()
+    assert len(log.read_text().splitlines()) == 1
 
 
 def test_odd_names_are_not_checkpoints(complete: tuple[tuple[str, ...], Path], tmp_path: Path) -> None:
-    given, whole = complete
-    out, said = tmp_path / "out", tmp_path / "said"
+    arguments, whole = complete
+    out, log = tmp_path / "out", tmp_path / "said"
     shutil.copytree(whole, out)
     shutil.rmtree(out / "model")
     names = ("step-²", "step-8", "step-00000008.old", "step-" + "9" * 200, "step-0000000x", "step-")
     for name in names:
         (out / "checkpoints" / name).mkdir()
-    assert runs.finish(*given, "--out", str(out), "--resume", said=said) == 0, said.read_text()
-    assert "note" not in said.read_text()
+    assert runs.finish(*arguments, "--out", str(out), "--resume", log=log) == 0, log.read_text()
+    assert "note" not in log.read_text()
     for name in names:
         assert (out / "checkpoints" / name).is_dir(), "which is not ours to remove"
     assert (out / "model" / "model.safetensors").read_bytes() == (whole / "model" / "model.safetensors").read_bytes()
 
 
 def test_a_damaged_log_is_no_reason_to_stop(complete: tuple[tuple[str, ...], Path], tmp_path: Path) -> None:
-    given, whole = complete
-    out, said = tmp_path / "out", tmp_path / "said"
+    arguments, whole = complete
+    out, log = tmp_path / "out", tmp_path / "said"
     shutil.copytree(whole, out)
     shutil.rmtree(out / "model")
     lines = (out / "metrics.jsonl").read_bytes().splitlines(keepends=True)
@@ -180,8 +182,8 @@ def test_a_damaged_log_is_no_reason_to_stop(complete: tuple[tuple[str, ...], Pat
     lines[3] = b'{"step": ' + b"9" * 5000 + b"}\n"
     lines[4] = b"[" * 100_000 + b"\n"
     (out / "metrics.jsonl").write_bytes(b"".join(lines))
-    assert runs.finish(*given, "--out", str(out), "--resume", said=said) == 0, said.read_text()
-    assert "metrics.jsonl: 4 damaged lines are dropped" in said.read_text()
+    assert runs.finish(*arguments, "--out", str(out), "--resume", log=log) == 0, log.read_text()
+    assert "metrics.jsonl: 4 damaged lines are dropped" in log.read_text()
     assert runs.results(out) == runs.results(whole)
     assert all(json.loads(line)["kind"] for line in (out / "metrics.jsonl").read_text().splitlines())
 
@@ -189,13 +191,13 @@ def test_a_damaged_log_is_no_reason_to_stop(complete: tuple[tuple[str, ...], Pat
 def test_a_damaged_best_checkpoint_does_not_stop_the_end(
     complete: tuple[tuple[str, ...], Path], tmp_path: Path
 ) -> None:
-    given, whole = complete
-    out, said = tmp_path / "out", tmp_path / "said"
+    arguments, whole = complete
+    out, log = tmp_path / "out", tmp_path / "said"
     shutil.copytree(whole, out)
     shutil.rmtree(out / "model")
     shutil.copytree(place(out, LAST - 1), place(out, 4))
     (out / "checkpoints" / "best.json").write_text('{"step": 4, "loss": 0.5, "phase": 1}')
-    assert runs.finish(*given, "--out", str(out), "--resume", said=said) == 0, said.read_text()
-    assert "step-00000004" in said.read_text()
-    assert "model-best is not written" in said.read_text()
+    assert runs.finish(*arguments, "--out", str(out), "--resume", log=log) == 0, log.read_text()
+    assert "step-00000004" in log.read_text()
+    assert "model-best is not written" in log.read_text()
     assert runs.results(out) == runs.results(whole)

@@ -35,10 +35,10 @@ SIZE = 24
 
 def network(pooling: str = "mean", seed: int = 0, **axes: object) -> Network:
     torch.manual_seed(seed)
-    made = build(tiny(init_std=0.2, **axes), {}, None, PoolingConfig(pooling))
-    assert made.vector is not None
-    made.heads["compare"] = PairClassifier(made.vector.width, 3, ("u", "v", "|u-v|"), 0.2)
-    return made
+    network = build(tiny(init_std=0.2, **axes), {}, None, PoolingConfig(pooling))
+    assert network.vector is not None
+    network.heads["compare"] = PairClassifier(network.vector.width, 3, ("u", "v", "|u-v|"), 0.2)
+    return network
 
 
 def units(loss: str, count: int = SIZE, seed: int = 0) -> list[Unit]:
@@ -52,7 +52,7 @@ def units(loss: str, count: int = SIZE, seed: int = 0) -> list[Unit]:
         Encoded([2, *torch.randint(5, VOCAB, (number(2, 18),), generator=draw).tolist(), 3], None, 0)
         for _ in range(2 * count)
     ]
-    found = []
+    drawn = []
     for row in range(count):
         fewest = 3 if loss == "triplet" else 2
         size = 2 if loss in ("softmax", "cosine") else number(fewest, 5)
@@ -62,8 +62,8 @@ def units(loss: str, count: int = SIZE, seed: int = 0) -> list[Unit]:
             answer = row % 3
         elif loss == "cosine":
             answer = row / count
-        found.append(Unit(row, tuple(texts[place] for place in chosen), answer=answer))
-    return found
+        drawn.append(Unit(row, tuple(texts[place] for place in chosen), answer=answer))
+    return drawn
 
 
 def feed(some: Sequence[Unit], limit: int = 0, shapes: ShapeBuckets | None = None) -> UnitFeed:
@@ -73,9 +73,9 @@ def feed(some: Sequence[Unit], limit: int = 0, shapes: ShapeBuckets | None = Non
 
 def gradients(loop: Loop, step: int, works: UnitFeed) -> tuple[Tensor, list[Tensor], dict[str, int]]:
     sums, counts = run_backward(loop, works[step])
-    found = [parameter.grad.clone() for _, parameter in loop.trainable if parameter.grad is not None]
+    gradients = [parameter.grad.clone() for _, parameter in loop.trainable if parameter.grad is not None]
     loop.optimizer.zero_grad()
-    return sums["ranking"], found, counts
+    return sums["ranking"], gradients, counts
 
 
 def loop_of(method: GradientMethod, **axes: object) -> Loop:
@@ -119,9 +119,9 @@ def test_dropout_is_the_same_both_times(monkeypatch: pytest.MonkeyPatch) -> None
     part = EmbeddingObjective.part
 
     def watched(self: EmbeddingObjective, net: Network, batch: Batch) -> Tensor:
-        found = part(self, net, batch)
-        seen[1 if torch.is_grad_enabled() else 0].append(found.detach().clone())
-        return found
+        output = part(self, net, batch)
+        seen[1 if torch.is_grad_enabled() else 0].append(output.detach().clone())
+        return output
 
     monkeypatch.setattr(EmbeddingObjective, "part", watched)
     loop = loop_of(cached_gradients, dropout=0.3, attention_dropout=0.0)
@@ -183,15 +183,15 @@ def test_filling_a_batch_up_changes_nothing(loss: str, pooling: str) -> None:
     assert filled.ids.numel() > plain.ids.numel()
     objective: EmbeddingObjective = embedding_objective(LOSSES[loss]())
     assert objective.counts(plain) == objective.counts(filled)
-    found = []
+    losses = []
     for batch in (plain, filled):
         net = network(pooling)
         total = objective(net, batch).losses[loss].sum
         total.backward()
-        found.append((total.item(), [p.grad for p in net.parameters() if p.grad is not None]))
-    assert found[0][0] == pytest.approx(found[1][0], rel=1e-5)
-    assert len(found[0][1]) == len(found[1][1]) > 10
-    for one, other in zip(found[0][1], found[1][1], strict=True):
+        losses.append((total.item(), [p.grad for p in net.parameters() if p.grad is not None]))
+    assert losses[0][0] == pytest.approx(losses[1][0], rel=1e-5)
+    assert len(losses[0][1]) == len(losses[1][1]) > 10
+    for one, other in zip(losses[0][1], losses[1][1], strict=True):
         assert torch.allclose(one, other, rtol=1e-3, atol=1e-5 * float(one.abs().max() + 1))
 
 

@@ -22,8 +22,8 @@ def held(token_store: Path) -> Stream:
 def test_figures_by_hand(held: Stream) -> None:
     network = fresh(vocab_size=held.store.vocab_size, dropout=0.2).train()
     objective = pretraining_objective(mlm=2.0, sop=0.5)
-    found = evaluate_held_out(network, objective, held, 900, nullcontext)
-    assert evaluate_held_out(network, objective, held, 900, nullcontext) == found
+    figures = evaluate_held_out(network, objective, held, 900, nullcontext)
+    assert evaluate_held_out(network, objective, held, 900, nullcontext) == figures
     assert network.training, "as it was before"
     network.eval()
     words, pairs, read = [], [], 0
@@ -41,7 +41,7 @@ def test_figures_by_hand(held: Stream) -> None:
         if read >= 900:
             break
     mlm, sop = (sum(loss for loss, _ in rows) / len(rows) for rows in (words, pairs))
-    assert found == pytest.approx(
+    assert figures == pytest.approx(
         {
             "loss": 2 * mlm + 0.5 * sop,
             "mlm": mlm,

@@ -13,20 +13,20 @@ from tests.support.batches import fresh, joined, make_step, sequences
 
 def test_rates_fall_from_the_heads_to_the_embeddings() -> None:
     network = fresh(layers=3, residual="pre-norm")
-    found = layer_factors([name for name, _ in network.named_parameters()], 0.5)
-    assert found["heads.mask.bias"] == found["encoder.norm.weight"] == found["encoder.pooler.weight"] == 1.0
-    assert found["encoder.stack.ffn.2.part.up.weight"] == found["encoder.stack.attention.2.norm.weight"] == 0.5
-    assert found["encoder.stack.attention.1.part.qkv.weight"] == 0.25
-    assert found["encoder.stack.attention.0.part.qkv.bias"] == 0.125
-    assert {factor for name, factor in found.items() if "embeddings" in name} == {0.0625}
+    factors = layer_factors([name for name, _ in network.named_parameters()], 0.5)
+    assert factors["heads.mask.bias"] == factors["encoder.norm.weight"] == factors["encoder.pooler.weight"] == 1.0
+    assert factors["encoder.stack.ffn.2.part.up.weight"] == factors["encoder.stack.attention.2.norm.weight"] == 0.5
+    assert factors["encoder.stack.attention.1.part.qkv.weight"] == 0.25
+    assert factors["encoder.stack.attention.0.part.qkv.bias"] == 0.125
+    assert {factor for name, factor in factors.items() if "embeddings" in name} == {0.0625}
 
 
 @pytest.mark.parametrize(("sharing", "groups", "expected"), [("all", 1, {0.5}), ("attention", 1, {0.5, 0.125})])
 def test_layers_that_share_a_part_have_one_rate(sharing: str, groups: int, expected: set[float]) -> None:
     network = fresh(layers=3, sharing=sharing, groups=groups)
-    found = layer_factors([name for name, _ in network.named_parameters()], 0.5)
-    assert {factor for name, factor in found.items() if ".ffn." in name} >= {0.5}
-    shared = {factor for name, factor in found.items() if "stack.attention." in name}
+    factors = layer_factors([name for name, _ in network.named_parameters()], 0.5)
+    assert {factor for name, factor in factors.items() if ".ffn." in name} >= {0.5}
+    shared = {factor for name, factor in factors.items() if "stack.attention." in name}
     assert len(shared) == 1
     assert shared <= expected
 

@@ -81,10 +81,10 @@ class Poisoned:
 
 
 def state(loop: Loop) -> list[torch.Tensor]:
-    found = [p.detach().clone() for p in loop.network.parameters()]
+    tensors = [p.detach().clone() for p in loop.network.parameters()]
     for moments in loop.optimizer.state.values():
-        found += [value.clone() for value in moments.values()]
-    return found
+        tensors += [value.clone() for value in moments.values()]
+    return tensors
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -192,11 +192,11 @@ def test_micro_batches_have_dropout_of_their_own() -> None:
 
 
 def test_recomputed_activations_give_the_same_gradients() -> None:
-    found = []
+    gradients = []
     for recompute in (False, True):
         network = fresh(dropout=0.1)
         network.encoder.stack.recompute = recompute
         loop = Loop(network, pretraining_objective(mlm=1.0), torch.optim.SGD(network.parameters(), lr=0.0, fused=True))
         run_backward(loop, make_step(joined(sequences(6))))
-        found.append([p.grad for p in network.parameters() if p.grad is not None])
-    assert all(map(torch.equal, *found))
+        gradients.append([p.grad for p in network.parameters() if p.grad is not None])
+    assert all(map(torch.equal, *gradients))

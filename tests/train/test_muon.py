@@ -93,12 +93,12 @@ def test_the_step_is_about_orthogonal(kind: torch.dtype) -> None:
     torch.manual_seed(0)
     left, _, right = torch.linalg.svd(torch.randn(3, 40, 96, dtype=torch.float64), full_matrices=False)
     stretched = left * torch.logspace(0, -2.5, 40, dtype=torch.float64) @ right
-    found = muon.orthogonal((1e-6 * stretched).to(kind)).double()
-    values = torch.linalg.svdvals(found)
+    step = muon.orthogonal((1e-6 * stretched).to(kind)).double()
+    values = torch.linalg.svdvals(step)
     assert values.max() < 1.2
     assert values.min() > 0.6
     nearest = left @ right
-    assert float((found - nearest).norm() / nearest.norm()) < 0.15
+    assert float((step - nearest).norm() / nearest.norm()) < 0.15
     assert not muon.orthogonal(torch.zeros(2, 3, 4, dtype=kind)).any(), "no gradient, no step"
 
 
@@ -200,18 +200,18 @@ def loss_after(name: str, lr: float, steps: int = 150) -> float:
 @pytest.mark.train
 def test_muon_learns_more_in_as_many_steps_as_adamw_at_its_best_rate() -> None:
     rates = (1e-2, 3e-2, 1e-1)
-    adamw, found = ([loss_after(name, lr) for lr in rates] for name in ("adamw", "muon"))
+    adamw, losses = ([loss_after(name, lr) for lr in rates] for name in ("adamw", "muon"))
     assert adamw[1] < min(adamw[0], adamw[2]), "its best rate is among these"
-    assert min(found) < 0.85 * min(adamw)
+    assert min(losses) < 0.85 * min(adamw)
 
 
 def test_a_killed_run_ends_in_the_same_bytes(token_store: Path, tmp_path: Path) -> None:
-    said, whole, out = tmp_path / "said", tmp_path / "whole", tmp_path / "out"
-    given = ("pretrain", str(runs.recipe("bert", tmp_path)), "--store", str(token_store), "optim.name=muon")
-    given += ("model.ffn=gated", "optim.lr=1e-3", "optim.matrix_rate=2", "--out")
-    assert runs.finish(*given, str(whole), said=said) == 0, said.read_text()
-    runs.kill(*given, str(out), "--resume", said=said, after=(1, 3), moments=random.Random("muon"))
-    assert runs.finish(*given, str(out), "--resume", said=said) == 0, said.read_text()
+    log, whole, out = tmp_path / "said", tmp_path / "whole", tmp_path / "out"
+    arguments = ("pretrain", str(runs.recipe("bert", tmp_path)), "--store", str(token_store), "optim.name=muon")
+    arguments += ("model.ffn=gated", "optim.lr=1e-3", "optim.matrix_rate=2", "--out")
+    assert runs.finish(*arguments, str(whole), log=log) == 0, log.read_text()
+    runs.kill(*arguments, str(out), "--resume", log=log, after=(1, 3), moments=random.Random("muon"))
+    assert runs.finish(*arguments, str(out), "--resume", log=log) == 0, log.read_text()
     assert runs.results(out) == runs.results(whole)
     held = load_file(max((out / "checkpoints").glob("step-*")) / "state.safetensors")
     matrix = "encoder.stack.attention.0.part.qkv.weight"

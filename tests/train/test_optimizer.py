@@ -17,7 +17,7 @@ def reference(
 ) -> dict[str, torch.Tensor]:
     """You et al. 2019, algorithm 2, in double precision, one tensor after the other."""
     beta1, beta2 = 0.9, 0.999
-    found = {}
+    groups = {}
     for name, start in weights.items():
         w = start.double().clone()
         m, v = torch.zeros_like(w), torch.zeros_like(w)
@@ -29,18 +29,20 @@ def reference(
             u = r + (decay if start.ndim >= 2 else 0.0) * w
             ratio = w.norm() / u.norm() if w.norm() > 0 and u.norm() > 0 else 1.0
             w = w - lr * ratio * u
-        found[name] = w
-    return found
+        groups[name] = w
+    return groups
 
 
 def parts(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Queries, keys and values as the papers' models have them: tensors of their own."""
-    found = {}
+    pieces_of = {}
     for name, tensor in tensors.items():
         stacked = next((letters for letters in ("qkv", "qv") if f".{letters}." in name), "")
         pieces = tensor.chunk(len(stacked)) if stacked else ()
-        found |= {f"{name} {letter}": piece for letter, piece in zip(stacked, pieces, strict=True)} or {name: tensor}
-    return found
+        pieces_of |= {f"{name} {letter}": piece for letter, piece in zip(stacked, pieces, strict=True)} or {
+            name: tensor
+        }
+    return pieces_of
 
 
 @pytest.mark.parametrize("shared_qk", [False, True])

@@ -39,9 +39,9 @@ def test_a_log_is_useful_and_short(capsys: pytest.CaptureFixture[str], monkeypat
             if step % 100 == 0:
                 shown.evaluation(EVALUATION | {"step": step})
         shown.say("[b]saved[/b]")
-    said = capsys.readouterr()
-    assert said.err == ""
-    lines = said.out.splitlines()
+    output = capsys.readouterr()
+    assert output.err == ""
+    lines = output.out.splitlines()
     assert lines[0] == "step 1/400 · loss 7.900 (MLM 7.200, NSP 0.690) · 20,111 tokens/s · lr 1e-4 · 3 min 20 s left"
     assert lines[-1] == "[b]saved[/b]"
     assert lines[-2].startswith("step 200/400 · held-out")
@@ -85,7 +85,7 @@ def test_the_bar_moves_a_few_times_a_second_however_many_steps_there_are(monkeyp
     with Progress(range(20_001), quiet=True) as shown:
         shown._bar = bar = bars.Progress(console=Console(file=io.StringIO()))
         shown._task = bar.add_task("")
-        monkeypatch.setattr(bar, "update", lambda *given, **fields: moved.append(fields["completed"]))
+        monkeypatch.setattr(bar, "update", lambda *arguments, **fields: moved.append(fields["completed"]))
         for step in range(1, 20_001):
             now += 1e-3
             shown.step(step)

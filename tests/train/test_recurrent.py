@@ -73,7 +73,7 @@ def test_without_the_state_it_would_be_another_run(
 ) -> None:
     out = tmp_path / "run"
     assert train(out, signal_at=7, number=signal.SIGTERM) == signal.SIGTERM
-    monkeypatch.setattr(LaneMemories, "restore", lambda *given: None)
+    monkeypatch.setattr(LaneMemories, "restore", lambda *arguments: None)
     assert train(out, resume=True) is None
     assert results(out)["model"] != results(undisturbed)["model"]
 
@@ -106,13 +106,13 @@ def test_a_run_with_other_lanes_is_not_resumed(
 
 def test_micro_batches_change_nothing() -> None:
     """Each has the state of its own lanes, also in steps that read two batches."""
-    found = []
+    gradients = []
     for micro in (1, 2, 4):
         loop, feed = make_loop(dropout=0.0), make_feed(make_store(), micro)
         assert max(len(feed[n].batches) for n in range(len(feed.schedule))) == 2 * micro
-        found.append([loop.step(feed[n]).loss for n in range(len(feed.schedule))])
-    assert found[1] == pytest.approx(found[0], rel=1e-4)
-    assert found[2] == pytest.approx(found[0], rel=1e-4)
+        gradients.append([loop.step(feed[n]).loss for n in range(len(feed.schedule))])
+    assert gradients[1] == pytest.approx(gradients[0], rel=1e-4)
+    assert gradients[2] == pytest.approx(gradients[0], rel=1e-4)
 
 
 def test_a_step_continues_the_one_before_it_and_a_phase_starts_fresh() -> None:
@@ -186,8 +186,8 @@ def checkpoint(**changes: torch.Tensor | None) -> Checkpoint:
     good = {f"state/{s}/hidden": torch.zeros(2, WIDTH) for s in (0, 1)}
     good |= {f"state/{s}/read": torch.zeros(2, dtype=torch.int64) for s in (0, 1)}
     tensors = good | {"state/" + name: tensor for name, tensor in changes.items()}
-    there = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-    return Checkpoint(step=3, tensors=saved(there), extra={}, where="here")
+    present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    return Checkpoint(step=3, tensors=saved(present), extra={}, where="here")
 
 
 BAD: dict[str, Callable[[], dict[str, torch.Tensor | None]]] = {

@@ -15,24 +15,24 @@ def rates(steps: int, lr: float = 1.0, **schedule: object) -> list[float]:
 
 
 def test_the_warm_up_rises_to_the_rate() -> None:
-    found = rates(10, 2.0, warmup=4, shape="constant")
-    assert found == pytest.approx([0.5, 1.0, 1.5, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0])
+    values = rates(10, 2.0, warmup=4, shape="constant")
+    assert values == pytest.approx([0.5, 1.0, 1.5, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0])
 
 
 def test_linear() -> None:
-    found = rates(14, warmup=4)
-    assert found[4] == 1.0
-    assert found[9] == pytest.approx(0.5)
-    assert found[13] == pytest.approx(0.1), "the step after the last would have 0"
-    assert all(a - b == pytest.approx(0.1) for a, b in pairwise(found[4:]))
+    values = rates(14, warmup=4)
+    assert values[4] == 1.0
+    assert values[9] == pytest.approx(0.5)
+    assert values[13] == pytest.approx(0.1), "the step after the last would have 0"
+    assert all(a - b == pytest.approx(0.1) for a, b in pairwise(values[4:]))
     assert rates(10, final=0.5)[5] == pytest.approx(0.75)
 
 
 def test_cosine() -> None:
-    found = rates(100, shape="cosine")
-    assert found[0] == 1.0
-    assert found[25] == pytest.approx((1 + math.cos(math.pi / 4)) / 2)
-    assert found[50] == pytest.approx(0.5)
+    values = rates(100, shape="cosine")
+    assert values[0] == 1.0
+    assert values[25] == pytest.approx((1 + math.cos(math.pi / 4)) / 2)
+    assert values[50] == pytest.approx(0.5)
     assert rates(100, shape="cosine", final=0.2)[50] == pytest.approx(0.6)
 
 

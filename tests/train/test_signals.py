@@ -21,12 +21,12 @@ def send(number: int, times: int = 1) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_doubled_signal_is_one(number: int) -> None:
     before = signal.getsignal(number)
-    with catch_signals() as found:
-        assert found.caught is None
+    with catch_signals() as signals:
+        assert signals.caught is None
         send(number, 3)
-        assert found.caught == number
+        assert signals.caught == number
         with catch_signals() as inner:
-            assert inner is found
+            assert inner is signals
     assert signal.getsignal(number) is before
 
 
@@ -42,16 +42,16 @@ def test_a_second_one_after_a_moment_ends_it(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_another_thread_catches_nothing() -> None:
-    found = []
+    received = []
 
     def work() -> None:
         with catch_signals() as caught, interrupt_once():
-            found.append(caught.caught)
+            received.append(caught.caught)
 
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
-    assert found == [None]
+    assert received == [None]
 
 
 def test_an_interrupt_is_not_doubled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,8 +71,8 @@ MOMENTS = ((0, 1), (0, 40), (1, 0), (2, 7), (0, 150), (1, 3), (4, 12), (1, 25))
 
 
 def test_stopped_at_many_moments(token_store: Path, tmp_path: Path) -> None:
-    said, out = tmp_path / "said", tmp_path / "out"
-    given = (
+    log, out = tmp_path / "said", tmp_path / "out"
+    arguments = (
         "pretrain",
         str(runs.recipe("bert", tmp_path)),
         "--store",
@@ -82,22 +82,22 @@ def test_stopped_at_many_moments(token_store: Path, tmp_path: Path) -> None:
         "phases.1.batch_tokens=256",
         "phases.1.steps=51",
     )
-    assert runs.finish(*given, "--out", str(tmp_path / "whole"), said=said) == 0
+    assert runs.finish(*arguments, "--out", str(tmp_path / "whole"), log=log) == 0
     taken = 0
     for turn, (after, milliseconds) in enumerate(MOMENTS):
         number = (signal.SIGINT, signal.SIGTERM)[turn % 2]
         before = steps(out)
-        said.write_text("")
+        log.write_text("")
         fault = f"signal:{number}:{after}:{milliseconds}"
-        code = runs.finish(*given, "--out", str(out), "--resume", said=said, fault=fault)
-        saved = "and saved" in said.read_text()
-        assert "Traceback" not in said.read_text()
-        assert code in (128 + number, -signal.SIGTERM), said.read_text()
+        code = runs.finish(*arguments, "--out", str(out), "--resume", log=log, fault=fault)
+        saved = "and saved" in log.read_text()
+        assert "Traceback" not in log.read_text()
+        assert code in (128 + number, -signal.SIGTERM), log.read_text()
         assert saved or not after, "a run that has taken a step saves it"
         assert steps(out) >= before + after, "nothing is lost"
         taken += after
     assert steps(out) >= taken
-    assert runs.finish(*given, "--out", str(out), "--resume", said=said) == 0
+    assert runs.finish(*arguments, "--out", str(out), "--resume", log=log) == 0
     assert runs.results(out) == runs.results(tmp_path / "whole")
 
 

@@ -85,9 +85,9 @@ def test_no_verb_writes_over_what_is_not_its_own(
 ) -> None:
     out = inputs[kind]
     before = contents(out)
-    said = command(*verb.split(), *COMMANDS[verb].format(out=out, **inputs).split())
-    assert said.code == 2
-    assert str(out) in said.lines[-1], said.err
+    result = command(*verb.split(), *COMMANDS[verb].format(out=out, **inputs).split())
+    assert result.code == 2
+    assert str(out) in result.lines[-1], result.err
     assert contents(out) == before
 
 

@@ -23,29 +23,29 @@ def flip(path: Path, at: int) -> None:
 
 
 def test_the_bundled_model_is_undamaged(command: Command) -> None:
-    said = command.well("verify", "default", "--json").json
-    assert said["kind"] == "model"
-    assert said["unchecked"] == []
+    report = command.well("verify", "default", "--json").json
+    assert report["kind"] == "model"
+    assert report["unchecked"] == []
     others = {"README.md", "bertree.toml"}  # its card, and the list of checksums itself
     count = sum(path.name not in others for path in model_names.FOLDER.iterdir())
-    assert said["checked"][0] == f"{count} files by checksum"
+    assert report["checked"][0] == f"{count} files by checksum"
 
 
 @pytest.mark.parametrize("name", [WEIGHTS, "config.json", "tokenizer.json", "tokenizer_config.json"])
 def test_any_damaged_file_of_a_model_is_named(name: str, small_folder: Path, command: Command) -> None:
     assert "undamaged" in command.well("verify", small_folder).out
     flip(small_folder / name, -9)
-    said = command("verify", small_folder)
-    assert said.code == 2
-    (line,) = said.lines
+    result = command("verify", small_folder)
+    assert result.code == 2
+    (line,) = result.lines
     assert f"{small_folder / name}: is damaged or was changed" in line
     assert f"remove the entry '{name}'" in line
 
 
 def test_a_folder_of_others_says_what_could_not_be_checked(minilm: Path, tmp_path: Path, command: Command) -> None:
-    found = bertree.verify(minilm)
-    assert any("no checksums" in line for line in found.unchecked)
-    assert any("weights by name, shape" in line for line in found.checked)
+    report = bertree.verify(minilm)
+    assert any("no checksums" in line for line in report.unchecked)
+    assert any("weights by name, shape" in line for line in report.checked)
     assert "  not checked: changed values" in command.well("verify", minilm).out
     shutil.copytree(minilm, tmp_path / "m")
     weights = load_file(tmp_path / "m" / WEIGHTS)
@@ -85,13 +85,13 @@ def test_a_run_is_its_checkpoints_and_its_model(small_folder: Path, tmp_path: Pa
         (place / "checkpoints").mkdir(parents=True)
         CheckpointFolder(place / "checkpoints").save(4, network, optimizer)
     shutil.copytree(small_folder, run / "model")
-    found = bertree.verify(run)
-    assert found.kind == "run"
-    assert found.checked[:2] == (
+    report = bertree.verify(run)
+    assert report.kind == "run"
+    assert report.checked[:2] == (
         "checkpoints/step-00000004 by checksum",
         "seed-1/checkpoints/step-00000004 by checksum",
     )
-    assert any(line.startswith("model: ") for line in found.checked)
+    assert any(line.startswith("model: ") for line in report.checked)
     flip(run / "seed-1" / "checkpoints" / "step-00000004" / "state.safetensors", -2)
     with pytest.raises(UserError, match=r"seed-1\S+: is damaged"):
         bertree.verify(run)

@@ -25,8 +25,8 @@ def small_chunks() -> Corpus:
         yield corpus(SHAPE, shards=3)
 
 
-def permuted(made: Corpus, **settings: object) -> LaneStream:
-    return LaneStream(made.store, **({"lanes": 4, "length": 12, "masking": "permutation"} | settings))
+def permuted(sample: Corpus, **settings: object) -> LaneStream:
+    return LaneStream(sample.store, **({"lanes": 4, "length": 12, "masking": "permutation"} | settings))
 
 
 def line(stream: LaneStream, epoch: int = 0) -> list[int]:
@@ -95,9 +95,9 @@ def test_every_segment_has_as_many_targets(small_chunks: Corpus, spans: int) -> 
 def test_orders_differ_between_steps_lanes_epochs_and_seeds(small_chunks: Corpus) -> None:
     every_second = Masking("permutation", partial=2)
     stream = permuted(small_chunks, fixed=True, masking=every_second)
-    found = [ranks for step in (0, 1, stream.steps_per_epoch) for ranks in stream[step].permutation.ranks.split(12)]
-    found += permuted(small_chunks, fixed=True, seed=1, masking=every_second)[0].permutation.ranks.split(12)
-    assert len({tuple(ranks.tolist()) for ranks in found}) == len(found)
+    orders = [ranks for step in (0, 1, stream.steps_per_epoch) for ranks in stream[step].permutation.ranks.split(12)]
+    orders += permuted(small_chunks, fixed=True, seed=1, masking=every_second)[0].permutation.ranks.split(12)
+    assert len({tuple(ranks.tolist()) for ranks in orders}) == len(orders)
 
 
 @pytest.mark.parametrize("settings", [{"backward": True, "documents": True}, {"backward": True}, {"reuse": 0.4}])
@@ -130,8 +130,8 @@ def test_lanes_may_be_masked(small_chunks: Corpus) -> None:
 
 
 def test_control_codes_are_context() -> None:
-    made = corpus([[9, 9], [14], [20]] * 3, prefixes=[[5, 6], [7, 8]])
-    stream = LaneStream(made.store, lanes=2, length=10, masking="permutation")
+    sample = corpus([[9, 9], [14], [20]] * 3, prefixes=[[5, 6], [7, 8]])
+    stream = LaneStream(sample.store, lanes=2, length=10, masking="permutation")
     codes = {5, 6, 7, 8}
     for batch in stream.one_epoch():
         first = batch.split(batch.permutation.ranks)
@@ -142,9 +142,9 @@ def test_control_codes_are_context() -> None:
 
 
 def test_what_cannot_be_read(small_chunks: Corpus) -> None:
-    made = small_chunks
+    sample = small_chunks
     coded = corpus([[9, 9], [14]], prefixes=[[5], [6]])
-    for settings, said in (
+    for settings, message in (
         ({"masking": "next", "backward": True}, "only predicts forwards"),
         ({"masking": "permutation+static"}, r"'\+static' has no effect in lanes"),
         ({"length": 400}, "too few for 4 lanes of more than 400"),
@@ -152,8 +152,8 @@ def test_what_cannot_be_read(small_chunks: Corpus) -> None:
         ({"reuse": 1.0}, "share of a segment"),
         ({"reuse": 0.9}, "reuse 0.9: .* leaves no room for a pair; give a smaller share"),
     ):
-        with pytest.raises(UserError, match=said):
-            permuted(made, **settings)
+        with pytest.raises(UserError, match=message):
+            permuted(sample, **settings)
     with pytest.raises(UserError, match="control codes"):
         LaneStream(coded.store, lanes=1, length=8, masking="permutation", backward=True)
 

@@ -22,18 +22,18 @@ def small_chunks() -> Corpus:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(example_index, "CHUNK_TOKENS", 60)
         patch.setattr("bertree.data.sequences.token_line.EXAMPLE_LENGTH", 16)
-        made = corpus(SHAPE, shards=3)
-        assert LaneStream(made.store, lanes=1, length=4).index.totals.size > 5
-        yield made
+        sample = corpus(SHAPE, shards=3)
+        assert LaneStream(sample.store, lanes=1, length=4).index.totals.size > 5
+        yield sample
 
 
 def lanes_of(batch: Batch) -> list[list[int]]:
     """The tokens that a batch reads of each lane."""
     assert batch.continuation is not None
-    found: list[list[int]] = [[] for _ in range(batch.continuation.count)]
+    lanes: list[list[int]] = [[] for _ in range(batch.continuation.count)]
     for lane, ids in zip(batch.continuation.lanes.tolist(), batch.split(batch.ids), strict=True):
-        found[lane] += ids.tolist()
-    return found
+        lanes[lane] += ids.tolist()
+    return lanes
 
 
 def line(stream: LaneStream, epoch: int = 0) -> list[int]:

@@ -15,7 +15,7 @@ LENGTH, REUSED, ROOM = 24, 12, 9
 
 
 @pytest.fixture(scope="module")
-def made() -> Corpus:
+def sample() -> Corpus:
     """A corpus whose index has many chunks."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(example_index, "CHUNK_TOKENS", 120)
@@ -23,9 +23,9 @@ def made() -> Corpus:
         yield corpus(SHAPE, shards=3)
 
 
-def pairs(made: Corpus, **settings: object) -> LaneStream:
-    given = {"lanes": 4, "length": LENGTH, "masking": "permutation", "backward": True, "reuse": 0.5}
-    return LaneStream(made.store, **(given | settings))
+def pairs(sample: Corpus, **settings: object) -> LaneStream:
+    options = {"lanes": 4, "length": LENGTH, "masking": "permutation", "backward": True, "reuse": 0.5}
+    return LaneStream(sample.store, **(options | settings))
 
 
 def read(batch: Batch, row: int) -> tuple[list[int], list[int], list[int], list[int]]:
@@ -41,8 +41,8 @@ def read(batch: Batch, row: int) -> tuple[list[int], list[int], list[int], list[
     return ids[:REUSED], ids[REUSED:first], ids[first + 1 : -2], segments
 
 
-def test_layout(made: Corpus) -> None:
-    stream = pairs(made)
+def test_layout(sample: Corpus) -> None:
+    stream = pairs(sample)
     whole = stream.line.read(0, 0, stream.line.tokens).ids.tolist()
     share = stream.line.tokens // 4
     labels = []
@@ -69,10 +69,10 @@ def test_layout(made: Corpus) -> None:
     assert np.mean(random) < 0.2, "a random text is another one"
 
 
-def test_texts_meet_where_a_sentence_starts(made: Corpus) -> None:
+def test_texts_meet_where_a_sentence_starts(sample: Corpus) -> None:
     """Where one starts in them: else in the middle."""
-    stream = pairs(made)
-    sentence = made.sentence_of
+    stream = pairs(sample)
+    sentence = sample.sentence_of
     borders = middles = 0
     for batch in stream.one_epoch():
         for lane in range(4):
@@ -90,8 +90,8 @@ def test_texts_meet_where_a_sentence_starts(made: Corpus) -> None:
     assert borders > middles
 
 
-def test_reused_text_never_sees_the_pair_and_the_pair_sees_all_of_it(made: Corpus) -> None:
-    stream = pairs(made)
+def test_reused_text_never_sees_the_pair_and_the_pair_sees_all_of_it(sample: Corpus) -> None:
+    stream = pairs(sample)
     for batch in stream.one_epoch():
         order = batch.permutation
         assert order.cu_queries.tolist() == [0, 4, 8, 12, 16], "24 // 6 of each"

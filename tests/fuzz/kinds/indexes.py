@@ -29,10 +29,10 @@ STATEMENTS = (
 QUERY = "the red boat"
 
 
-def _sql(path: Path, statement: str, given: tuple[object, ...] = ()) -> None:
+def _sql(path: Path, statement: str, arguments: tuple[object, ...] = ()) -> None:
     base = sqlite3.connect(path, isolation_level=None)
     try:
-        base.execute(statement, given)
+        base.execute(statement, arguments)
     finally:
         base.close()
 
@@ -102,10 +102,10 @@ def _case(random: Random) -> Case:
     }
     samples = {index: index, "bertree": "bertree", "more.jsonl": "more.jsonl"}
     # A reader makes SQLite's own files, too.
-    found = Case(samples, changes, commands[verb], names=("where",) if where else (), writes=(index,))
+    case = Case(samples, changes, commands[verb], names=("where",) if where else (), writes=(index,))
     if make is not _state:
-        found.check = {"query": _noticed, "check": _unchanged, "verify": _unchanged}.get(verb)
-    return found
+        case.check = {"query": _noticed, "check": _unchanged, "verify": _unchanged}.get(verb)
+    return case
 
 
 def _unchanged(case: Case, folder: Path, result: Result, runner: Runner) -> str:
@@ -127,8 +127,8 @@ def _noticed(case: Case, folder: Path, result: Result, runner: Runner) -> str:
     """Check that other hits than before go with damage that `--check` finds."""
     if result.out == runner.baseline(case, case.command).out:
         return ""
-    found = runner.command(["index", "info", case.command[2], "--check"], folder)
-    return "" if found.code == 2 else "other hits, and `index info --check` finds nothing"
+    info = runner.command(["index", "info", case.command[2], "--check"], folder)
+    return "" if info.code == 2 else "other hits, and `index info --check` finds nothing"
 
 
 KINDS = (Kind("index", "indexes: database, state, vectors, graph", _case),)

@@ -67,8 +67,8 @@ def _finite(case: Case, folder: Path, result: Result) -> str:
         rows = np.load(folder / OUT)
         return "" if rows.shape[0] == 30 and np.isfinite(rows).all() else f"vectors {rows.shape}, or not finite"
     if case.command[0] == "fill":
-        found = [entry["probability"] for mask in json.loads(result.out) for entry in mask]
-        return "" if found and 0 < sum(found) <= 1.0001 else f"probabilities {found}"
+        probabilities = [entry["probability"] for mask in json.loads(result.out) for entry in mask]
+        return "" if probabilities and 0 < sum(probabilities) <= 1.0001 else f"probabilities {probabilities}"
     return ""
 
 

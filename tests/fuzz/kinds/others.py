@@ -156,22 +156,22 @@ def _command(random: Random) -> Case:
 
     verbs = dict(_verbs(app if hasattr(app, "commands") else get_command(app)))
     verb = random.choice([name for name in verbs if name in ARGUMENTS or random.random() < 0.2])
-    given = list(ARGUMENTS.get(verb, []))
+    arguments = list(ARGUMENTS.get(verb, []))
     names: list[str] = []
     for _ in range(models.several(random)):
         deed = random.random()
         if deed < 0.75:
             option, takes = random.choice(_options(verbs[verb]))
             value = _word(random)
-            given += [option, value] if takes else [option]
+            arguments += [option, value] if takes else [option]
             names += [option, value] if takes else [option]
         elif deed < 0.85:
             names.append(_word(random))
-            given.insert(random.randrange(len(given) + 1), names[-1])
-        elif given:
+            arguments.insert(random.randrange(len(arguments) + 1), names[-1])
+        elif arguments:
             names.append(_word(random))
-            given[random.randrange(len(given))] = names[-1]
-    command = [*verb, *given]
+            arguments[random.randrange(len(arguments))] = names[-1]
+    command = [*verb, *arguments]
     # A wrong word can change the meaning of any other, and words that are missing have no name here.
     names += [word for word in command if word] + ["--help", "bertree"]
     # With any option, --out may be any path of the folder.

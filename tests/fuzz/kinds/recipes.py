@@ -56,7 +56,7 @@ def setting(keys: tuple[str, ...], random: Random) -> str:
 def _settings(random: Random) -> Case:
     verb = random.choice(("recipe", "recipe", "pretrain", "finetune", "embeddings", "info"))
     keys = {"recipe": KEYS, "pretrain": KEYS, "info": AXES}.get(verb, TUNING_KEYS)
-    given = [setting(keys, random) for _ in range(models.several(random))]
+    settings = [setting(keys, random) for _ in range(models.several(random))]
     samples, command = {
         "recipe": (
             ("recipe.toml",),
@@ -73,12 +73,12 @@ def _settings(random: Random) -> Case:
         ),
         "info": ((), ["info", "bert-tiny"]),
     }[verb]
-    names = tuple(part for one in given for part in (one.partition("=")[0].strip(), one[:40]) if part)
+    names = tuple(part for one in settings for part in (one.partition("=")[0].strip(), one[:40]) if part)
     names += tuple(key.rpartition(".")[2] for key in names if "." in key)
-    command += ["--", *given] if given[0].startswith("-") else given
-    found = Case({name: name for name in samples}, [], command, names=names, stop_after=STEPS, codes=(0, 1, 2))
-    found.writes = (OUT, "store/index")
-    return found
+    command += ["--", *settings] if settings[0].startswith("-") else settings
+    case = Case({name: name for name in samples}, [], command, names=names, stop_after=STEPS, codes=(0, 1, 2))
+    case.writes = (OUT, "store/index")
+    return case
 
 
 KINDS = (

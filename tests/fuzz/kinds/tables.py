@@ -168,8 +168,8 @@ def _case(readers: tuple[str, ...], random: Random) -> Case:
     sources, model, arguments = READERS[random.choice(readers)]
     file, samples, changes = _input(random, sources)
     samples = samples | ({model: model} if model else {})
-    given = file if not file.startswith("-") else f"./{file}"
-    command = [given if word == "FILE" else word for word in arguments]
+    path = file if not file.startswith("-") else f"./{file}"
+    command = [path if word == "FILE" else word for word in arguments]
     codes = (0, 1, 2) if arguments[0] in ("finetune", "embeddings") else (0, 2)
     shown = " ".join(file.split())  # a message stays on one line
     return Case(

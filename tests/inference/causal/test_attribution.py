@@ -33,25 +33,25 @@ def log_likelihood(model: Model, code: str, text: str) -> float:
 
 
 def test_codes_are_ranked_by_the_likelihood_of_the_text(model: Model) -> None:
-    for found, text in zip(model.attribute(TEXTS), TEXTS, strict=True):
+    for ranking, text in zip(model.attribute(TEXTS), TEXTS, strict=True):
         wanted = {code: log_likelihood(model, code, text) for code in CODES}
-        assert {one.code: one.log_likelihood for one in found} == pytest.approx(wanted, abs=1e-4)
-        assert [one.code for one in found] == sorted(CODES, key=lambda code: -wanted[code])
-        assert sum(one.probability for one in found) == pytest.approx(1)
-        odds = found[0].probability / found[1].probability
-        assert math.log(odds) == pytest.approx(found[0].log_likelihood - found[1].log_likelihood, abs=1e-6)
-        assert found[0].loss == pytest.approx(-found[0].log_likelihood / found.tokens)
-        assert found[0].code in repr(found)
-        assert len(found) == 3
+        assert {one.code: one.log_likelihood for one in ranking} == pytest.approx(wanted, abs=1e-4)
+        assert [one.code for one in ranking] == sorted(CODES, key=lambda code: -wanted[code])
+        assert sum(one.probability for one in ranking) == pytest.approx(1)
+        odds = ranking[0].probability / ranking[1].probability
+        assert math.log(odds) == pytest.approx(ranking[0].log_likelihood - ranking[1].log_likelihood, abs=1e-6)
+        assert ranking[0].loss == pytest.approx(-ranking[0].log_likelihood / ranking.tokens)
+        assert ranking[0].code in repr(ranking)
+        assert len(ranking) == 3
 
 
 def test_a_prior_weighs_the_codes(model: Model) -> None:
     (flat,) = model.attribute(TEXTS[0])
-    (found,) = model.attribute(TEXTS[0], prior={"boat": 2, "tree": 1, "river": 1})
+    (ranking,) = model.attribute(TEXTS[0], prior={"boat": 2, "tree": 1, "river": 1})
     before = {one.code: one.probability for one in flat}
     whole = 1 + before["boat"]
     wanted = {code: p * (2 if code == "boat" else 1) / whole for code, p in before.items()}
-    assert {one.code: one.probability for one in found} == pytest.approx(wanted)
+    assert {one.code: one.probability for one in ranking} == pytest.approx(wanted)
     (some,) = model.attribute(TEXTS[0], codes=["tree", "river"])
     assert np.isclose(sum(one.probability for one in some), 1)
     assert {one.code for one in some} == {"tree", "river"}
@@ -63,9 +63,9 @@ def test_the_prior_of_a_token_store_is_the_share_of_documents(model: Model, tmp_
         (tmp_path / "texts" / code).mkdir(parents=True)
         (tmp_path / "texts" / code / "a.txt").write_text("\n\n".join(f"the {code} of {n}" for n in range(count)))
     bertree.prepare(tmp_path / "texts", tmp_path / "model", tmp_path / "store", control="folder", workers=1)
-    (found,) = model.attribute(TEXTS[0], prior=tmp_path / "store")
+    (ranking,) = model.attribute(TEXTS[0], prior=tmp_path / "store")
     (wanted,) = model.attribute(TEXTS[0], prior={"boat": 3, "tree": 1, "river": 1})
-    assert found == wanted
+    assert ranking == wanted
 
 
 def test_mistakes(model: Model) -> None:
@@ -84,25 +84,31 @@ def test_mistakes(model: Model) -> None:
 def test_a_long_text_is_cut_with_a_note() -> None:
     model = language_model("gpt2", CODES)
     with pytest.warns(BertreeWarning, match="1 of 2 texts cut"):
-        found = model.attribute(["the", " ".join(["the"] * 60)])
-    assert [one.tokens for one in found] == [1, 48 - 3]
+        ranking = model.attribute(["the", " ".join(["the"] * 60)])
+    assert [one.tokens for one in ranking] == [1, 48 - 3]
 
 
 def test_given_texts_are_ranked_by_the_likelihood_they_give() -> None:
     model = language_model("gpt2", CODES)
     model._contents.takes_given = True
-    tokenizer, text, given = model.required_tokenizer, "the lamp on the road", ["a stone", "the window by the river"]
-    (ranked,) = model.attribute(text, codes=["tree"], given=given)
-    assert sorted(score.given for score in ranked) == given
+    tokenizer, text, given_texts = (
+        model.required_tokenizer,
+        "the lamp on the road",
+        ["a stone", "the window by the river"],
+    )
+    (ranked,) = model.attribute(text, codes=["tree"], given=given_texts)
+    assert sorted(score.given for score in ranked) == given_texts
     for score in ranked:
-        found = model.perplexity(text, control="tree", given=score.given)
-        assert score.log_likelihood == pytest.approx(-found.total, rel=1e-5)
-    before = control_prefix(tokenizer, "tree", given[0])
-    assert before == control_prefix(tokenizer, "tree") + tokenizer.encode_plain(given)[0].ids + [tokenizer.id_of("sep")]
-    (said,) = model.generate("the lamp", control="tree", given=given[0], tokens=4, temperature=0)
+        perplexity = model.perplexity(text, control="tree", given=score.given)
+        assert score.log_likelihood == pytest.approx(-perplexity.total, rel=1e-5)
+    before = control_prefix(tokenizer, "tree", given_texts[0])
+    assert before == control_prefix(tokenizer, "tree") + tokenizer.encode_plain(given_texts)[0].ids + [
+        tokenizer.id_of("sep")
+    ]
+    (texts,) = model.generate("the lamp", control="tree", given=given_texts[0], tokens=4, temperature=0)
     (same,) = model.generate([before + tokenizer.encode_plain(["the lamp"])[0].ids], tokens=4, temperature=0)
-    assert said.ids == same.ids
-    assert said.given == given[0]
+    assert texts.ids == same.ids
+    assert texts.given == given_texts[0]
 
 
 def test_given_texts_that_are_refused() -> None:

@@ -21,19 +21,19 @@ def draw(*lengths: int) -> list[list[int]]:
     return [torch.randint(0, VOCAB, (length,)).tolist() for length in lengths]
 
 
-def next_logits(made: Network, rows: list[list[int]]) -> Tensor:
+def next_logits(model: Network, rows: list[list[int]]) -> Tensor:
     """The logits of each row's next token, from the whole row."""
     batch = Batch.pack(rows)
-    return made.mask_logits(made(batch), batch.last)
+    return model.mask_logits(model(batch), batch.last)
 
 
-def check(decoder: Decoder, made: Network, prompts: list[list[int]], keep: list[int]) -> None:
+def check(decoder: Decoder, model: Network, prompts: list[list[int]], keep: list[int]) -> None:
     """Continue prompts, drop some lanes and repeat others, and continue those."""
     rows = [list(row) for row in prompts]
     logits = decoder.start(prompts, 40)
     steps = torch.tensor(draw(*[8] * len(prompts)))
     for step in range(8):
-        assert torch.allclose(logits, next_logits(made, rows), atol=2e-5)
+        assert torch.allclose(logits, next_logits(model, rows), atol=2e-5)
         if step == 3:
             decoder.keep(keep)
             rows, steps = [list(rows[lane]) for lane in keep], steps[keep]
@@ -47,42 +47,42 @@ def check(decoder: Decoder, made: Network, prompts: list[list[int]], keep: list[
 @pytest.mark.parametrize("kind", KINDS)
 @torch.inference_mode()
 def test_steps_equal_the_whole_sequence(kind: str, lengths: tuple[int, ...]) -> None:
-    made, prompts = network(kind, VOCAB), draw(*lengths)
+    model, prompts = network(kind, VOCAB), draw(*lengths)
     keep = [*range(1, len(lengths)), 0, 0] if len(lengths) > 1 else [0]
     for lanes in (1, len(lengths)):
-        decoder = DecoderChoice().choose(made, lanes)()
+        decoder = DecoderChoice().choose(model, lanes)()
         assert isinstance(decoder, FastDecoder) == (kind in FAST)
-        check(decoder, made, prompts, keep)
+        check(decoder, model, prompts, keep)
     if kind in FAST:
-        check(ModuleDecoder(made), made, prompts, keep)
+        check(ModuleDecoder(model), model, prompts, keep)
 
 
 def test_an_encoder_with_a_part_of_its_own_is_computed_by_its_modules() -> None:
-    made = network("gpt2", VOCAB)
-    assert DecoderWeights.of(made) is not None
-    hooked = copy.deepcopy(made)
-    hooked.encoder.stack.attention[0].register_forward_hook(lambda *given: None)
+    model = network("gpt2", VOCAB)
+    assert DecoderWeights.of(model) is not None
+    hooked = copy.deepcopy(model)
+    hooked.encoder.stack.attention[0].register_forward_hook(lambda *arguments: None)
     assert DecoderWeights.of(hooked) is None
-    hooked = copy.deepcopy(made)
-    hooked.heads["mask"].register_forward_hook(lambda *given: None)
+    hooked = copy.deepcopy(model)
+    hooked.heads["mask"].register_forward_hook(lambda *arguments: None)
     assert DecoderWeights.of(hooked) is None
 
 
 def test_prepared_weights_follow_the_network() -> None:
-    made, choice = network("gpt2", VOCAB), DecoderChoice()
+    model, choice = network("gpt2", VOCAB), DecoderChoice()
 
     @torch.inference_mode()
     def logits() -> Tensor:
-        return choice.choose(made, 2)().start(draw(3, 4), 8)
+        return choice.choose(model, 2)().start(draw(3, 4), 8)
 
     first = logits()
-    assert choice._weights(made, False, False) is choice._weights(made, False, False)
+    assert choice._weights(model, False, False) is choice._weights(model, False, False)
     with torch.no_grad():
-        made.encoder.stack.ffn[0].part.up.weight.mul_(2)
+        model.encoder.stack.ffn[0].part.up.weight.mul_(2)
     second = logits()
     assert (first - second).abs().max() > 1e-3
     with torch.no_grad():
-        assert torch.allclose(second, next_logits(made, draw(3, 4)), atol=2e-5)
+        assert torch.allclose(second, next_logits(model, draw(3, 4)), atol=2e-5)
     assert copy.deepcopy(choice)._built == (None, None)
 
 
@@ -90,15 +90,15 @@ def test_prepared_weights_follow_the_network() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @torch.inference_mode()
 def test_recorded_steps_equal_the_whole_sequence(kind: str) -> None:
-    made = network(kind, VOCAB, max_positions=600).cuda()
+    model = network(kind, VOCAB, max_positions=600).cuda()
     prompts = draw(5, 1, 9)
-    decoder = DecoderChoice().choose(made, 3)()
+    decoder = DecoderChoice().choose(model, 3)()
     rows = [list(row) for row in prompts]
     logits = decoder.start(prompts, 400)
     for step in range(300):  # beyond the places that are attended to at first
         if step % 50 == 0:
             batch = Batch.pack(rows).to("cuda")
-            assert torch.allclose(logits, made.mask_logits(made(batch), batch.last), atol=1e-3)
+            assert torch.allclose(logits, model.mask_logits(model(batch), batch.last), atol=1e-3)
         if step == 120:
             decoder.keep([2, 0])
             rows, logits = [rows[2], rows[0]], logits[[2, 0]]

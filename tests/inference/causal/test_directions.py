@@ -50,9 +50,9 @@ def test_perplexity_from_the_end() -> None:
     end = model.required_tokenizer.end_id
     line = [*ids, end]
     losses = [F.cross_entropy(next_logits(model, line[n + 1 :]), torch.tensor(line[n])) for n in range(len(ids))]
-    found = model.perplexity(PROMPT)
-    assert found.tokens == len(ids)
-    assert math.isclose(found.total, float(torch.stack(losses).sum()), rel_tol=1e-5)
+    perplexity = model.perplexity(PROMPT)
+    assert perplexity.tokens == len(ids)
+    assert math.isclose(perplexity.total, float(torch.stack(losses).sum()), rel_tol=1e-5)
 
 
 def test_what_has_no_meaning_is_refused() -> None:

@@ -26,8 +26,8 @@ def model() -> Model:
     return language_model("gpt2")
 
 
-def texts(found: Any) -> dict[tuple[str, int], str]:
-    return {(one.prompt, one.number): one.text for one in found}
+def texts(generations: Any) -> dict[tuple[str, int], str]:
+    return {(one.prompt, one.number): one.text for one in generations}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -66,54 +66,54 @@ def test_greedy_tokens_are_those_of_transformers(both: tuple[Any, Model]) -> Non
     theirs, ours = both
     prompts = torch.randint(1, 90, (5, 7), generator=torch.Generator().manual_seed(3))
     for penalty in (1.0, 1.3):
-        found = theirs.generate(
+        expected = theirs.generate(
             prompts, max_new_tokens=40, do_sample=False, eos_token_id=None, pad_token_id=0, repetition_penalty=penalty,
             attention_mask=torch.ones_like(prompts),
         )  # fmt: skip
-        made = ours.generate(prompts.tolist(), tokens=40, temperature=0, penalty=penalty)
-        assert [one.ids for one in made] == found[:, 7:].tolist()
+        actual = ours.generate(prompts.tolist(), tokens=40, temperature=0, penalty=penalty)
+        assert [one.ids for one in actual] == expected[:, 7:].tolist()
 
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_beams_are_those_of_transformers(both: tuple[Any, Model], count: int) -> None:
     theirs, ours = both
     prompts = torch.randint(1, 90, (3, 5), generator=torch.Generator().manual_seed(4))
-    found = theirs.generate(
+    expected = theirs.generate(
         prompts, max_new_tokens=12, do_sample=False, num_beams=4, num_return_sequences=count, eos_token_id=None,
         pad_token_id=0, attention_mask=torch.ones_like(prompts),
     )  # fmt: skip
-    made = ours.generate(prompts.tolist(), tokens=12, beams=4, count=count)
-    assert [one.ids for one in made] == found[:, 5:].tolist()
+    actual = ours.generate(prompts.tolist(), tokens=12, beams=4, count=count)
+    assert [one.ids for one in actual] == expected[:, 5:].tolist()
 
 
 def test_a_text_ends_with_the_end_token(model: Model) -> None:
     end = model.required_tokenizer.id_of("sep")
     options: dict[str, Any] = {"tokens": 40, "temperature": 20.0, "seed": 2, "count": 4}
-    found = model.generate(PROMPTS, **options)
-    ended = [one for one in found if one.ended]
+    texts = model.generate(PROMPTS, **options)
+    ended = [one for one in texts if one.ended]
     assert ended, "at this temperature some end"
     assert all(len(one.ids) < 40 and end not in one.ids for one in ended)
-    assert all(len(one.ids) == 40 for one in found if not one.ended)
+    assert all(len(one.ids) == 40 for one in texts if not one.ended)
     on = model.generate(PROMPTS, stop=False, **options)
-    for one, other in zip(found, on, strict=True):
+    for one, other in zip(texts, on, strict=True):
         assert len(other.ids) == 40
         assert other.ids[: len(one.ids)] == one.ids
-    assert found.tokens == sum(len(one.ids) + one.ended for one in found)
-    assert repr(found).startswith("<32 generated texts, ")
+    assert texts.tokens == sum(len(one.ids) + one.ended for one in texts)
+    assert repr(texts).startswith("<32 generated texts, ")
 
 
 def test_special_tokens_that_are_no_text_are_never_chosen(model: Model) -> None:
     tokenizer = model.required_tokenizer
     never = {tokenizer.id_of(kind) for kind in ("pad", "mask", "cls", "unk")}
-    found = model.generate(["the"], tokens=40, temperature=50.0, count=20, stop=False)
-    assert not never & {token for one in found for token in one.ids}
+    texts = model.generate(["the"], tokens=40, temperature=50.0, count=20, stop=False)
+    assert not never & {token for one in texts for token in one.ids}
 
 
 def test_pieces_make_up_the_text(model: Model) -> None:
     pieces: dict[int, list[str]] = {}
     show = lambda row, piece: pieces.setdefault(row, []).append(piece)  # noqa: E731
-    found = model.generate(PROMPTS[:2], tokens=40, stop=False, on_text=show)
-    assert ["".join(pieces[row]) for row in (0, 1)] == [one.text for one in found]
+    texts = model.generate(PROMPTS[:2], tokens=40, stop=False, on_text=show)
+    assert ["".join(pieces[row]) for row in (0, 1)] == [one.text for one in texts]
     assert len(pieces[0]) > 3
 
 
@@ -121,11 +121,11 @@ def test_pieces_make_up_the_text(model: Model) -> None:
 def test_as_many_tokens_as_fit(kind: str) -> None:
     model, limited = language_model(kind), kind == "gpt2"
     long = " ".join(["the"] * 40)
-    found = model.generate([long, "the", "a boat"], stop=False)
+    texts = model.generate([long, "the", "a boat"], stop=False)
     read = [40, 1, 2]
-    assert [len(one.ids) for one in found] == ([48 - length for length in read] if limited else [100] * 3)
+    assert [len(one.ids) for one in texts] == ([48 - length for length in read] if limited else [100] * 3)
     alone = model.generate(long, stop=False)
-    assert alone[0].ids == found[0].ids
+    assert alone[0].ids == texts[0].ids
 
 
 def test_a_control_code_stands_before_the_prompt() -> None:

@@ -36,20 +36,20 @@ def test_accuracy_and_perplexity_are_those_of_greedy_decoding(tmp_path: Path) ->
         losses.append(-float(logs[range(len(target)), target].sum()))
         right += logs.argmax(1).tolist() == target
     assert 0 < right < len(passages)
-    found = model.last_words(passages)
-    assert found.accuracy == right / len(passages)
-    assert found.perplexity == pytest.approx(math.exp(sum(losses) / len(losses)), rel=1e-4)
+    predictions = model.last_words(passages)
+    assert predictions.accuracy == right / len(passages)
+    assert predictions.perplexity == pytest.approx(math.exp(sum(losses) / len(losses)), rel=1e-4)
     path = tmp_path / "lambada.jsonl"
     path.write_text("".join(json.dumps({"text": passage}) + "\n" for passage in passages))
-    assert model.last_words(path).perplexity == pytest.approx(found.perplexity, rel=1e-6)
-    assert "8 passages" in repr(found)
+    assert model.last_words(path).perplexity == pytest.approx(predictions.perplexity, rel=1e-6)
+    assert "8 passages" in repr(predictions)
 
 
 def test_long_passages_keep_their_end() -> None:
     model = language_model("gpt2")
     words = " ".join(["the boat of"] * 30)
-    found, cut = model.last_words([f"{words} river"]), model.last_words([f"tree {words} river"])
-    assert found.perplexity == pytest.approx(cut.perplexity, rel=1e-6)
+    predictions, cut = model.last_words([f"{words} river"]), model.last_words([f"tree {words} river"])
+    assert predictions.perplexity == pytest.approx(cut.perplexity, rel=1e-6)
 
 
 def test_mistakes() -> None:
@@ -71,5 +71,5 @@ def test_stop_words_are_left_out_of_the_candidates(monkeypatch: pytest.MonkeyPat
     place = next(n for n, token in enumerate(ranked) if n and tokenizer.backend.id_to_token(token).isalpha())
     passage = f"the boat of {tokenizer.backend.id_to_token(ranked[place])}"
     monkeypatch.setattr(last_words, "stop_word_ids", lambda tokenizer: ranked[:place])
-    found = model.last_words([passage])
-    assert (found.accuracy, found.filtered_accuracy) == (0.0, 1.0)
+    predictions = model.last_words([passage])
+    assert (predictions.accuracy, predictions.filtered_accuracy) == (0.0, 1.0)

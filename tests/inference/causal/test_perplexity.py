@@ -71,16 +71,16 @@ def test_a_short_text_is_predicted_from_its_start(kind: str) -> None:
     first = tokenizer.id_of("cls" if kind in ("bert-base", "rotary") else "sep")  # GPT reads streams of texts
     assert first is not None
     losses = whole_losses(model, [first, *ids])
-    found = model.perplexity(given_text, stride=10, context=40)
-    assert found.total == pytest.approx(losses.sum(), rel=1e-5)
-    assert found.tokens == len(ids)
-    assert found.perplexity == pytest.approx(math.exp(losses.mean()), rel=1e-5)
-    assert found.word_perplexity == pytest.approx(math.exp(losses.sum() / 20), rel=1e-5)
-    assert found.bits_per_character == pytest.approx(losses.sum() / math.log(2) / len(given_text), rel=1e-5)
-    assert (found.context_least, found.context_mean) == (1, (1 + len(ids)) / 2)
-    assert found.unpredicted == 0
-    assert repr(found).startswith(f"<perplexity {found.perplexity:.2f} per token")
-    assert found.as_mapping()["words"] == 20
+    perplexity = model.perplexity(given_text, stride=10, context=40)
+    assert perplexity.total == pytest.approx(losses.sum(), rel=1e-5)
+    assert perplexity.tokens == len(ids)
+    assert perplexity.perplexity == pytest.approx(math.exp(losses.mean()), rel=1e-5)
+    assert perplexity.word_perplexity == pytest.approx(math.exp(losses.sum() / 20), rel=1e-5)
+    assert perplexity.bits_per_character == pytest.approx(losses.sum() / math.log(2) / len(given_text), rel=1e-5)
+    assert (perplexity.context_least, perplexity.context_mean) == (1, (1 + len(ids)) / 2)
+    assert perplexity.unpredicted == 0
+    assert repr(perplexity).startswith(f"<perplexity {perplexity.perplexity:.2f} per token")
+    assert perplexity.as_mapping()["words"] == 20
 
 
 @pytest.mark.parametrize("stride", [1, 3, 12])
@@ -94,21 +94,21 @@ def test_windows_give_what_each_window_alone_gives(stride: int) -> None:
         end = 12 if place < 12 else min(len(ids), 12 + ((place - 12) // stride + 1) * stride)
         begin = max(0, end - 12)
         wanted.append(whole_losses(model, [cls, *ids[begin:end]])[place - begin])
-    found = model.perplexity(given_text, context=context, stride=stride)
-    assert found.total == pytest.approx(sum(wanted), rel=1e-5)
+    perplexity = model.perplexity(given_text, context=context, stride=stride)
+    assert perplexity.total == pytest.approx(sum(wanted), rel=1e-5)
     if stride == 1:
-        assert found.context_mean == pytest.approx((sum(range(1, 13)) + 12 * (len(ids) - 12)) / len(ids))
+        assert perplexity.context_mean == pytest.approx((sum(range(1, 13)) + 12 * (len(ids) - 12)) / len(ids))
 
 
 def test_several_texts_are_predicted_apart(tmp_path: Path) -> None:
     model, texts = language_model("gpt2"), [text(60, 1), text(3, 2), text(17, 3)]
     apart = [model.perplexity(one) for one in texts]
-    found = model.perplexity(texts)
-    assert found.total == pytest.approx(sum(one.total for one in apart), rel=1e-5)
-    assert found.counts.documents == 3
+    perplexity = model.perplexity(texts)
+    assert perplexity.total == pytest.approx(sum(one.total for one in apart), rel=1e-5)
+    assert perplexity.counts.documents == 3
     path = tmp_path / "texts.txt"
     path.write_text("\n".join(texts) + "\n\n")
-    assert model.perplexity(path, lines=True).total == pytest.approx(found.total, rel=1e-6)
+    assert model.perplexity(path, lines=True).total == pytest.approx(perplexity.total, rel=1e-6)
     stream = model.perplexity(path)
     assert (stream.counts.documents, stream.counts.lines) == (1, 4)
     assert stream.word_and_line_perplexity == pytest.approx(math.exp(stream.total / (80 + 4)))
@@ -122,14 +122,14 @@ def test_segments_with_a_long_memory_equal_the_whole_text(segment: int) -> None:
     sep = tokenizer.id_of("sep")
     assert sep is not None
     wanted = [whole_losses(model, [sep, *e.ids]) for e in tokenizer.encode_plain(texts)]
-    found = model.perplexity(texts, context=segment, memory=200)
-    assert found.total == pytest.approx(sum(float(one.sum()) for one in wanted), rel=1e-5)
-    assert found.tokens == sum(map(len, wanted))
-    assert found.context_least == 1
+    perplexity = model.perplexity(texts, context=segment, memory=200)
+    assert perplexity.total == pytest.approx(sum(float(one.sum()) for one in wanted), rel=1e-5)
+    assert perplexity.tokens == sum(map(len, wanted))
+    assert perplexity.context_least == 1
     short = model.perplexity(texts, context=segment, memory=2)
     assert short.context_mean <= segment + 2
     if segment == 5:
-        assert short.total != pytest.approx(found.total, rel=1e-4)
+        assert short.total != pytest.approx(perplexity.total, rel=1e-4)
 
 
 def test_a_memory_starts_as_the_model_starts_it() -> None:
@@ -138,8 +138,8 @@ def test_a_memory_starts_as_the_model_starts_it() -> None:
     sep = model.required_tokenizer.id_of("sep")
     assert sep is not None
     ids = model.required_tokenizer.encode_plain([given_text])[0].ids
-    found = model.perplexity(given_text, context=100)
-    assert found.total == pytest.approx(whole_losses(model, [sep, *ids]).sum(), rel=1e-5)
+    perplexity = model.perplexity(given_text, context=100)
+    assert perplexity.total == pytest.approx(whole_losses(model, [sep, *ids]).sum(), rel=1e-5)
 
 
 def test_a_control_code_stands_before_every_window() -> None:
@@ -156,8 +156,8 @@ def test_without_a_start_token_the_first_token_is_not_predicted() -> None:
     backend = Backend(models.WordLevel(vocabulary, unk_token="the"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     model.tokenizer = Tokenizer(backend)
-    found = model.perplexity([text(9, 1), text(5, 2)])
-    assert (found.tokens, found.unpredicted) == (12, 2)
+    perplexity = model.perplexity([text(9, 1), text(5, 2)])
+    assert (perplexity.tokens, perplexity.unpredicted) == (12, 2)
     with pytest.raises(UserError, match="the text has one token, and the tokenizer has no start token"):
         model.perplexity("boat")
 

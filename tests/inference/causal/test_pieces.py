@@ -19,36 +19,36 @@ TEXT = (
 def byte_level() -> Tokenizer:
     """A token for each byte: every character beyond ASCII is torn."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    found = Tokenizer(models.BPE({letter: n for n, letter in enumerate(alphabet)}, []))
-    found.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    found.decoder = decoders.ByteLevel()
-    return found
+    tokenizer = Tokenizer(models.BPE({letter: n for n, letter in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
 
 
 def byte_fallback() -> Tokenizer:
     """Letters of ASCII, and bytes of all others, which are decoded a run at a time."""
-    known = [chr(n) for n in range(33, 127)] + ["▁", *(f"<0x{n:02X}>" for n in range(256))]
-    found = Tokenizer(models.BPE({piece: n for n, piece in enumerate(known)}, [], byte_fallback=True))
-    found.normalizer = normalizers.Replace(" ", "▁")
-    found.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
-    return found
+    pieces = [chr(n) for n in range(33, 127)] + ["▁", *(f"<0x{n:02X}>" for n in range(256))]
+    tokenizer = Tokenizer(models.BPE({piece: n for n, piece in enumerate(pieces)}, [], byte_fallback=True))
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    return tokenizer
 
 
 def word_piece() -> Tokenizer:
-    found = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    found.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    found.decoder = decoders.WordPiece(cleanup=True)
-    found.train_from_iterator([TEXT, PROMPT], trainers.WordPieceTrainer(vocab_size=150, special_tokens=["[UNK]"]))
-    return found
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece(cleanup=True)
+    tokenizer.train_from_iterator([TEXT, PROMPT], trainers.WordPieceTrainer(vocab_size=150, special_tokens=["[UNK]"]))
+    return tokenizer
 
 
 def unigram() -> Tokenizer:
-    found = Tokenizer(models.Unigram())
-    found.pre_tokenizer = pre_tokenizers.Metaspace()
-    found.decoder = decoders.Metaspace()
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
     trainer = trainers.UnigramTrainer(vocab_size=200, unk_token="<unk>", special_tokens=["<unk>"])
-    found.train_from_iterator([TEXT, PROMPT], trainer)
-    return found
+    tokenizer.train_from_iterator([TEXT, PROMPT], trainer)
+    return tokenizer
 
 
 class Counting:

@@ -60,6 +60,6 @@ def test_what_cannot_be_asked_is_refused_in_one_line(tmp_path: Path, command: Co
     }
     for line, (name, records) in refused.items():
         path = write(tmp_path / "q.jsonl", *records)
-        said = command("evaluate", tmp_path / name, "--task", "questions", "--data", path, "--device", "cpu")
-        assert (said.code, len(said.lines)) == (2, 1), said.err
-        assert line in said.lines[0]
+        result = command("evaluate", tmp_path / name, "--task", "questions", "--data", path, "--device", "cpu")
+        assert (result.code, len(result.lines)) == (2, 1), result.err
+        assert line in result.lines[0]

@@ -61,9 +61,9 @@ def test_tokens_are_drawn_with_their_probabilities() -> None:
     sampling = Sampling(top_k=3)
     draws = draw_numbers(0, [1, 2, 3], 0, 20_000)
     chosen = sampling.choose(logits.expand(len(draws), -1), draws)
-    found = np.bincount(chosen.numpy(), minlength=4) / len(draws)
-    np.testing.assert_allclose(found, sampling.probabilities(logits)[0].numpy(), atol=0.015)
-    assert found[3] == 0
+    values = np.bincount(chosen.numpy(), minlength=4) / len(draws)
+    np.testing.assert_allclose(values, sampling.probabilities(logits)[0].numpy(), atol=0.015)
+    assert values[3] == 0
 
 
 def test_the_largest_draw_still_chooses_a_possible_token() -> None:

@@ -17,7 +17,7 @@ def screens() -> None:
         pytest.skip("this CPU has no fast product with 8-bit weights")
 
 
-def made(seed: int, spread: float, bias: bool) -> tuple[nn.Linear, torch.Tensor]:
+def layer(seed: int, spread: float, bias: bool) -> tuple[nn.Linear, torch.Tensor]:
     torch.manual_seed(seed)
     linear = nn.Linear(96, 500, bias=bias)
     with torch.no_grad():
@@ -33,22 +33,22 @@ def made(seed: int, spread: float, bias: bool) -> tuple[nn.Linear, torch.Tensor]
 @example_count(150)
 @torch.no_grad()
 def test_the_largest_output_is_always_found(seed: int, spread: float, bias: bool, banned: int) -> None:
-    linear, x = made(seed, spread, bias)
+    linear, x = layer(seed, spread, bias)
     wanted = nn.functional.linear(x.double(), linear.weight.double(), linear.bias.double() if bias else None)
     never = torch.zeros(500)
     never[wanted[0].topk(banned).indices] = -torch.inf
-    found = ScreenedOutput(linear)(x, never)
+    screened = ScreenedOutput(linear)(x, never)
     wanted += never
-    seen = found > -torch.inf
-    assert torch.allclose(found[seen].double(), wanted[seen], rtol=1e-4, atol=1e-4)
-    best = int(found.argmax())
+    seen = screened > -torch.inf
+    assert torch.allclose(screened[seen].double(), wanted[seen], rtol=1e-4, atol=1e-4)
+    best = int(screened.argmax())
     assert wanted[0, best] >= wanted.max() - 1e-5 * wanted.abs().nan_to_num(posinf=0).max()
     assert never[best] == 0
 
 
 @torch.no_grad()
 def test_few_outputs_are_computed_exactly() -> None:
-    linear, x = made(0, 0.0, False)
+    linear, x = layer(0, 0.0, False)
     assert int((ScreenedOutput(linear)(x) > -torch.inf).sum()) < 25
 
 

@@ -43,11 +43,11 @@ def test_streams_can_be_read_in_turn_and_by_any_thread() -> None:
     seeds = range(6)
     wanted = [model.generate("a lamp", tokens=10, temperature=seed % 2, seed=seed)[0].text for seed in seeds]
     streams = [model.stream("a lamp", tokens=10, temperature=seed % 2, seed=seed) for seed in seeds]
-    found = [""] * len(streams)
+    texts = [""] * len(streams)
     with ThreadPoolExecutor(3) as pool:
         while set(pieces := list(pool.map(lambda stream: next(stream, None), streams))) != {None}:
-            found = [text + (piece or "") for text, piece in zip(found, pieces, strict=True)]
-    assert found == wanted
+            texts = [text + (piece or "") for text, piece in zip(texts, pieces, strict=True)]
+    assert texts == wanted
 
 
 def test_what_cannot_be_streamed_is_said_before_anything_is_computed() -> None:

@@ -37,12 +37,12 @@ def model() -> Model:
 def test_a_code_gives_its_text(model: Model, code: str) -> None:
     text, (other,) = TEXTS[code], set(TEXTS) - {code}
     for options in ({"temperature": 0.0}, {"seed": 4, "top_p": 0.9}, {"beams": 3}):
-        said = model.generate("", control=code, **options)[0]
-        assert (said.text.strip(), said.ended) == (text, True)
+        generated = model.generate("", control=code, **options)[0]
+        assert (generated.text.strip(), generated.ended) == (text, True)
     begun = text.partition(" ")[0]
     assert str(model.generate(begun, control=code, temperature=0)[0]) == text
-    (found,) = model.attribute(text)
-    assert found[0].code == code
-    assert found[0].probability > 0.99
+    (ranking,) = model.attribute(text)
+    assert ranking[0].code == code
+    assert ranking[0].probability > 0.99
     own, wrong = (model.perplexity(text, control=which).perplexity for which in (code, other))
     assert own < 1.2 < 1.6 < wrong

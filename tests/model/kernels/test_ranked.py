@@ -30,13 +30,13 @@ def compare(kernel: Kernel, layout: Layout, seed: int, segments: bool) -> None:
     """Compare a kernel with the definition, forward and backward."""
     tables, lowest = random_relative(layout, seed)
     apart, *of = random_segments(layout, seed)
-    given = [*random_qkv(layout, seed, spare=3), *tables, apart]
+    inputs = [*random_qkv(layout, seed, spare=3), *tables, apart]
 
     def relative(r: Tensor, u: Tensor, v: Tensor, apart: Tensor) -> RelativeScores:
         return RelativeScores(r, u, v, lowest, SegmentScores(apart, *of) if segments else None)
 
-    ours = with_gradients(lambda q, k, v, *x: kernel.attend(q, k, v, layout, 0.0, relative(*x)), given)
-    exact = with_gradients(lambda q, k, v, *x: definition(q, k, v, layout, relative(*x)), given)
+    ours = with_gradients(lambda q, k, v, *x: kernel.attend(q, k, v, layout, 0.0, relative(*x)), inputs)
+    exact = with_gradients(lambda q, k, v, *x: definition(q, k, v, layout, relative(*x)), inputs)
     for name, one, other in zip(NAMES, ours, exact, strict=True):
         assert one.shape == other.shape
         assert torch.allclose(one, other, rtol=1e-5, atol=4e-6 if name == "mixed" else 2e-5), name
@@ -94,13 +94,13 @@ def test_the_grouped_kernel_passes_gradcheck(scattered: bool, monkeypatch: pytes
     layout = order(layout_of([4, 3, 4], [3, 0, 4], Full()), 1, scattered)
     tables, lowest = random_relative(layout, 1, 3)
     apart, *of = random_segments(layout, 1)
-    given = [x.double().requires_grad_() for x in (*random_qkv(layout, 0, 3), *tables, apart)]
+    inputs = [x.double().requires_grad_() for x in (*random_qkv(layout, 0, 3), *tables, apart)]
 
     def work(q: Tensor, k: Tensor, v: Tensor, *x: Tensor) -> Tensor:
         relative = RelativeScores(*x[:3], lowest, SegmentScores(x[3], *of))
         return grouped_relative.attend(q, k, v, layout, 0.0, relative)
 
-    assert torch.autograd.gradcheck(work, given, atol=1e-8, rtol=1e-5, fast_mode=True)
+    assert torch.autograd.gradcheck(work, inputs, atol=1e-8, rtol=1e-5, fast_mode=True)
 
 
 def test_a_call_says_what_it_needs() -> None:

@@ -41,7 +41,7 @@ def test_kernels_follow_the_definition(
     memory = data.draw(st.lists(st.integers(0, 7), min_size=len(sizes), max_size=len(sizes))) if memorize else None
     layout = layout_of(sizes, memory, mask)
     scores, lowest = random_relative(layout, seed)
-    given = [*random_qkv(layout, seed, spare=3 if memorize else 0), *scores]
+    inputs = [*random_qkv(layout, seed, spare=3 if memorize else 0), *scores]
 
     def ours(q: Tensor, k: Tensor, v: Tensor, *tables: Tensor) -> Tensor:
         return kernel.attend(q, k, v, layout, 0.0, RelativeScores(*tables, lowest))
@@ -49,7 +49,7 @@ def test_kernels_follow_the_definition(
     def exact(q: Tensor, k: Tensor, v: Tensor, *tables: Tensor) -> Tensor:
         return definition(q, k, v, layout, RelativeScores(*tables, lowest))
 
-    for name, one, other in zip(NAMES, with_gradients(ours, given), with_gradients(exact, given), strict=True):
+    for name, one, other in zip(NAMES, with_gradients(ours, inputs), with_gradients(exact, inputs), strict=True):
         assert one.shape == other.shape
         assert torch.allclose(one, other, rtol=1e-5, atol=4e-6 if name == "mixed" else 2e-5), name
 
@@ -62,10 +62,10 @@ def test_the_grouped_kernel_passes_gradcheck(
     monkeypatch.setattr(relative_blocks, "ROWS", 2)
     layout = layout_of([4, 3, 4], memory, mask)
     tables, lowest = random_relative(layout, 1, 3)
-    given = [x.double().requires_grad_() for x in (*random_qkv(layout, 0, 3), *tables)]
+    inputs = [x.double().requires_grad_() for x in (*random_qkv(layout, 0, 3), *tables)]
     assert torch.autograd.gradcheck(
         lambda q, k, v, *tables: grouped_relative.attend(q, k, v, layout, 0.0, RelativeScores(*tables, lowest)),
-        given,
+        inputs,
         atol=1e-8,
         rtol=1e-5,
         fast_mode=True,
@@ -75,7 +75,7 @@ def test_the_grouped_kernel_passes_gradcheck(
 def test_the_grouped_kernel_computes_half_precision_in_single() -> None:
     layout = layout_of([70, 9, 70], [3, 0, 3], Causal())
     tables, lowest = random_relative(layout, 1, 16)
-    given = [x.bfloat16() for x in (*random_qkv(layout, 0, 16), *tables)]
+    inputs = [x.bfloat16() for x in (*random_qkv(layout, 0, 16), *tables)]
 
     def ours(q: Tensor, k: Tensor, v: Tensor, *tables: Tensor) -> Tensor:
         out = grouped_relative.attend(q, k, v, layout, 0.0, RelativeScores(*tables, lowest))
@@ -83,10 +83,10 @@ def test_the_grouped_kernel_computes_half_precision_in_single() -> None:
         return out
 
     with torch.autocast("cpu", torch.bfloat16):
-        out = ours(*given[:3], *given[3:])
-    assert torch.equal(out, ours(*given)), "autocast changes nothing within"
+        out = ours(*inputs[:3], *inputs[3:])
+    assert torch.equal(out, ours(*inputs)), "autocast changes nothing within"
     for name, one, other in zip(
-        NAMES, with_gradients(ours, given), with_gradients(ours, [x.float() for x in given]), strict=True
+        NAMES, with_gradients(ours, inputs), with_gradients(ours, [x.float() for x in inputs]), strict=True
     ):
         assert (one - other).norm() <= 1e-2 * other.norm(), name
 
@@ -118,9 +118,9 @@ def test_the_grouped_kernel_compiles_whole() -> None:
     compiled = torch.compile(work, fullgraph=True, dynamic=True, backend="aot_eager")
     for sizes in ([4, 3, 8], [6, 5], [8]):
         layout = layout_of(sizes, [4] * len(sizes), Causal())
-        given = [*random_qkv(layout, 0), *random_relative(layout._replace(max_k=12), 1)[0]]
+        inputs = [*random_qkv(layout, 0), *random_relative(layout._replace(max_k=12), 1)[0]]
         ours, expected = (
-            with_gradients(lambda *x, f=f, layout=layout: f(*x, layout.cu_q, layout.cu_k), given)
+            with_gradients(lambda *x, f=f, layout=layout: f(*x, layout.cu_q, layout.cu_k), inputs)
             for f in (compiled, work)
         )
         assert all(torch.equal(one, other) for one, other in zip(ours, expected, strict=True))
@@ -128,19 +128,19 @@ def test_the_grouped_kernel_compiles_whole() -> None:
 
 def on_device(mask: Mask, lengths: list[int], memory: list[int] | None, width: int) -> list[list[Tensor]]:
     """What Triton's kernel gives (twice) and what the definition gives, with the gradients."""
-    layout, there = (layout_of(lengths, memory, mask, device) for device in ("cpu", DEVICE))
+    layout, layouts = (layout_of(lengths, memory, mask, device) for device in ("cpu", DEVICE))
     tables, lowest = random_relative(layout, 1, width)
-    given = [*random_qkv(layout, 0, width, spare=5 if memory else 0), *tables]
-    given = [x.to(DTYPE) for x in given]  # the definition computes with the rounded values
+    inputs = [*random_qkv(layout, 0, width, spare=5 if memory else 0), *tables]
+    inputs = [x.to(DTYPE) for x in inputs]  # the definition computes with the rounded values
 
     def ours(q: Tensor, k: Tensor, v: Tensor, *tables: Tensor) -> Tensor:
-        return triton_relative.attend(q, k, v, there, 0.0, RelativeScores(*tables, lowest))
+        return triton_relative.attend(q, k, v, layouts, 0.0, RelativeScores(*tables, lowest))
 
     def exact(q: Tensor, k: Tensor, v: Tensor, *tables: Tensor) -> Tensor:
         return definition(q, k, v, layout, RelativeScores(*tables, lowest))
 
-    given = [x.to(DEVICE) for x in given]
-    return [*(with_gradients(ours, given) for _ in range(2)), with_gradients(exact, [x.cpu() for x in given])]
+    inputs = [x.to(DEVICE) for x in inputs]
+    return [*(with_gradients(ours, inputs) for _ in range(2)), with_gradients(exact, [x.cpu() for x in inputs])]
 
 
 @pytest.mark.skipif(DEVICE is None, reason="needs CUDA, or Triton with TRITON_INTERPRET=1")
@@ -162,10 +162,10 @@ def test_the_triton_kernel_follows_the_definition(
         for name in ("FORWARD", "QUERIES", "KEYS"):
             monkeypatch.setattr(triton_relative, name, (16, 16, 1, 1))
         lengths, memory = ([size // 3 for size in sizes] if sizes else None for sizes in (lengths, memory))
-    found, again, expected = on_device(mask, lengths, memory, width)
-    for name, one, other in zip(NAMES, found, expected, strict=True):
+    output, again, expected = on_device(mask, lengths, memory, width)
+    for name, one, other in zip(NAMES, output, expected, strict=True):
         assert (one.cpu() - other).norm() <= TOLERANCE * other.norm(), name
-    assert all(torch.equal(one, other) for one, other in zip(found, again, strict=True)), "the same bytes every time"
+    assert all(torch.equal(one, other) for one, other in zip(output, again, strict=True)), "the same bytes every time"
 
 
 @pytest.mark.skipif(DEVICE is None, reason="needs CUDA, or Triton with TRITON_INTERPRET=1")
@@ -173,10 +173,13 @@ def test_a_query_without_keys_gets_nothing_from_the_triton_kernel() -> None:
     bounds = [torch.tensor(ends, dtype=torch.int32) for ends in ([0, 2, 5], [0, 0, 2])]
     layout = Layout(*bounds, 3, 2, Causal())
     tables, lowest = random_relative(layout, 1, 16)
-    given = [x.to(DEVICE, DTYPE) for x in (*random_qkv(layout, 0, 16), *tables)]
-    there = layout._replace(cu_q=bounds[0].to(DEVICE), cu_k=bounds[1].to(DEVICE))
+    inputs = [x.to(DEVICE, DTYPE) for x in (*random_qkv(layout, 0, 16), *tables)]
+    layout_on_device = layout._replace(cu_q=bounds[0].to(DEVICE), cu_k=bounds[1].to(DEVICE))
     out, q_grad, *grads = with_gradients(
-        lambda q, k, v, *tables: triton_relative.attend(q, k, v, there, 0.0, RelativeScores(*tables, lowest)), given
+        lambda q, k, v, *tables: triton_relative.attend(
+            q, k, v, layout_on_device, 0.0, RelativeScores(*tables, lowest)
+        ),
+        inputs,
     )
     assert not out[:3].any()  # two of a sequence without keys, one before the first key
     assert not q_grad[:3].any()

@@ -21,7 +21,7 @@ def interpreted(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest)
         monkeypatch.setattr(triton_add_norm, "_has_kernels", lambda x: True)
 
 
-def made(tokens: int, width: int, dtype: torch.dtype, biased: bool = True) -> list[Tensor | None]:
+def inputs_of(tokens: int, width: int, dtype: torch.dtype, biased: bool = True) -> list[Tensor | None]:
     """x, f, a bias, and the parameters of a norm."""
     draw = torch.Generator().manual_seed(width)
     x, f = (torch.randn(tokens, width, generator=draw).to(DEVICE, dtype) for _ in range(2))
@@ -60,7 +60,7 @@ def test_operators_are_known_to_compilers_and_have_the_right_gradient() -> None:
 @pytest.mark.parametrize(("tokens", "width"), [(37, 768), (8, 128), (3, 1024)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_kernels_follow_the_definition(tokens: int, width: int, biased: bool, dtype: torch.dtype) -> None:
-    given, seed = made(tokens, width, dtype, biased), torch.tensor([(1 << 62) + 12345], device=DEVICE)
+    given, seed = inputs_of(tokens, width, dtype, biased), torch.tensor([(1 << 62) + 12345], device=DEVICE)
     x, f, *rest = given
     assert x is not None
     expected, inputs = defined(seed, given)
@@ -69,17 +69,17 @@ def test_kernels_follow_the_definition(tokens: int, width: int, biased: bool, dt
     torch.testing.assert_close(out.double(), expected, atol=tolerance, rtol=tolerance)
     one, two = torch.randn_like(x), torch.randn_like(x)
     wanted = torch.autograd.grad(expected, inputs, one.double() + two.double())
-    found = triton_add_norm._add_norm_backward(one, two, x, f, rest[0], rest[1], seed, stats, DROPPED)
+    output = triton_add_norm._add_norm_backward(one, two, x, f, rest[0], rest[1], seed, stats, DROPPED)
     d_x, d_f, *d_bias, d_weight, d_norm_bias = wanted
-    for mine, theirs in zip(found[:2], (d_x, d_f), strict=True):
+    for mine, theirs in zip(output[:2], (d_x, d_f), strict=True):
         torch.testing.assert_close(mine.double(), theirs, atol=2 * tolerance, rtol=tolerance)
-    for mine, theirs in zip(found[2], (d_weight, d_norm_bias, *d_bias), strict=False):
+    for mine, theirs in zip(output[2], (d_weight, d_norm_bias, *d_bias), strict=False):
         torch.testing.assert_close(mine.double(), theirs, atol=2e-4, rtol=2e-4)
 
 
 @needs_triton
 def test_kernels_compute_the_same_bytes_every_time_and_drop_by_the_seed() -> None:
-    x, f, *rest = made(50, 256, torch.float32)
+    x, f, *rest = inputs_of(50, 256, torch.float32)
     results = []
     for seed in (5, 5, 6):
         key = torch.tensor([seed], device=DEVICE)
@@ -92,7 +92,7 @@ def test_kernels_compute_the_same_bytes_every_time_and_drop_by_the_seed() -> Non
 @needs_triton
 def test_a_chain_of_kernels_has_the_gradient_of_the_definition_by_both_ways() -> None:
     """The second sum's gradient reaches the first by its carrier alone, and what reads the states adds to it."""
-    x, f, bias, weight, norm_bias = (t.requires_grad_() for t in made(21, 128, torch.float32) if t is not None)
+    x, f, bias, weight, norm_bias = (t.requires_grad_() for t in inputs_of(21, 128, torch.float32) if t is not None)
     torch.manual_seed(3)
     first = add_norm(x, None, f, bias, weight, norm_bias, EPS, 0.1)
     second = add_norm(first.states, first.carrier, first.states * 0.5, bias, weight, norm_bias, EPS, 0.1)
@@ -142,7 +142,7 @@ BATCH = Batch.pack([[4, 9, 2, 33, 7], [5, 6, 7]])
 def test_a_stack_of_layers_is_the_same_either_way(monkeypatch: pytest.MonkeyPatch, recompute: bool) -> None:
     """With next to nothing dropped; the bias of each part is added by the operator."""
     small = {"vocab_size": 50, "width": 128, "heads": 2, "ffn_width": 64, "layers": 3, "attention_dropout": 0.0}
-    found = []
+    output = []
     for usable in (False, True):
         monkeypatch.setattr(triton_add_norm, "usable", lambda x, dropout, usable=usable: usable)
         torch.manual_seed(0)
@@ -153,10 +153,10 @@ def test_a_stack_of_layers_is_the_same_either_way(monkeypatch: pytest.MonkeyPatc
                 parameter.add_(torch.randn_like(parameter) * 0.1)
         states = list(encoder.states(BATCH))
         sum((state.sin() * (depth + 1)).sum() for depth, state in enumerate(states)).backward()
-        found.append([*states, *(p.grad for p in encoder.parameters() if p.grad is not None)])
+        output.append([*states, *(p.grad for p in encoder.parameters() if p.grad is not None)])
         assert ("AddNorm" in str(states[-1].grad_fn) or "add_norm" in str(states[-1].grad_fn)) == usable
-    assert len(found[0]) == len(found[1]) > 30
-    for one, other in zip(*found, strict=True):
+    assert len(output[0]) == len(output[1]) > 30
+    for one, other in zip(*output, strict=True):
         torch.testing.assert_close(one, other, atol=1e-3 * float(one.detach().abs().max()), rtol=1e-3)
 
 

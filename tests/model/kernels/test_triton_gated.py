@@ -13,7 +13,7 @@ def test_operators_are_known_to_compilers_and_have_the_right_gradient(activation
     torch.library.opcheck(triton_gated._gated, (both, activation))
     torch.library.opcheck(triton_gated._gated_backward, (torch.randn(3, 8), both.detach(), activation))
     exact = torch.randn(3, 16, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda given: triton_gated.gated(given, activation), (exact,))
+    assert torch.autograd.gradcheck(lambda arguments: triton_gated.gated(arguments, activation), (exact,))
 
 
 @needs_triton
@@ -25,16 +25,16 @@ def test_kernels_follow_the_definition(
 ) -> None:
     if INTERPRETED:
         monkeypatch.setattr(triton_gated, "usable", lambda both, activation: True)
-    made = torch.Generator().manual_seed(inner)
-    both = torch.randn(37, 2 * inner, generator=made).to(DEVICE, dtype).requires_grad_()
-    grad = torch.randn(37, inner, generator=made).to(DEVICE, dtype)
-    found = triton_gated.gated(both, activation)
-    found.backward(grad)
+    draw = torch.Generator().manual_seed(inner)
+    both = torch.randn(37, 2 * inner, generator=draw).to(DEVICE, dtype).requires_grad_()
+    grad = torch.randn(37, inner, generator=draw).to(DEVICE, dtype)
+    output = triton_gated.gated(both, activation)
+    output.backward(grad)
     exact = both.detach().double().requires_grad_()
     expected = triton_gated._plain(exact, activation)
     expected.backward(grad.double())
     assert both.grad is not None
     assert exact.grad is not None
     tolerance = 2e-6 if dtype == torch.float32 else 1e-2
-    torch.testing.assert_close(found.double(), expected, atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(output.double(), expected, atol=tolerance, rtol=tolerance)
     torch.testing.assert_close(both.grad.double(), exact.grad, atol=tolerance, rtol=tolerance)

@@ -17,17 +17,17 @@ def interpreted(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest)
 
 def exact(x: Tensor, bias: Tensor | None, grad: Tensor) -> list[Tensor]:
     """Values and gradients in float64."""
-    given = [tensor.detach().double().requires_grad_() for tensor in (x, bias) if tensor is not None]
-    out = F.gelu(sum(given))
-    return [out, *torch.autograd.grad(out, given, grad.double())]
+    inputs = [tensor.detach().double().requires_grad_() for tensor in (x, bias) if tensor is not None]
+    out = F.gelu(sum(inputs))
+    return [out, *torch.autograd.grad(out, inputs, grad.double())]
 
 
 @pytest.mark.parametrize("biased", [False, True])
 def test_operators_are_known_to_compilers_and_have_the_right_gradient(biased: bool) -> None:
     x, bias = torch.randn(3, 8, requires_grad=True), torch.randn(8, requires_grad=True) if biased else None
     torch.library.opcheck(triton_gelu._gelu, (x, bias))
-    given = (x.detach(), None if bias is None else bias.detach())
-    torch.library.opcheck(triton_gelu._gelu_backward, (torch.randn(3, 8), *given))
+    inputs = (x.detach(), None if bias is None else bias.detach())
+    torch.library.opcheck(triton_gelu._gelu_backward, (torch.randn(3, 8), *inputs))
     x, bias = torch.randn(3, 8).double().requires_grad_(), torch.randn(8).double().requires_grad_() if biased else None
     assert torch.autograd.gradcheck(triton_gelu._gelu, (x, bias))
 
@@ -37,18 +37,18 @@ def test_operators_are_known_to_compilers_and_have_the_right_gradient(biased: bo
 @pytest.mark.parametrize("shape", [(37, 24), (3, 40, 300), (130, 768)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_kernels_follow_the_definition(shape: tuple[int, ...], biased: bool, dtype: torch.dtype) -> None:
-    made = torch.Generator().manual_seed(shape[0])
-    x, grad = (torch.randn(*shape, generator=made).to(DEVICE, dtype) for _ in range(2))
-    bias = torch.randn(shape[-1], generator=made).to(DEVICE) if biased else None
+    draw = torch.Generator().manual_seed(shape[0])
+    x, grad = (torch.randn(*shape, generator=draw).to(DEVICE, dtype) for _ in range(2))
+    bias = torch.randn(shape[-1], generator=draw).to(DEVICE) if biased else None
     expected = exact(x, bias, grad)
-    found = [triton_gelu._gelu(x, bias), *triton_gelu._gelu_backward(grad, x, bias)]
+    gradients = [triton_gelu._gelu(x, bias), *triton_gelu._gelu_backward(grad, x, bias)]
     tolerance = 2e-6 if dtype == torch.float32 else 1e-2
-    for one, other in zip(found[:2], expected[:2], strict=True):
+    for one, other in zip(gradients[:2], expected[:2], strict=True):
         torch.testing.assert_close(one.double(), other, atol=tolerance, rtol=tolerance)
     if biased:  # added up before it is rounded
-        torch.testing.assert_close(found[2].double(), expected[2], atol=2e-5, rtol=2e-5)
+        torch.testing.assert_close(gradients[2].double(), expected[2], atol=2e-5, rtol=2e-5)
     else:
-        assert found[2].numel() == 0
+        assert gradients[2].numel() == 0
 
 
 @needs_triton
@@ -58,8 +58,8 @@ def test_kernels_are_as_exact_as_bfloat16_at_every_number_it_has() -> None:
     value, slope = exact(x, None, torch.ones_like(x))
     value = x.double() * torch.special.erfc(x.double() * -(0.5**0.5)) / 2  # PyTorch's loses the tail to rounding
     single, grad = x.float(), torch.ones_like(x, dtype=torch.float32)
-    found, found_slope = triton_gelu._gelu(single, None), triton_gelu._gelu_backward(grad, single, None)[0]
-    assert ((found.double() - value).abs() <= 5e-6 * value.abs() + 1e-18).all()
+    output, found_slope = triton_gelu._gelu(single, None), triton_gelu._gelu_backward(grad, single, None)[0]
+    assert ((output.double() - value).abs() <= 5e-6 * value.abs() + 1e-18).all()
     assert ((found_slope.double() - slope).abs() <= 2e-6).all()
 
 

@@ -57,7 +57,7 @@ def test_orders_segments_and_places_follow_the_definition(
         layout = layout._replace(starts=layout.positions[first])
     tables, lowest = random_relative(layout, 1, 16)
     apart, of_t, of_k = random_segments(layout, 2)
-    given = [x.to(DTYPE) for x in (*random_qkv(layout, 0, 16, spare=3), *tables, apart)]
+    inputs = [x.to(DTYPE) for x in (*random_qkv(layout, 0, 16, spare=3), *tables, apart)]
 
     def attention(device: str, q: Tensor, k: Tensor, v: Tensor, *scores: Tensor) -> Tensor:
         kinds = SegmentScores(scores[3], of_t.to(device), of_k.to(device)) if segments else None
@@ -66,9 +66,9 @@ def test_orders_segments_and_places_follow_the_definition(
             return triton_relative.attend(q, k, v, moved(layout, device), 0.0, relative)
         return definition(q, k, v, layout, relative)
 
-    there = [x.to(DEVICE) for x in given]
-    ours, again = (with_gradients(lambda *x: attention(str(DEVICE), *x), there) for _ in range(2))
-    exact = with_gradients(lambda *x: attention("cpu", *x), [x.cpu().double() for x in given])
+    on_device = [x.to(DEVICE) for x in inputs]
+    ours, again = (with_gradients(lambda *x: attention(str(DEVICE), *x), on_device) for _ in range(2))
+    exact = with_gradients(lambda *x: attention("cpu", *x), [x.cpu().double() for x in inputs])
     for name, one, two, true in zip(NAMES, ours, again, exact, strict=True):
         assert torch.equal(one, two), f"{name}: not the same every time"
         assert torch.isfinite(one).all(), name

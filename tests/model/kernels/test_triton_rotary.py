@@ -44,15 +44,15 @@ def test_the_kernel_follows_the_definition(
     if INTERPRETED:
         monkeypatch.setattr(triton_rotary, "usable", lambda x, width: True)
     cos, sin = (x.to(DEVICE) for x in angles(37, width))
-    made = torch.Generator().manual_seed(width)
-    qkv = torch.randn(37, 3, heads, width, generator=made).to(DEVICE, dtype).requires_grad_()
-    grad = torch.randn(37, 3, heads, width, generator=made).to(DEVICE, dtype)
-    found = triton_rotary.rotate(qkv, cos, sin)
-    found.backward(grad)
+    draw = torch.Generator().manual_seed(width)
+    qkv = torch.randn(37, 3, heads, width, generator=draw).to(DEVICE, dtype).requires_grad_()
+    grad = torch.randn(37, 3, heads, width, generator=draw).to(DEVICE, dtype)
+    output = triton_rotary.rotate(qkv, cos, sin)
+    output.backward(grad)
     assert qkv.grad is not None
     tolerance = 2e-6 if dtype == torch.float32 else 2e-2
     expected = triton_rotary._plain(qkv.detach().double(), cos.double(), sin.double(), False)
-    torch.testing.assert_close(found.double(), expected, atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(output.double(), expected, atol=tolerance, rtol=tolerance)
     expected = triton_rotary._plain(grad.double(), cos.double(), sin.double(), True)
     torch.testing.assert_close(qkv.grad.double(), expected, atol=tolerance, rtol=tolerance)
-    assert torch.equal(found[:, 2], qkv[:, 2]), "values are as they were"
+    assert torch.equal(output[:, 2], qkv[:, 2]), "values are as they were"

@@ -19,9 +19,9 @@ def axial() -> AxialPositions:
         {"width": 32, "heads": 4, "positions": "axial", "axial_shape": "4,6", "axial_widths": "8,24"}
     )
     assert isinstance(a, Transformer)
-    made = build_embedded_positions(a)
-    assert isinstance(made, AxialPositions)
-    return made
+    positions = build_embedded_positions(a)
+    assert isinstance(positions, AxialPositions)
+    return positions
 
 
 @pytest.mark.parametrize("length", [1, 5, 6, 7, 13, 24])
@@ -33,16 +33,16 @@ def test_vectors_are_those_of_transformers(length: int) -> None:
         theirs.weights[0].copy_(ours.rows.weight[:, None])
         theirs.weights[1].copy_(ours.columns.weight[None])
         expected = theirs(torch.arange(length)[None])[0]
-        found = ours.embed(Batch.pack([[1] * length]))
-    assert torch.equal(found, expected)
+        vectors = ours.embed(Batch.pack([[1] * length]))
+    assert torch.equal(vectors, expected)
 
 
 def test_every_sequence_of_a_batch_starts_at_the_first_place() -> None:
     ours, lengths = axial(), (24, 1, 9)
-    found = ours.embed(Batch.pack([[1] * n for n in lengths])).split(lengths)
-    for part, n in zip(found, lengths, strict=True):
+    vectors = ours.embed(Batch.pack([[1] * n for n in lengths])).split(lengths)
+    for part, n in zip(vectors, lengths, strict=True):
         assert torch.equal(part, ours.embed(Batch.pack([[2] * n])))
-    assert len({tuple(row.tolist()) for row in found[0]}) == 24
+    assert len({tuple(row.tolist()) for row in vectors[0]}) == 24
 
 
 def test_any_length_can_be_trained_and_only_its_places_learn() -> None:

@@ -19,7 +19,7 @@ def test_chunks_change_nothing(kind: str, chunk: int) -> None:
     torch.manual_seed(0)
     part = FEED_FORWARD[kind](WIDTH, INNER, "gelu", True, 0).double()
     x_th = torch.randn(TOKENS, WIDTH, dtype=torch.float64)
-    found: list[list[Tensor]] = []
+    outputs: list[list[Tensor]] = []
     for size in (0, chunk):
         part.chunk = size
         x_th = x_th.detach().requires_grad_()
@@ -28,9 +28,9 @@ def test_chunks_change_nothing(kind: str, chunk: int) -> None:
         out_th.sin().sum().backward()
         with torch.no_grad():
             assert torch.equal(part(x_th, BATCH), out_th)
-        found.append([out_th.detach(), *(t.grad for t in (x_th, *part.parameters()) if t.grad is not None)])
-    assert len(found[0]) == 6
-    assert all(torch.allclose(one, other, atol=1e-12) for one, other in zip(*found, strict=True))
+        outputs.append([out_th.detach(), *(t.grad for t in (x_th, *part.parameters()) if t.grad is not None)])
+    assert len(outputs[0]) == 6
+    assert all(torch.allclose(one, other, atol=1e-12) for one, other in zip(*outputs, strict=True))
 
 
 @pytest.mark.parametrize("kind", FEED_FORWARD)

@@ -37,9 +37,9 @@ AXES = {
 
 
 def architecture(**axes: object) -> Transformer:
-    found = Transformer().with_values(AXES | axes)
-    assert isinstance(found, Transformer)
-    return found
+    point = Transformer().with_values(AXES | axes)
+    assert isinstance(point, Transformer)
+    return point
 
 
 def first_part(**axes: object) -> Attention:
@@ -61,8 +61,8 @@ def test_hashed_attention_is_that_of_its_definition(buckets: str, look_ahead: bo
     x = torch.randn(sum(LENGTHS), 16, dtype=torch.float64)
     q, v = part.qv(x).unflatten(-1, (2, 2, 8)).unbind(1)
     settings = ChunkSettings(8, 1, 0, not look_ahead, True, duplicates == "once")
-    _, found = hashed(q, LENGTHS, settings, 3, None if buckets == "0" else (4, 6))
-    expected = part.out(definition(q, unit_keys(q), v, LENGTHS, found, settings).flatten(1))
+    _, output = hashed(q, LENGTHS, settings, 3, None if buckets == "0" else (4, 6))
+    expected = part.out(definition(q, unit_keys(q), v, LENGTHS, output, settings).flatten(1))
     torch.testing.assert_close(part(x, packed(LENGTHS)), expected)
 
 
@@ -79,15 +79,15 @@ def test_rotations_are_new_at_every_step_of_training_and_repeat_with_the_random_
 def test_rotations_outside_of_training_depend_on_seed_and_layer_alone() -> None:
     x, batch = torch.randn(133, 16, dtype=torch.float64), packed(LENGTHS)
     part = first_part(attention="lsh").eval()
-    found = part(x, batch)
-    assert torch.equal(part(x, batch), found)
+    output = part(x, batch)
+    assert torch.equal(part(x, batch), output)
     for size, (start, end) in zip(LENGTHS, pairwise([0, *torch.tensor(LENGTHS).cumsum(0).tolist()]), strict=True):
-        torch.testing.assert_close(part(x[start:end], packed([size])), found[start:end])
-    assert not torch.allclose(first_part(attention="lsh", hash_seed=1).eval()(x, batch), found)
+        torch.testing.assert_close(part(x[start:end], packed([size])), output[start:end])
+    assert not torch.allclose(first_part(attention="lsh", hash_seed=1).eval()(x, batch), output)
     torch.manual_seed(0)
     _, other = build_attention(architecture(attention="lsh"))
     other.double().load_state_dict(part.state_dict())
-    assert not torch.allclose(other.eval()(x, batch), found)
+    assert not torch.allclose(other.eval()(x, batch), output)
 
 
 @pytest.mark.slow
@@ -166,9 +166,9 @@ def test_attention_to_earlier_tokens_in_half_precision_on_cuda() -> None:
     q, k, v = torch.randn(3, sum(lengths), 2, 64)
     batch = packed(lengths)
     expected = attend(q, k, v, Layout.of(batch, CausalButSelf()))
-    there = (x.to("cuda", torch.bfloat16) for x in (q, k, v))
-    found = attend_to_earlier(*there, batch.to("cuda")).float().cpu()
-    assert (found - expected).norm() < 0.02 * expected.norm()
+    on_device = (x.to("cuda", torch.bfloat16) for x in (q, k, v))
+    output = attend_to_earlier(*on_device, batch.to("cuda")).float().cpu()
+    assert (output - expected).norm() < 0.02 * expected.norm()
 
 
 def test_masks_without_self() -> None:
@@ -186,7 +186,7 @@ def test_masks_without_self() -> None:
     assert Layout.of(packed([3]), CausalButSelf()).mask.looks_ahead is False
 
 
-def made(**axes: object) -> Network:
+def layer_of(**axes: object) -> Network:
     torch.manual_seed(0)
     return build(architecture(**axes)).eval()
 
@@ -196,7 +196,7 @@ def decoded(network: Network, rows: list[list[int]], prompts: list[int]) -> list
     state = network.encoder.start_cache(len(rows), 70)
     batch = Batch.pack([row[:prompt] for row, prompt in zip(rows, prompts, strict=True)])
     hidden, state = network.encode(batch, state)
-    found = [[states] for states in batch.split(hidden)]
+    states_of = [[states] for states in batch.split(hidden)]
     for place in range(max(map(len, rows))):
         lanes = [lane for lane, row in enumerate(rows) if prompts[lane] <= place < len(row)]
         if not lanes:
@@ -206,8 +206,8 @@ def decoded(network: Network, rows: list[list[int]], prompts: list[int]) -> list
         batch = replace(batch, positions=torch.full((len(lanes),), place), continuation=continuation)
         hidden, state = network.encode(batch, state)
         for lane, states in zip(lanes, batch.split(hidden), strict=True):
-            found[lane].append(states)
-    return [torch.cat(states) for states in found]
+            states_of[lane].append(states)
+    return [torch.cat(states) for states in states_of]
 
 
 ROWS = [torch.arange(length).mul(7).add(length).remainder(50).add(5).tolist() for length in (30, 61, 9)]
@@ -225,31 +225,31 @@ ROWS = [torch.arange(length).mul(7).add(length).remainder(50).add(5).tolist() fo
     ],
 )
 def test_decoding_equals_reading_the_whole_text(axes: dict[str, object]) -> None:
-    network = made(look_ahead=False, **axes)
+    network = layer_of(look_ahead=False, **axes)
     whole = Batch.pack(ROWS)
-    for found, expected in zip(decoded(network, ROWS, [4, 20, 1]), whole.split(network(whole)), strict=True):
-        assert (found - expected).abs().max() < 1e-5
+    for states, expected in zip(decoded(network, ROWS, [4, 20, 1]), whole.split(network(whole)), strict=True):
+        assert (states - expected).abs().max() < 1e-5
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("positions", ["learned", "rotary"])
 def test_decoding_attends_exactly_where_reading_hashes(positions: str) -> None:
-    exact = made(attention="causal", shared_qk=True, positions=positions)
-    lsh = made(attention="lsh", look_ahead=False, positions=positions)
+    exact = layer_of(attention="causal", shared_qk=True, positions=positions)
+    lsh = layer_of(attention="lsh", look_ahead=False, positions=positions)
     lsh.load_state_dict(exact.state_dict())
     whole = Batch.pack(ROWS)
     # Prompts of a chunk or less see all of themselves.
-    for found, expected in zip(decoded(lsh, ROWS, [4, 8, 1]), whole.split(exact(whole)), strict=True):
-        assert (found - expected).abs().max() < 1e-5
+    for states, expected in zip(decoded(lsh, ROWS, [4, 8, 1]), whole.split(exact(whole)), strict=True):
+        assert (states - expected).abs().max() < 1e-5
     assert (lsh(whole) - exact(whole)).abs().max() > 1e-3
-    for found, expected in zip(decoded(exact, ROWS, [4, 20, 1]), whole.split(exact(whole)), strict=True):
-        assert (found - expected).abs().max() < 1e-5
+    for states, expected in zip(decoded(exact, ROWS, [4, 20, 1]), whole.split(exact(whole)), strict=True):
+        assert (states - expected).abs().max() < 1e-5
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("attention", ["chunked", "local", "causal"])
 def test_nothing_is_seen_of_what_follows(attention: str) -> None:
-    network = made(attention=attention, look_ahead=attention == "causal", shared_qk=attention == "causal")
+    network = layer_of(attention=attention, look_ahead=attention == "causal", shared_qk=attention == "causal")
     assert network.encoder.causal
     text = ROWS[1]
     whole = network(Batch.pack([text]))

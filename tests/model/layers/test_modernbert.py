@@ -49,14 +49,14 @@ def config(bias: bool = False) -> ModernBertConfig:
 
 
 def layer(kind: str, bias: bool = False) -> tuple[theirs.ModernBertEncoderLayer, theirs.ModernBertRotaryEmbedding]:
-    given = config(bias)
-    index = next(i for i, other in enumerate(given.layer_types) if other == kind and i > 0)  # layer 0 has no norm
+    settings = config(bias)
+    index = next(i for i, other in enumerate(settings.layer_types) if other == kind and i > 0)  # layer 0 has no norm
     torch.manual_seed(0)
-    made = theirs.ModernBertEncoderLayer(given, index).eval()
+    peer = theirs.ModernBertEncoderLayer(settings, index).eval()
     with torch.no_grad():
-        for parameter in made.parameters():
+        for parameter in peer.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.2)
-    return made, theirs.ModernBertRotaryEmbedding(given)
+    return peer, theirs.ModernBertRotaryEmbedding(settings)
 
 
 def stack(kind: str, peer: theirs.ModernBertEncoderLayer, bias: bool = False) -> Stack:
@@ -107,8 +107,8 @@ def compare(ours: Tensor, x: Tensor, other: Tensor, y: Tensor, modules: list[tup
     assert x.grad is not None
     assert y.grad is not None
     assert (x.grad - y.grad).abs().max() < 1e-5
-    for mine, its in modules:
-        for (name, p), q in zip(mine.named_parameters(), its.parameters(), strict=True):
+    for mine, module_type in modules:
+        for (name, p), q in zip(mine.named_parameters(), module_type.parameters(), strict=True):
             assert (p.grad - q.grad).abs().max() < 1e-5, name
 
 
@@ -116,17 +116,17 @@ def compare(ours: Tensor, x: Tensor, other: Tensor, y: Tensor, modules: list[tup
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_layer_is_modernberts(kind: str, bias: bool) -> None:
     peer, rotary = layer(kind, bias)
-    made = stack(kind, peer, bias)
+    model = stack(kind, peer, bias)
     x = torch.randn(sum(LENGTHS), WIDTH, requires_grad=True)
     y = x.detach().clone().requires_grad_()
-    (ours,) = made(x, Batch.pack([[1] * n for n in LENGTHS]))
+    (ours,) = model(x, Batch.pack([[1] * n for n in LENGTHS]))
     rectangle, real = padded(y)
     out = peer(rectangle, **their_inputs(kind, rectangle, real, rotary))
-    attention, ffn = made.attention[0].part, made.ffn[0].part
+    attention, ffn = model.attention[0].part, model.ffn[0].part
     compare(
         ours, x, out[real], y,
         [(attention.qkv, peer.attn.Wqkv), (attention.out, peer.attn.Wo), (ffn.up, peer.mlp.Wi), (ffn.down, peer.mlp.Wo),
-         (made.attention[0].norm, peer.attn_norm), (made.ffn[0].norm, peer.mlp_norm)],
+         (model.attention[0].norm, peer.attn_norm), (model.ffn[0].norm, peer.mlp_norm)],
     )  # fmt: skip
 
 
@@ -151,9 +151,9 @@ def test_local_and_global_layers_differ() -> None:
     batch, x = Batch.pack([[1] * n for n in LENGTHS]), torch.randn(sum(LENGTHS), WIDTH)
     states = {}
     for base, mask in ((GLOBAL, Full()), (LOCAL, Full()), (GLOBAL, SlidingWindow(REACH, REACH))):
-        made = stack("full_attention", peer)
-        made.attention[0].part.mask, made.attention[0].part.positions.base = mask, base
-        states[base, mask] = next(made(x, batch))
+        model = stack("full_attention", peer)
+        model.attention[0].part.mask, model.attention[0].part.positions.base = mask, base
+        states[base, mask] = next(model(x, batch))
     one, *others = states.values()
     assert all((one - other).abs().max() > 1e-2 for other in others)
 

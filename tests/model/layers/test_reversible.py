@@ -23,12 +23,12 @@ BATCH = Batch.pack([[4, 9, 2, 33, 7, 8, 9], [5, 6, 7], [1, 2, 3, 4, 5, 6, 7, 8, 
 
 def architecture(**axes: object) -> Transformer:
     small = {"vocab_size": 50, "width": 32, "heads": 2, "layers": 12, "residual": "reversible"}
-    made = Transformer(norm_eps=1e-5).with_values(small | axes)
-    assert isinstance(made, Transformer)
-    return made
+    stack_of = Transformer(norm_eps=1e-5).with_values(small | axes)
+    assert isinstance(stack_of, Transformer)
+    return stack_of
 
 
-def made(**axes: object) -> TransformerEncoder:
+def stack_of(**axes: object) -> TransformerEncoder:
     """In training mode, with every parameter random."""
     torch.manual_seed(0)
     encoder = build_encoder(architecture(**axes)).train()
@@ -62,7 +62,7 @@ def gradients(
 def difference(ours: Gradients, theirs: Gradients) -> float:
     """Norm of the difference, relative."""
     assert ours.keys() == theirs.keys()
-    one, other = (torch.cat([found[name].flatten() for name in theirs]).double() for found in (ours, theirs))
+    one, other = (torch.cat([tensor[name].flatten() for name in theirs]).double() for tensor in (ours, theirs))
     return float((one - other).norm() / other.norm())
 
 
@@ -72,7 +72,7 @@ def difference(ours: Gradients, theirs: Gradients) -> float:
     {"positions": "relative", "shared_position_bias": True}, {"attention": "causal", "final_norm": False},
 ], ids=str)  # fmt: skip
 def test_gradients_are_those_of_plain_autograd(axes: dict[str, object]) -> None:
-    encoder = made(**axes)
+    encoder = stack_of(**axes)
     states, theirs = gradients(encoder, lambda: plain(encoder))
     again, ours = gradients(encoder, lambda: encoder(BATCH))
     assert torch.equal(again, states)
@@ -81,7 +81,7 @@ def test_gradients_are_those_of_plain_autograd(axes: dict[str, object]) -> None:
 
 
 def test_streams_are_those_of_the_formula() -> None:
-    encoder = made(layers=2, ffn_chunk=6).eval()
+    encoder = stack_of(layers=2, ffn_chunk=6).eval()
     one = two = encoder.embeddings(BATCH)
     for attention, ffn in zip(encoder.stack.attention, encoder.stack.ffn, strict=True):
         one = one + attention.part(attention.norm(two), BATCH)
@@ -93,7 +93,7 @@ def test_streams_are_those_of_the_formula() -> None:
 
 
 def test_random_numbers_go_on_as_without_a_backward_pass() -> None:
-    encoder = made(layers=2)
+    encoder = stack_of(layers=2)
     torch.manual_seed(5)
     out = encoder(BATCH)
     expected = torch.get_rng_state()
@@ -102,7 +102,7 @@ def test_random_numbers_go_on_as_without_a_backward_pass() -> None:
 
 
 def test_gradients_accumulate_and_shared_blocks_add_theirs() -> None:
-    encoder = made(sharing="all", dropout=0.0, attention_dropout=0.0)
+    encoder = stack_of(sharing="all", dropout=0.0, attention_dropout=0.0)
     _, once = gradients(encoder, lambda: encoder(BATCH))
     out = encoder(BATCH)
     (out * torch.arange(out.numel()).sin().view_as(out)).sum().backward()
@@ -112,7 +112,7 @@ def test_gradients_accumulate_and_shared_blocks_add_theirs() -> None:
 
 
 def test_frozen_parts_get_no_gradient() -> None:
-    encoder = made(layers=4)
+    encoder = stack_of(layers=4)
     encoder.embeddings.requires_grad_(False)
     encoder.stack.attention[1].requires_grad_(False)
     _, theirs = gradients(encoder, lambda: plain(encoder))
@@ -125,7 +125,7 @@ def test_frozen_parts_get_no_gradient() -> None:
 
 
 def test_weights_that_changed_before_the_backward_pass_are_noticed() -> None:
-    encoder = made(layers=2)
+    encoder = stack_of(layers=2)
     out = encoder(BATCH)
     with torch.no_grad():
         encoder.stack.ffn[0].part.up.weight.mul_(2.0)
@@ -135,7 +135,7 @@ def test_weights_that_changed_before_the_backward_pass_are_noticed() -> None:
 
 def test_streams_stay_in_float32_under_autocast() -> None:
     """Rounded to bfloat16 they could not be computed back; sums of gradients in float32 differ a little."""
-    encoder = made(layers=24)
+    encoder = stack_of(layers=24)
     seen: list[torch.dtype] = []
     encoder.stack.ffn[3].norm.register_forward_pre_hook(lambda module, args: seen.append(args[0].dtype))
     states, theirs = gradients(encoder, lambda: plain(encoder), bf16=True)
@@ -153,7 +153,7 @@ def test_added_layers_keep_no_activations() -> None:
 
 def peak_bytes(layers: int, **axes: object) -> int:
     """Most bytes of tensors, beside weights and their gradients, that are alive during a step."""
-    encoder = made(layers=layers, **axes)
+    encoder = stack_of(layers=layers, **axes)
     batch = Batch.pack([[5] * 128, [7] * 100])
     fixed = sum(p.numel() * p.element_size() for p in encoder.stack.parameters())
     with torch.profiler.profile(profile_memory=True, activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
@@ -168,7 +168,7 @@ def peak_bytes(layers: int, **axes: object) -> int:
 
 def test_hashed_attention_sees_the_same_buckets_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Inputs computed back from states a million times larger are so far off that tokens would change their bucket."""
-    encoder = made(layers=3, attention="lsh", hashes=4, lsh_chunk_length=8, max_positions=256)
+    encoder = stack_of(layers=3, attention="lsh", hashes=4, lsh_chunk_length=8, max_positions=256)
     seen: list[Tensor] = []
     order = bucket_order
 
@@ -188,7 +188,7 @@ def test_hashed_attention_sees_the_same_buckets_again(monkeypatch: pytest.Monkey
 
 def test_states_of_layers_have_gradients_too() -> None:
     """Read layer by layer, as for distillation, the streams are those of plain autograd."""
-    encoder = made(layers=4)
+    encoder = stack_of(layers=4)
     for recomputes in (False, True):
         encoder.recompute(recomputes)
         _, ours = gradients(encoder, lambda: torch.cat(list(encoder.states(BATCH))[1:]))
@@ -201,7 +201,7 @@ def test_states_of_layers_have_gradients_too() -> None:
 
 def test_a_compiled_step_has_the_same_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reversible, "COMPILATION", {"backend": "eager", "dynamic": False})
-    encoder = made(layers=2)
+    encoder = stack_of(layers=2)
     states, theirs = gradients(encoder, lambda: encoder(BATCH))
     compiled = torch.compile(lambda: encoder(BATCH), backend="eager", dynamic=False)
     for _ in range(2):
@@ -211,7 +211,7 @@ def test_a_compiled_step_has_the_same_gradients(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_code_that_knows_other_residuals_refuses_this_one() -> None:
-    assert unknown_component(made(layers=1)) == "encoder.stack has the residual connection Reversible"
+    assert unknown_component(stack_of(layers=1)) == "encoder.stack has the residual connection Reversible"
 
 
 @pytest.mark.parametrize(("axes", "message"), [

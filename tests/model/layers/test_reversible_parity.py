@@ -44,26 +44,26 @@ def theirs(chunk: int) -> ReformerEncoder:
 def ours(chunk: int) -> TransformerEncoder:
     axes = {"vocab_size": 10, "width": WIDTH, "heads": 2, "layers": LAYERS, "ffn_width": 64, "ffn_chunk": chunk}
     without = {"dropout": 0.0, "attention_dropout": 0.0, "attention_bias": False, "pooler": False}
-    made = Transformer().with_values(axes | without | {"residual": "reversible", "activation": "relu"})
-    encoder = build_encoder(made).train()
+    changed = Transformer().with_values(axes | without | {"residual": "reversible", "activation": "relu"})
+    encoder = build_encoder(changed).train()
     assert isinstance(encoder, TransformerEncoder)
     return encoder
 
 
 def named(value: dict[str, Tensor]) -> dict[str, Tensor]:
     """Their tensors by our names."""
-    found = {"norm.weight": value["layer_norm.weight"], "norm.bias": value["layer_norm.bias"]}
+    renamed = {"norm.weight": value["layer_norm.weight"], "norm.bias": value["layer_norm.bias"]}
     for i in range(LAYERS):
         attention, ffn = f"layers.{i}.attention.", f"layers.{i}.feed_forward."
         qkv = [value[f"{attention}self_attention.{name}.weight"] for name in ("query", "key", "value")]
-        found[f"stack.attention.{i}.part.qkv.weight"] = torch.cat(qkv)
-        found[f"stack.attention.{i}.part.out.weight"] = value[f"{attention}output.dense.weight"]
+        renamed[f"stack.attention.{i}.part.qkv.weight"] = torch.cat(qkv)
+        renamed[f"stack.attention.{i}.part.out.weight"] = value[f"{attention}output.dense.weight"]
         for kind in ("weight", "bias"):
-            found[f"stack.attention.{i}.norm.{kind}"] = value[f"{attention}layer_norm.{kind}"]
-            found[f"stack.ffn.{i}.norm.{kind}"] = value[f"{ffn}layer_norm.{kind}"]
-            found[f"stack.ffn.{i}.part.up.{kind}"] = value[f"{ffn}dense.dense.{kind}"]
-            found[f"stack.ffn.{i}.part.down.{kind}"] = value[f"{ffn}output.dense.{kind}"]
-    return found
+            renamed[f"stack.attention.{i}.norm.{kind}"] = value[f"{attention}layer_norm.{kind}"]
+            renamed[f"stack.ffn.{i}.norm.{kind}"] = value[f"{ffn}layer_norm.{kind}"]
+            renamed[f"stack.ffn.{i}.part.up.{kind}"] = value[f"{ffn}dense.dense.{kind}"]
+            renamed[f"stack.ffn.{i}.part.down.{kind}"] = value[f"{ffn}output.dense.{kind}"]
+    return renamed
 
 
 @pytest.mark.parametrize("chunk", [0, 8])
@@ -74,7 +74,7 @@ def test_states_and_gradients_are_those_of_transformers(chunk: int) -> None:
     assert not missing.unexpected_keys
     torch.manual_seed(1)
     x_th, weights_th = torch.randn(TOKENS, WIDTH), torch.randn(TOKENS, 2 * WIDTH)
-    found = []
+    results = []
     for name in ("hers", "mine"):
         start_th = x_th.clone().requires_grad_()
         if name == "hers":
@@ -84,9 +84,9 @@ def test_states_and_gradients_are_those_of_transformers(chunk: int) -> None:
             states_th = mine.norm(mine.stack.last(start_th, Batch.pack([[1] * TOKENS])))
         (states_th * weights_th).sum().backward()
         assert start_th.grad is not None
-        found.append((states_th.detach(), start_th.grad))
+        results.append((states_th.detach(), start_th.grad))
     expected = named({name: p.grad for name, p in hers.named_parameters() if p.grad is not None})
-    for one, other in zip(*found, strict=True):
+    for one, other in zip(*results, strict=True):
         assert torch.allclose(one, other, atol=2e-5, rtol=1e-4)
     for name, parameter in mine.named_parameters():
         if name in expected:

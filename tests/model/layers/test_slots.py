@@ -34,8 +34,8 @@ class TwoStreams:
     def read(self, stream: tuple[Tensor, Tensor], block: Block) -> Tensor:
         return block.norm(stream[1])
 
-    def apply(self, stream: tuple[Tensor, Tensor], block: Block, *given: Any) -> tuple[Tensor, Tensor]:
-        return stream[1], stream[0] + block.branch(self.read(stream, block), *given)
+    def apply(self, stream: tuple[Tensor, Tensor], block: Block, *arguments: Any) -> tuple[Tensor, Tensor]:
+        return stream[1], stream[0] + block.branch(self.read(stream, block), *arguments)
 
     def close(self, stream: tuple[Tensor, Tensor]) -> Tensor:
         return (stream[0] + stream[1]) / 2
@@ -53,33 +53,33 @@ def stack(residual: Residual, positions: Positions | None = None, layers: int = 
     return Stack(attention, parts, [(i, i) for i in range(layers)], residual)
 
 
-def gradients(made: Stack, x: Tensor) -> list[Tensor]:
-    made.zero_grad()
-    *_, last = made(x, BATCH)
+def gradients(layers: Stack, x: Tensor) -> list[Tensor]:
+    layers.zero_grad()
+    *_, last = layers(x, BATCH)
     last.square().sum().backward()
-    return [last.detach(), *(p.grad.clone() for p in made.parameters() if p.grad is not None)]
+    return [last.detach(), *(p.grad.clone() for p in layers.parameters() if p.grad is not None)]
 
 
 @pytest.mark.parametrize("residual", [PostNorm(), PreNorm(), TwoStreams()], ids=lambda r: type(r).__name__)
 @pytest.mark.parametrize("positions", [None, RotaryPositions(8, 100.0)], ids=type)
 def test_recomputed_layers_give_the_same_gradients(residual: Residual, positions: Positions | None) -> None:
-    made, x = stack(residual, positions), torch.randn(18, WIDTH)
-    kept = gradients(made, x)
-    made.recompute = True
-    again = gradients(made, x)
-    assert len(kept) == 1 + len(list(made.parameters()))
+    model, x = stack(residual, positions), torch.randn(18, WIDTH)
+    kept = gradients(model, x)
+    model.recompute = True
+    again = gradients(model, x)
+    assert len(kept) == 1 + len(list(model.parameters()))
     assert all(torch.equal(one, other) for one, other in zip(kept, again, strict=True))
 
 
 def test_a_connection_may_carry_two_streams() -> None:
-    made, x = stack(TwoStreams(), layers=2), torch.randn(18, WIDTH)
+    model, x = stack(TwoStreams(), layers=2), torch.randn(18, WIDTH)
     one, two = x, x
     expected = []
-    for attention, ffn in zip(made.attention, made.ffn, strict=True):
+    for attention, ffn in zip(model.attention, model.ffn, strict=True):
         one = one + attention.part(attention.norm(two), BATCH)
         two = two + ffn.part(ffn.norm(one), BATCH)
         expected.append((one + two) / 2)
-    for ours, other in zip(made(x, BATCH), expected, strict=True):
+    for ours, other in zip(model(x, BATCH), expected, strict=True):
         assert torch.allclose(ours, other, atol=1e-6)
 
 
@@ -88,11 +88,11 @@ def test_angles_are_computed_once_for_layers_with_the_same_positions(monkeypatch
     real = RotaryPositions.prepare
     monkeypatch.setattr(RotaryPositions, "prepare", lambda self, tokens: asked.append(self) or real(self, tokens))
     one, two = RotaryPositions(8, 100.0), RotaryPositions(8, 10.0)
-    made = stack(PreNorm(), one, layers=4)
-    for block in made.attention[::2]:
+    model = stack(PreNorm(), one, layers=4)
+    for block in model.attention[::2]:
         block.part.positions = two
-    made = Stack(list(made.attention), list(made.ffn), made.sharing, made.residual)
-    list(made(torch.randn(18, WIDTH), BATCH))
+    model = Stack(list(model.attention), list(model.ffn), model.sharing, model.residual)
+    list(model(torch.randn(18, WIDTH), BATCH))
     assert asked == [two, one]
 
 
@@ -109,13 +109,13 @@ def test_norms_by_their_formula_also_in_half_precision(kind: str) -> None:
 
 
 def test_attention_called_alone_rotates_too() -> None:
-    made, x = stack(PreNorm(), RotaryPositions(8, 100.0), layers=1), torch.randn(18, WIDTH)
-    part = made.attention[0].part
+    model, x = stack(PreNorm(), RotaryPositions(8, 100.0), layers=1), torch.randn(18, WIDTH)
+    part = model.attention[0].part
     assert torch.equal(part(x, BATCH), part(x, BATCH, part.positions.prepare(part.token_positions(BATCH))))
     part.positions.base = 10.0
-    (changed,) = made(x, BATCH)
+    (changed,) = model(x, BATCH)
     part.positions.base = 100.0
-    (before,) = made(x, BATCH)
+    (before,) = model(x, BATCH)
     assert (changed - before).abs().max() > 1e-3
 
 
@@ -128,8 +128,8 @@ def test_an_encoder_without_memory_returns_no_state() -> None:
 
 def test_compiles_whole_with_rotary_positions_and_windows() -> None:
     torch._dynamo.reset()
-    made = stack(PreNorm(), RotaryPositions(8, 100.0), layers=2, ffn="gated")
-    compiled = torch.compile(lambda x, batch: list(made(x, batch))[-1], fullgraph=True, dynamic=True, backend="eager")
+    model = stack(PreNorm(), RotaryPositions(8, 100.0), layers=2, ffn="gated")
+    compiled = torch.compile(lambda x, batch: list(model(x, batch))[-1], fullgraph=True, dynamic=True, backend="eager")
     for sizes in ((5, 9, 1, 3), (6, 7), (18,)):
         batch, x = Batch.pack([[1] * n for n in sizes]), torch.randn(sum(sizes), WIDTH)
-        assert torch.allclose(compiled(x, batch), list(made(x, batch))[-1], atol=1e-5)
+        assert torch.allclose(compiled(x, batch), list(model(x, batch))[-1], atol=1e-5)

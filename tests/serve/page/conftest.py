@@ -65,13 +65,13 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def server(trained: Trained, runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asker]:
     """A server of the bundled model, an index, a tagger, a reader, a writer, two classifiers and a folder of runs."""
-    made = make_once(common_folder(tmp_path_factory) / "playground", _make_served)
+    path = make_once(common_folder(tmp_path_factory) / "playground", _make_served)
     sources = [
         ("default", Path("default")),
-        ("notes", made / "notes"),
+        ("notes", path / "notes"),
         ("tagger", trained("ner") / "model"),
         ("reader", trained("squad") / "model"),
-        ("writer", made / "gpt"),
+        ("writer", path / "gpt"),
         ("sentiment", trained("classification") / "model"),
         ("pairs", trained("pair") / "model"),
         ("runs", runs),
@@ -83,20 +83,20 @@ def server(trained: Trained, runs: Path, tmp_path_factory: pytest.TempPathFactor
 @pytest.fixture(scope="session")
 def address(server: Asker) -> Iterator[str]:
     """Its address."""
-    with listening(server.app) as found:
-        yield found
+    with listening(server.app) as url:
+        yield url
 
 
 @pytest.fixture(scope="package")  # its event loop runs in this thread until it is closed, where asyncio.run would fail
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """The system's Chromium."""
-    with chromium(tmp_path_factory.mktemp("chromium")) as found:
-        yield found
+    with chromium(tmp_path_factory.mktemp("chromium")) as process:
+        yield process
 
 
 @pytest.fixture
 def tab(browser: Any, address: str) -> Iterator[Tab]:
     """A fresh page; nothing may go wrong on it."""
-    made = Tab(browser, address)
-    yield made
-    assert made.close() == []
+    page = Tab(browser, address)
+    yield page
+    assert page.close() == []

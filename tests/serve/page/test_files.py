@@ -56,7 +56,7 @@ def test_every_export_is_used() -> None:
     imports = [names.split(",") for text in texts for _, names, _ in IMPORT.findall(text)]
     used = {part.split()[0] for names in imports for part in names if part.strip()}
     whole = {"read", "link", "write"}  # of state.js, which is imported as a whole
-    assert {found for text in texts for found in EXPORT.findall(text)} == used | whole
+    assert {match for text in texts for match in EXPORT.findall(text)} == used | whole
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -310,9 +310,9 @@ def test_the_page_works_behind_a_proxy_under_a_prefix(browser: Any, server: Aske
         assert scope["path"].startswith("/tools/"), scope["path"]
         await server.app({**scope, "path": scope["path"].removeprefix("/tools")}, receive, send)
 
-    with listening(proxy) as found:
-        tab = Tab(browser, f"{found}/tools")
+    with listening(proxy) as url:
+        tab = Tab(browser, f"{url}/tools")
         page = tab.open("fill")
         page.locator(".bars li").first.wait_for()
-        assert f"{found}/tools/fill" in page.locator(".call pre").text_content()
+        assert f"{url}/tools/fill" in page.locator(".call pre").text_content()
         assert tab.close() == []

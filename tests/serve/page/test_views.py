@@ -94,8 +94,8 @@ def test_search_marks_words_and_filters_by_metadata(tab: Tab) -> None:
     field.press_sequentially("lighthouse family", delay=5)
     page.locator(".hit mark", has_text="family").wait_for()
     wait_quiet(page)
-    found = page.locator(".hit", has_text="rebuilt").locator("mark")
-    assert found.all_text_contents() == ["lighthouse", "family"]
+    marks = page.locator(".hit", has_text="rebuilt").locator("mark")
+    assert marks.all_text_contents() == ["lighthouse", "family"]
     assert page.locator(".hit").count() == 4
     page.locator(".hit .chip", has_text="place coast").first.click()
     page.get_by_text("2 passages in").wait_for()
@@ -109,8 +109,8 @@ def test_search_marks_words_and_filters_by_metadata(tab: Tab) -> None:
 def test_entities_are_marked_at_their_characters(tab: Tab) -> None:
     page = tab.open("entities", text="on 🚣🚣 the road Ada with Oslo 𝒳 and Otto")
     page.locator(".entities mark").nth(1).wait_for()
-    found = page.locator(".entities mark").evaluate_all("marks => marks.map(m => m.firstChild.textContent)")
-    assert found == ["Ada", "Oslo", "Otto"]
+    texts = page.locator(".entities mark").evaluate_all("marks => marks.map(m => m.firstChild.textContent)")
+    assert texts == ["Ada", "Oslo", "Otto"]
     assert page.locator(".legend li").all_text_contents() == ["LOC 1", "PER 2"]
 
 
@@ -310,4 +310,4 @@ def test_the_calls_that_are_shown_work(tab: Tab, view: str, values: dict[str, st
     assert all(answer == answers[0] for answer in answers)
     assert {"masks", "entities", "points"} & set(answers[0])
     if view == "entities":
-        assert [found["text"] for found in answers[0]["entities"]][:1] == ["Ada"]
+        assert [entity["text"] for entity in answers[0]["entities"]][:1] == ["Ada"]

@@ -44,11 +44,11 @@ def test_reads_the_official_layout(tmp_path: Path, name: str) -> None:
 def test_a_file_without_a_version_or_without_answers(tmp_path: Path) -> None:
     data = layout(question(), {"id": "q2", "question": "Why?"})
     del data["version"]
-    known, unknown = SQUAD.read([written(tmp_path, data)])
-    assert known.answers
+    examples, unknown = SQUAD.read([written(tmp_path, data)])
+    assert examples.answers
     assert unknown.answers is None
     with pytest.raises(UserError, match=r"question q2: has no gold answers"):
-        SQUAD.score([known, unknown], [{"predicted": "x"}] * 2)
+        SQUAD.score([examples, unknown], [{"predicted": "x"}] * 2)
 
 
 def test_questions_without_an_answer(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_questions_without_an_answer(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "start", "found"),
+    ("text", "start", "answer"),
     [
         ("1868–71", HARBOUR.index("1868") - 4, "1868–71"),
         (" 1868–71 ", HARBOUR.index("1868") + 3, "1868–71"),
@@ -72,14 +72,14 @@ def test_questions_without_an_answer(tmp_path: Path) -> None:
         ("the", HARBOUR.index("the paper") + 2, "the"),  # the nearest of several
     ],
 )
-def test_an_answer_beside_its_place_is_put_right(tmp_path: Path, text: str, start: int, found: str) -> None:
+def test_an_answer_beside_its_place_is_put_right(tmp_path: Path, text: str, start: int, answer: str) -> None:
     path = written(tmp_path, layout(question(answers=[{"text": text, "answer_start": start}])))
     with pytest.warns(BertreeWarning, match=r"train\.json: 1 answers"):
         (read,) = SQUAD.read([path])
     assert read.answers is not None
-    assert read.answers[0].text == found
+    assert read.answers[0].text == answer
     assert read.answers[0].start is not None
-    assert HARBOUR.startswith(found, read.answers[0].start)
+    assert HARBOUR.startswith(answer, read.answers[0].start)
     assert abs(read.answers[0].start - start) <= 10
 
 

@@ -133,9 +133,9 @@ texts = st.text(st.sampled_from("aAnN tThHeE.,-–’'é\n_1bc"), max_size=20)
 
 @given(texts, texts, st.booleans())
 def test_laws(gold: str, predicted: str, empty_counts: bool) -> None:
-    found = metric.f1(gold, predicted, empty_counts)
-    assert 0 <= found <= 1
-    assert found == pytest.approx(metric.f1(predicted, gold, empty_counts))
+    score = metric.f1(gold, predicted, empty_counts)
+    assert 0 <= score <= 1
+    assert score == pytest.approx(metric.f1(predicted, gold, empty_counts))
     assert metric.exact(gold, predicted) <= metric.f1(gold, predicted, True)  # what is equal overlaps fully
     assert metric.normalize(gold.upper()) == metric.normalize(gold)
     assert metric.exact(gold, f" the\n{gold}!") == 1

@@ -44,11 +44,11 @@ def test_the_best_span_is_the_best(minilm: Path) -> None:
         units, _ = task.units([example("How high?", "31 m")], tokenizer, max_length)
         for _ in range(5):
             logits = [numbers.normal(size=(len(unit.chosen or ()), 2)).astype(np.float32) for unit in units]
-            found = spans.best_spans(units, logits, max_answer, 20)
-            assert found.spans[0].score == pytest.approx(slow_best(units, logits, max_answer))
-            assert [span.score for span in found.spans] == sorted((s.score for s in found.spans), reverse=True)
-            assert len({HARBOUR[span.start : span.end] for span in found.spans}) == len(found.spans) <= 20
-            assert found.null == pytest.approx(min(float(rows[0].sum()) for rows in logits))
+            best = spans.best_spans(units, logits, max_answer, 20)
+            assert best.spans[0].score == pytest.approx(slow_best(units, logits, max_answer))
+            assert [span.score for span in best.spans] == sorted((s.score for s in best.spans), reverse=True)
+            assert len({HARBOUR[span.start : span.end] for span in best.spans}) == len(best.spans) <= 20
+            assert best.null == pytest.approx(min(float(rows[0].sum()) for rows in logits))
 
 
 def beam_rows(numbers: np.random.Generator, tokens: int) -> np.ndarray:
@@ -78,8 +78,8 @@ def test_the_best_of_a_beam_is_the_best(minilm: Path) -> None:
                         some[place - 1, rows[:, 1] == place, 0] = rows[rows[:, 1] == place, 0]
                         some[place - 1, :, 1] = rows[:, 2 + place]
             best = max(slow_best(units, [some[place] for some in pairs], max_answer) for place in range(5))
-            found = spans.best_spans(units, logits, max_answer, 20, beam=True)
-            scores = [span.score for span in found.spans]
+            chosen = spans.best_spans(units, logits, max_answer, 20, beam=True)
+            scores = [span.score for span in chosen.spans]
             assert scores[0] == pytest.approx(best, rel=1e-6)
             assert scores == sorted(scores, reverse=True)
             odds = min(float(rows[0, 2]) for rows in logits)
@@ -113,14 +113,14 @@ def test_the_limit_and_the_order_of_tokens_hold(minilm: Path) -> None:
     words = [0, *(list(units[0].source.context.starts).index(one.context.index(w)) + 1 for w in one.context.split())]
     rows[words[1], 0], rows[words[2], 0], rows[words[1], 1], rows[-1, 1] = 5, 4.5, 3, 9
 
-    def said(limit: int) -> str:
+    def prediction(limit: int) -> str:
         return replace(SQUAD, max_answer=limit).predict([one], units, [rows])[0]["predicted"]
 
     size = len(rows) - 1
-    assert said(size) == "alpha beta gamma delta"
-    assert said(size - 1) == "beta gamma delta"
+    assert prediction(size) == "alpha beta gamma delta"
+    assert prediction(size - 1) == "beta gamma delta"
     rows[words[2], 0], rows[-1, 0] = 0, 1
-    assert said(1) == "delta"  # 1 + 9 rather than alpha's 5 + at most 3
+    assert prediction(1) == "delta"  # 1 + 9 rather than alpha's 5 + at most 3
 
 
 def test_most_around_a_token() -> None:
@@ -144,11 +144,11 @@ def line_of(task: SquadTask, minilm: Path, null: float, span: float) -> Json:
 
 
 def test_no_answer_wins_or_not(minilm: Path) -> None:
-    given = line_of(SQUAD2, minilm, 3, 5)
-    assert (given["predicted"], HARBOUR[given["start"] : given["end"]]) == ("31 m", "31 m")
-    assert given["null_odds"] == pytest.approx(-2)
-    assert given["score"] == pytest.approx(1 / (1 + np.exp(-2)), rel=1e-4)
-    assert given["gold"] == ["31 m"]
+    line = line_of(SQUAD2, minilm, 3, 5)
+    assert (line["predicted"], HARBOUR[line["start"] : line["end"]]) == ("31 m", "31 m")
+    assert line["null_odds"] == pytest.approx(-2)
+    assert line["score"] == pytest.approx(1 / (1 + np.exp(-2)), rel=1e-4)
+    assert line["gold"] == ["31 m"]
     for tied in (line_of(SQUAD2, minilm, 5, 5), line_of(replace(SQUAD2, threshold=2.0), minilm, 3, 5)):
         # s_best > s_null + threshold, strictly
         assert (tied["predicted"], tied["start"], tied["end"]) == ("", None, None)
@@ -156,8 +156,8 @@ def test_no_answer_wins_or_not(minilm: Path) -> None:
     none = line_of(replace(SQUAD2, threshold=2.5), minilm, 3, 5)
     assert none["score"] == pytest.approx(1 / (1 + np.exp(2)), rel=1e-4)
     # Another threshold, from the line alone.
-    assert SQUAD2.apply_tuning([none]) == [given]
-    assert replace(SQUAD2, threshold=2.5).apply_tuning([given]) == [none]
+    assert SQUAD2.apply_tuning([none]) == [line]
+    assert replace(SQUAD2, threshold=2.5).apply_tuning([line]) == [none]
     assert json.loads(json.dumps(none)) == none
     plain = line_of(SQUAD, minilm, 30, 5)
     assert plain["predicted"] == "31 m"
@@ -167,10 +167,10 @@ def test_no_answer_wins_or_not(minilm: Path) -> None:
 def decided(task: SquadTask, rows: list[tuple[str | None, str, float]]) -> tuple[list[SquadExample], list[Json]]:
     """Questions with a gold text or none, what is found for each, and the odds of no answer."""
     examples, lines = [], []
-    for number, (gold, found, odds) in enumerate(rows):
+    for number, (gold, row, odds) in enumerate(rows):
         answers = () if gold is None else (GoldAnswer(gold, None),)
         examples.append(SquadExample(f"q{number}", "?", HARBOUR, answers))
-        best = {"predicted": found, "start": 0, "end": len(found), "score": 0.5}
+        best = {"predicted": row, "start": 0, "end": len(row), "score": 0.5}
         lines.append({"id": f"q{number}", "null_odds": odds, "null_score": 0.5, "best": best})
     return examples, task.apply_tuning(lines)
 

@@ -24,35 +24,35 @@ def tokenizer(request: pytest.FixtureRequest, minilm: Path) -> Tokenizer:
     if request.param == "minilm":
         return Tokenizer.load(minilm)
     books = (Path(__file__).parents[3] / "corpus" / "books.txt").read_text().split("\n\n")[:40]
-    found = tokenizer_training.train(lambda: [*books, HARBOUR], request.param.replace("untrimmed", "bpe"), 700)
+    trained = tokenizer_training.train(lambda: [*books, HARBOUR], request.param.replace("untrimmed", "bpe"), 700)
     if request.param == "untrimmed":
-        data = json.loads(found.backend.to_str())
+        data = json.loads(trained.backend.to_str())
         assert data["post_processor"]["trim_offsets"]
         data["post_processor"]["trim_offsets"] = data["pre_tokenizer"]["trim_offsets"] = False
-        return Tokenizer(Backend.from_str(json.dumps(data)), found.config)
-    return found
+        return Tokenizer(Backend.from_str(json.dumps(data)), trained.config)
+    return trained
 
 
 def perfect(units: list[Unit]) -> list[np.ndarray]:
     """Logits of a head that has learned the units by heart."""
-    made = []
+    logits = []
     for unit in units:
         rows = np.zeros((len(unit.chosen or ()), 2), np.float32)
         rows[unit.answer[0], 0] = rows[unit.answer[1], 1] = 9
-        made.append(rows)
-    return made
+        logits.append(rows)
+    return logits
 
 
 def test_windows_hold_every_token_and_every_answer() -> None:
     for tokens in (0, 1, 5, 99, 100, 101, 228, 229, 1000):
         for room, stride, answer in ((100, 128, 30), (100, 20, 30), (3, 128, 30), (1, 1, 1), (317, 128, 30)):
-            found = windows(tokens, room, stride, answer)
-            assert {token for begin, end in found for token in range(begin, end)} == set(range(tokens))
-            assert all(end - begin <= room for begin, end in found)
-            assert len(found) == 1 or found[-2][1] < tokens, "none is there for nothing"
+            slices = windows(tokens, room, stride, answer)
+            assert {token for begin, end in slices for token in range(begin, end)} == set(range(tokens))
+            assert all(end - begin <= room for begin, end in slices)
+            assert len(slices) == 1 or slices[-2][1] < tokens, "none is there for nothing"
             length = min(answer, room // 2)
             for first in range(tokens - length + 1):
-                assert any(begin <= first and first + length <= end for begin, end in found)
+                assert any(begin <= first and first + length <= end for begin, end in slices)
     assert windows(300, 200, 64, 30) == [(0, 200), (64, 264), (128, 300)]
 
 
@@ -143,7 +143,7 @@ def test_white_space_is_no_answer(tokenizer: Tokenizer) -> None:
     rows = np.zeros((len(context.ids) + 1, 2), np.float32)
     for number in blank:
         rows[number + 1] = 9
-    found = spans.best_spans([unit], [rows], 30, 20)
-    assert found.spans
-    assert all(span.start < span.end for span in found.spans)
-    assert all(text[span.start : span.end] == text[span.start : span.end].strip() for span in found.spans)
+    best = spans.best_spans([unit], [rows], 30, 20)
+    assert best.spans
+    assert all(span.start < span.end for span in best.spans)
+    assert all(text[span.start : span.end] == text[span.start : span.end].strip() for span in best.spans)

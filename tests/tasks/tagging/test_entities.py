@@ -40,19 +40,21 @@ def random_tags(source: random.Random, places: str = "BIES", kinds: tuple[str, .
     return [source.choice(tags) for _ in range(source.randrange(1, 12))]
 
 
-def agree(gold: list[list[str]], said: list[list[str]]) -> None:
+def agree(gold: list[list[str]], predicted: list[list[str]]) -> None:
     from seqeval.metrics import f1_score, precision_score, recall_score
     from seqeval.metrics.sequence_labeling import get_entities, precision_recall_fscore_support
 
-    for tags in (*gold, *said):
+    for tags in (*gold, *predicted):
         peer = [(kind, start, end + 1) for kind, start, end in get_entities(list(tags))]
         assert entities(tags) == peer, tags
-    total, kinds = score_entities(gold, said)
-    assert total.f1 == f1_score(gold, said, zero_division=0)
-    assert total.precision == precision_score(gold, said, zero_division=0)
-    assert total.recall == recall_score(gold, said, zero_division=0)
-    each = precision_recall_fscore_support(gold, said, average=None, zero_division=0)
-    assert [tuple(found) for found in kinds.values()] == list(zip(*(part.tolist() for part in each[:3]), strict=True))
+    total, kinds = score_entities(gold, predicted)
+    assert total.f1 == f1_score(gold, predicted, zero_division=0)
+    assert total.precision == precision_score(gold, predicted, zero_division=0)
+    assert total.recall == recall_score(gold, predicted, zero_division=0)
+    each = precision_recall_fscore_support(gold, predicted, average=None, zero_division=0)
+    assert [tuple(entities) for entities in kinds.values()] == list(
+        zip(*(part.tolist() for part in each[:3]), strict=True)
+    )
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -73,8 +75,8 @@ def test_random_sequences_as_seqeval(places: str) -> None:
     source = random.Random(places)
     for _ in range(150):
         gold = [random_tags(source, places) for _ in range(source.randrange(1, 6))]
-        said = [[tag if source.random() < 0.7 else source.choice(tags) for tag in tags] for tags in gold]
-        agree(gold, said)
+        predicted = [[tag if source.random() < 0.7 else source.choice(tags) for tag in tags] for tags in gold]
+        agree(gold, predicted)
         agree(gold, [[source.choice(random_tags(source, places)) for _ in tags] for tags in gold])
 
 

@@ -53,17 +53,17 @@ def test_columns_are_read(tmp_path: Path, name: str) -> None:
     text = IOB2.replace(" ", "\t") if name == "a.tsv" else IOB2
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = TAGGING["ner"].read([put(tmp_path, name, text.replace("\n", "\r\n") if name == "a.iob" else text)])
-    assert [len(sentence.words) for sentence in found] == [5, 2]
-    assert found[0] == Sentence(("Ada", "Lovelace", "saw", "Turin", "Turin"), GOLD)
+        examples = TAGGING["ner"].read([put(tmp_path, name, text.replace("\n", "\r\n") if name == "a.iob" else text)])
+    assert [len(sentence.words) for sentence in examples] == [5, 2]
+    assert examples[0] == Sentence(("Ada", "Lovelace", "saw", "Turin", "Turin"), GOLD)
 
 
 def test_iob1_is_converted_and_said_once(tmp_path: Path) -> None:
     paths = [put(tmp_path, "train.txt", IOB1), put(tmp_path, "more.txt", IOB1)]
-    with pytest.warns(BertreeWarning, match="IOB1") as said:
-        found = TAGGING["ner"].read(paths)
-    assert len(said) == 1
-    assert found[0].tags == found[2].tags == GOLD
+    with pytest.warns(BertreeWarning, match="IOB1") as caught:
+        examples = TAGGING["ner"].read(paths)
+    assert len(caught) == 1
+    assert examples[0].tags == examples[2].tags == GOLD
 
 
 def test_other_schemes_become_iob2(tmp_path: Path) -> None:
@@ -85,8 +85,8 @@ def test_tables_are_read(tmp_path: Path) -> None:
 
     rows = [{"w": ["Ada", "\ud800"], "t": ["B-PER", "O"]}, {"w": [], "t": []}]
     task = TaggingTask("tagging", text="w", label="t")
-    found = task.read([put(tmp_path, "train.jsonl", "\n".join(map(json.dumps, rows)))])
-    assert found == [Sentence(("Ada", "\ufffd"), ("B-PER", "O")), Sentence((), ())]
+    examples = task.read([put(tmp_path, "train.jsonl", "\n".join(map(json.dumps, rows)))])
+    assert examples == [Sentence(("Ada", "\ufffd"), ("B-PER", "O")), Sentence((), ())]
     rows[0]["w"] = ["Ada", "x"]
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "dev.parquet")
     assert task.read([tmp_path / "dev.parquet"])[0] == Sentence(("Ada", "x"), ("B-PER", "O"))
@@ -98,23 +98,23 @@ def test_tables_are_read(tmp_path: Path) -> None:
 def test_plain_tags_are_recognised(tmp_path: Path) -> None:
     path = put(tmp_path, "a.txt", IOB2)
     task = TaggingTask("tagging", label="1")
-    found = task.read([path])
-    assert found[1].tags == ("NN", "RB")
-    task = task.with_labels(task.labels_in(found))
+    examples = task.read([path])
+    assert examples[1].tags == ("NN", "RB")
+    task = task.with_labels(task.labels_in(examples))
     assert task.labels == ("NN", "NNP", "RB", "VBD")
     assert task.metric == "accuracy"
     assert task.settings() == {"crf": False, "scheme": "plain", "label": "1"}
     assert TaggingTask("tagging").settings() == {"crf": False, "scheme": "auto"}
     predictions = [{"predicted": ["NNP"] * 5}, {"predicted": ["NN", "NN"]}]
-    assert task.score(found, predictions) == {"accuracy": pytest.approx(5 / 7)}
+    assert task.score(examples, predictions) == {"accuracy": pytest.approx(5 / 7)}
     as_plain = TaggingTask("tagging", scheme="plain")
     assert as_plain.labels_in(as_plain.read([path])) == ("B-LOC", "B-PER", "I-PER", "O")
 
 
 def test_remarks_and_odd_spaces(tmp_path: Path) -> None:
     text = "# id 7 source=x\nAda _ B-PER\n# _ O\n\n# _ O\n1\u00a0000  _\tO\n"
-    found = TAGGING["ner"].read([put(tmp_path, "a.txt", text)])
-    assert [sentence.words for sentence in found] == [("Ada", "#"), ("#", "1\u00a0000")]
+    examples = TAGGING["ner"].read([put(tmp_path, "a.txt", text)])
+    assert [sentence.words for sentence in examples] == [("Ada", "#"), ("#", "1\u00a0000")]
 
 
 @pytest.mark.parametrize(
@@ -229,8 +229,8 @@ def test_more_mistakes(tmp_path: Path) -> None:
 def test_splits(tmp_path: Path, names: tuple[str, ...]) -> None:
     for name in (*names, "README.md", "notes.txt", ".train.txt"):
         (tmp_path / name).touch()
-    found = TAGGING["ner"].splits(tmp_path)
-    assert {split: [path.name for path in paths] for split, paths in found.items()} == {
+    splits = TAGGING["ner"].splits(tmp_path)
+    assert {split: [path.name for path in paths] for split, paths in splits.items()} == {
         split: [name] for split, name in zip(("train", "dev", "test"), names, strict=True)
     }
     (tmp_path / "train.iob").touch()
@@ -246,8 +246,8 @@ def test_no_splits(tmp_path: Path) -> None:
 
 
 def test_labels() -> None:
-    found = [Sentence(("a", "b"), ("B-PER", "O")), Sentence(("c",), ("B-LOC",)), Sentence(("d",))]
-    assert TAGGING["ner"].labels_in(found) == LABELS
+    sentences = [Sentence(("a", "b"), ("B-PER", "O")), Sentence(("c",), ("B-LOC",)), Sentence(("d",))]
+    assert TAGGING["ner"].labels_in(sentences) == LABELS
     assert NER.classes == 5
     assert NER.metric == "f1"
     assert NER.settings() == {"crf": False, "scheme": "entities"}
@@ -319,18 +319,18 @@ def test_each_word_is_asked_where_it_has_most_context() -> None:
         room = source.randrange(1, 40)
         lengths = np.array([source.randrange(1, min(room, 9) + 1) for _ in range(source.randrange(1, 90))])
         ends = np.concatenate([[0], lengths.cumsum()])
-        found = windows(lengths, room)
-        assert [word for w in found for word in range(w.first, w.last)] == list(range(len(lengths)))
+        slices = windows(lengths, room)
+        assert [word for w in slices for word in range(w.first, w.last)] == list(range(len(lengths)))
 
         def context(start: int, end: int, word: int, ends: np.ndarray = ends) -> float:
             left = ends[word] - ends[start] if start else 1e9
             right = ends[end] - ends[word + 1] if end < len(ends) - 1 else 1e9
             return min(left, right)
 
-        for window in found:
+        for window in slices:
             assert ends[window.end] - ends[window.start] <= room
             for word in range(window.first, window.last):
-                others = [context(w.start, w.end, word) for w in found if w.start <= word < w.end]
+                others = [context(w.start, w.end, word) for w in slices if w.start <= word < w.end]
                 assert context(window.start, window.end, word) == max(others)
     assert len(windows(np.ones(10_000, np.int64), 100)) <= 200  # read about twice, not more
     inner = windows(np.ones(10_000, np.int64), 100)[5]
@@ -366,8 +366,8 @@ def test_lines_of_predictions() -> None:
 def test_entity_scores_leave_out_sentences_without_tags() -> None:
     examples = [Sentence(("a",) * 5, GOLD), Sentence(("b",))]
     predictions = [{"predicted": ["B-PER", "I-PER", "O", "B-LOC", "O"]}, {"predicted": ["O"]}]
-    found = NER.score(examples, predictions)
-    assert found == {
+    scores = NER.score(examples, predictions)
+    assert scores == {
         "precision": 1,
         "recall": pytest.approx(2 / 3),
         "f1": pytest.approx(0.8),

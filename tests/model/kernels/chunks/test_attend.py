@@ -51,8 +51,8 @@ def test_a_chunk_sees_each_of_its_neighbours_once(before: int, after: int, once:
     expected = definition(q, k, v, lengths, buckets, settings)
     torch.testing.assert_close(attend_chunks(q, k, v, order, settings), expected)
     for seen in order.neighbors_cw.tolist():
-        there = [chunk for chunk in seen if chunk >= 0]
-        assert len(there) == len(set(there))
+        chunks = [chunk for chunk in seen if chunk >= 0]
+        assert len(chunks) == len(set(chunks))
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -135,9 +135,9 @@ def test_half_precision_is_near() -> None:
 
 def test_the_same_bytes_twice() -> None:
     settings = ChunkSettings(16, 1, 1, hides_self=True)
-    given = [x.float() for x in random_qkv(300)]
-    order, _ = hashed(given[0], [130, 170], settings, 4)
-    first, second = (with_gradients(lambda *qkv: attend_chunks(*qkv, order, settings), given) for _ in range(2))
+    inputs = [x.float() for x in random_qkv(300)]
+    order, _ = hashed(inputs[0], [130, 170], settings, 4)
+    first, second = (with_gradients(lambda *qkv: attend_chunks(*qkv, order, settings), inputs) for _ in range(2))
     assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
 
 
@@ -152,8 +152,8 @@ def test_dropout_keeps_the_mean_and_its_gradient_is_that_of_what_was_kept() -> N
         return attend_chunks(*qkv, order, settings, 0.3)
 
     assert not torch.equal(dropped(q, k, v), attend_chunks(q, k, v, order, settings))
-    given = (q.requires_grad_(), k.requires_grad_(), v.requires_grad_())
-    torch.autograd.gradcheck(dropped, given, atol=1e-8, rtol=1e-5, fast_mode=True)
+    inputs = (q.requires_grad_(), k.requires_grad_(), v.requires_grad_())
+    torch.autograd.gradcheck(dropped, inputs, atol=1e-8, rtol=1e-5, fast_mode=True)
     with torch.no_grad():
         mean = torch.stack([attend_chunks(q, k, v, order, settings, 0.3) for _ in range(400)]).mean(0)
     assert (mean - attend_chunks(q, k, v, order, settings)).abs().max() < 0.25
@@ -164,15 +164,15 @@ def _kept(tokens: int, rounds: int) -> int:
     settings = ChunkSettings(16, 1, 0, hides_self=True)
     q, k, v = (x.float().requires_grad_() for x in random_qkv(tokens))
     order, _ = hashed(q.detach(), [tokens], settings, rounds)
-    found: dict[int, int] = {}
+    kept: dict[int, int] = {}
 
     def pack(x: Tensor) -> Tensor:
-        found[x.data_ptr()] = x.numel() * x.element_size()
+        kept[x.data_ptr()] = x.numel() * x.element_size()
         return x
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
         attend_chunks(q, k, v, order, settings)
-    return sum(found.values())
+    return sum(kept.values())
 
 
 def test_no_scores_are_kept_for_the_backward_pass() -> None:
@@ -188,12 +188,12 @@ def _scores(tokens: int, rounds: int, monkeypatch: pytest.MonkeyPatch) -> int:
     settings, counted = ChunkSettings(16, 1, 0, hides_self=True), []
     work = attend._Tile.scores
     with monkeypatch.context() as patch:
-        patch.setattr(attend._Tile, "scores", lambda tile: counted.append(found := work(tile)) or found)
+        patch.setattr(attend._Tile, "scores", lambda tile: counted.append(result := work(tile)) or result)
         q, k, v = (x.float().requires_grad_() for x in random_qkv(tokens))
         order, _ = hashed(q.detach(), [tokens], settings, rounds)
         attend_chunks(q, k, v, order, settings).sum().backward()
-    assert max(found.numel() for found in counted) <= attend.GROUP
-    return sum(found.numel() for found in counted)
+    assert max(count.numel() for count in counted) <= attend.GROUP
+    return sum(count.numel() for count in counted)
 
 
 @pytest.mark.parametrize("rounds", [1, 3])
@@ -213,10 +213,10 @@ def test_nothing_to_attend_to() -> None:
 def test_chunks_that_no_sequence_needs_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     settings, counted = ChunkSettings(16, 0, 0), []
     work = attend._Tile.scores
-    monkeypatch.setattr(attend._Tile, "scores", lambda tile: counted.append(found := work(tile)) or found)
+    monkeypatch.setattr(attend._Tile, "scores", lambda tile: counted.append(result := work(tile)) or result)
     order, _ = as_written([32] * 8, settings)
     assert isinstance(order, ChunkOrder)
     assert len(order.neighbors_cw) > 16
     q, k, v = random_qkv(256)
     attend_chunks(q, k, v, order, settings)
-    assert sum(len(found) for found in counted) == 16
+    assert sum(len(count) for count in counted) == 16

@@ -34,12 +34,12 @@ def test_a_bucket_is_the_nearest_axis_or_its_opposite() -> None:
     qk = torch.randn(50, 3, 8)
     counts = bucket_counts(torch.tensor([50]), 50, 16, (6,))
     rotations = draw_rotations(3, 8, 2, counts.axes, qk)
-    found = hash_buckets(qk, rotations, counts, torch.zeros(50, dtype=torch.int64))
+    buckets = hash_buckets(qk, rotations, counts, torch.zeros(50, dtype=torch.int64))
     turned = torch.einsum("tnd,ndrx->nrtx", qk, rotations[0])
-    assert torch.equal(found, torch.cat([turned, -turned], -1).argmax(-1))
+    assert torch.equal(buckets, torch.cat([turned, -turned], -1).argmax(-1))
     opposite = hash_buckets(-qk, rotations, counts, torch.zeros(50, dtype=torch.int64))
-    assert torch.equal(opposite, (found + 3) % 6)
-    assert torch.equal(hash_buckets(5 * qk, rotations, counts, torch.zeros(50, dtype=torch.int64)), found)
+    assert torch.equal(opposite, (buckets + 3) % 6)
+    assert torch.equal(hash_buckets(5 * qk, rotations, counts, torch.zeros(50, dtype=torch.int64)), buckets)
 
 
 def test_factors_are_combined() -> None:
@@ -66,8 +66,8 @@ def test_buckets_of_a_sequence_do_not_depend_on_the_batch() -> None:
         alone = bucket_counts(torch.tensor([length]), length, chunk)
         rotations = fixed_rotations(3, 1, 2, 8, 2, alone.axes)
         part = qk[start : start + length]
-        found = hash_buckets(part, rotations, alone, torch.zeros(length, dtype=torch.int64))
-        assert torch.equal(found, together[:, :, start : start + length])
+        buckets = hash_buckets(part, rotations, alone, torch.zeros(length, dtype=torch.int64))
+        assert torch.equal(buckets, together[:, :, start : start + length])
         start += length
 
 

@@ -17,7 +17,7 @@ HEADS, WIDTH, CHUNK = 4, 8, 16
 def _config(**changes: object) -> object:
     from transformers import ReformerConfig
 
-    given = {
+    settings = {
         "hidden_size": HEADS * WIDTH,
         "attention_head_size": WIDTH,
         "num_attention_heads": HEADS,
@@ -28,7 +28,7 @@ def _config(**changes: object) -> object:
         "local_attention_probs_dropout_prob": 0.0,
         "hash_seed": 3,
     }
-    return ReformerConfig(**given | changes)
+    return ReformerConfig(**settings | changes)
 
 
 def _heads(x_bth: Tensor) -> Tensor:
@@ -62,14 +62,14 @@ def test_lsh_equals_transformers(
         if ours:
             qk, v = _heads(theirs.query_key(leaf)), _heads(theirs.value(leaf))
             rotations = drawn.split([count // 2 for count in buckets], -1)
-            order, found = hashed(qk, [length], settings, rounds, buckets, rotations)
+            order, output = hashed(qk, [length], settings, rounds, buckets, rotations)
             mixed = attend_chunks(qk, unit_keys(qk), v, order, settings)
         else:
             result = theirs(leaf)
             mixed = _heads(result.hidden_states)
             if length > CHUNK:
                 offsets = torch.arange(rounds)[:, None] * math.prod(buckets)
-                assert torch.equal(found, result.buckets[0] - offsets)
+                assert torch.equal(output, result.buckets[0] - offsets)
         (mixed * torch.linspace(1, 2, mixed.numel()).view_as(mixed)).sum().backward()
         grads += [mixed.detach(), leaf.grad]
     torch.testing.assert_close(grads[0], grads[2], rtol=1e-9, atol=1e-9)
@@ -91,8 +91,8 @@ def test_padded_lsh_equals_transformers(rounds: int) -> None:
         settings = ChunkSettings(CHUNK, 1, 0, hides_self=True, counts_once=False)
         qk, v = _heads(theirs.query_key(x))[:101], _heads(theirs.value(x))[:101]
         order, _ = hashed(qk, [101], settings, rounds, (8,), (drawn,))
-        found = attend_chunks(qk, unit_keys(qk), v, order, settings)
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+        output = attend_chunks(qk, unit_keys(qk), v, order, settings)
+    torch.testing.assert_close(output, expected, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -109,5 +109,5 @@ def test_chunked_equals_transformers(length: int, padded: int, window: tuple[int
         expected = _heads(theirs(x, attention_mask=mask).hidden_states)[:length]
         q, k, v = (_heads(part(x))[:length] for part in (theirs.query, theirs.key, theirs.value))
         settings = ChunkSettings(CHUNK, before, after, causal)
-        found = attend_chunks(q, k, v, as_written([length], settings)[0], settings)
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+        output = attend_chunks(q, k, v, as_written([length], settings)[0], settings)
+    torch.testing.assert_close(output, expected, rtol=1e-6, atol=1e-6)

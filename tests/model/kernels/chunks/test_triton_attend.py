@@ -43,24 +43,24 @@ def test_chunks_and_their_gradients_follow_the_definition(call: Call) -> None:
     draw = torch.Generator().manual_seed(1)
     is_shared = call.rounds > 0
     shape = (sum(call.lengths), 2 if is_shared else 3, HEADS, call.width)
-    given = torch.randn(shape, generator=draw).to(DTYPE)
+    inputs = torch.randn(shape, generator=draw).to(DTYPE)
     if is_shared:
-        order, buckets = hashed(given[:, 0].float(), call.lengths, call.settings, call.rounds, (4,))
+        order, buckets = hashed(inputs[:, 0].float(), call.lengths, call.settings, call.rounds, (4,))
     else:
         order, buckets = as_written(call.lengths, call.settings)
-    there = ChunkOrder(*(x.to(DEVICE) for x in order))
+    order_on_device = ChunkOrder(*(x.to(DEVICE) for x in order))
 
     def ours(qkv: Tensor) -> Tensor:
         q, *k, v = qkv.unbind(1)
-        return triton_attend.attend(q, k[0] if k else None, v, there, call.settings)
+        return triton_attend.attend(q, k[0] if k else None, v, order_on_device, call.settings)
 
     def exact(qkv: Tensor) -> Tensor:
         q, *k, v = qkv.unbind(1)
         keys = k[0] if k else unit_keys(q)
         return definition(q, keys, v, call.lengths, buckets.expand(HEADS, -1, -1), call.settings)
 
-    found = with_gradients(ours, [given.to(DEVICE)])
-    for name, one, true in zip(("mixed", "gradient"), found, with_gradients(exact, [given.double()]), strict=True):
+    output = with_gradients(ours, [inputs.to(DEVICE)])
+    for name, one, true in zip(("mixed", "gradient"), output, with_gradients(exact, [inputs.double()]), strict=True):
         assert (one.cpu() - true).norm() <= TOLERANCE * true.norm(), name
 
 
@@ -69,10 +69,10 @@ def test_compilers_know_the_operator(shared: bool) -> None:
     settings = ChunkSettings(4, 1, 0, causal=True, hides_self=True)
     q, k, v = (torch.randn(5, 1, 16) for _ in range(3))
     order, _ = hashed(q, [5], settings, 2, (4,))
-    given = [x.to(DEVICE, DTYPE).requires_grad_() for x in (q, k, v)]
-    keys = None if shared else given[1]
-    there = (x.to(DEVICE) for x in order)
-    torch.library.opcheck(triton_attend._attend, (given[0], keys, given[2], *there, 4, True, True, True))
+    inputs = [x.to(DEVICE, DTYPE).requires_grad_() for x in (q, k, v)]
+    keys = None if shared else inputs[1]
+    order_on_device = (x.to(DEVICE) for x in order)
+    torch.library.opcheck(triton_attend._attend, (inputs[0], keys, inputs[2], *order_on_device, 4, True, True, True))
 
 
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter takes programs in turn")
@@ -80,10 +80,11 @@ def test_gradients_are_the_same_every_time() -> None:
     lengths, settings = [5000, 3001], ChunkSettings(64, 1, 0, causal=True, hides_self=True)
     q, v = torch.randn(2, sum(lengths), 4, 64).to(DTYPE)
     order, _ = hashed(q.float(), lengths, settings, 4)
-    there = ChunkOrder(*(x.to(DEVICE) for x in order))
-    given = [q.to(DEVICE), v.to(DEVICE)]
+    order_on_device = ChunkOrder(*(x.to(DEVICE) for x in order))
+    inputs = [q.to(DEVICE), v.to(DEVICE)]
     first, *others = (
-        with_gradients(lambda q, v: triton_attend.attend(q, None, v, there, settings), given) for _ in range(5)
+        with_gradients(lambda q, v: triton_attend.attend(q, None, v, order_on_device, settings), inputs)
+        for _ in range(5)
     )
     for other in others:
         assert all(torch.equal(one, two) for one, two in zip(first, other, strict=True))

@@ -28,8 +28,8 @@ def test_buckets_are_those_of_the_plain_path(buckets: tuple[int, ...] | None) ->
     ids = torch.arange(len(LENGTHS)).repeat_interleave(torch.tensor(LENGTHS))
     fused = torch.randn(sum(LENGTHS), 2, HEADS, WIDTH, generator=torch.Generator().manual_seed(0)).to(DTYPE)
     qk = fused[:, 0]  # rows that are apart
-    there = [tuple(x.to(DEVICE) for x in given) for given in (rotations, counts.of_s)]
-    ours = triton_line.hash_buckets(qk.to(DEVICE), *there, ids.to(DEVICE)).cpu()
+    on_device = [tuple(x.to(DEVICE) for x in tensors) for tensors in (rotations, counts.of_s)]
+    ours = triton_line.hash_buckets(qk.to(DEVICE), *on_device, ids.to(DEVICE)).cpu()
     rounded = tuple(rotation.to(DTYPE).double() for rotation in rotations)
     theirs = hash_buckets(qk.double(), rounded, counts, ids)
     assert (ours != theirs).float().mean() <= (0 if INTERPRETED else 0.01)
@@ -41,8 +41,8 @@ def test_the_line_is_that_of_the_plain_path() -> None:
     rings = Rings.of(bounds(LENGTHS), sum(LENGTHS), settings, ROUNDS)
     buckets = torch.randint(most, (HEADS, ROUNDS, sum(LENGTHS)), generator=torch.Generator().manual_seed(0))
     plain = bucket_order(rings, buckets, most, settings.length)
-    given = [x.to(DEVICE) for x in (buckets, rings.sequence_ids_t, rings.positions_t, rings.slots_t)]
-    ours = triton_line.line(*given, len(LENGTHS), most, plain.tokens_al.shape[1] // ROUNDS)
+    inputs = [x.to(DEVICE) for x in (buckets, rings.sequence_ids_t, rings.positions_t, rings.slots_t)]
+    ours = triton_line.line(*inputs, len(LENGTHS), most, plain.tokens_al.shape[1] // ROUNDS)
     for name, one, two in zip(plain._fields, ours, plain[:3], strict=False):
         assert torch.equal(one.cpu(), two), name
 
