@@ -96,6 +96,7 @@ def test_lists_of_negatives(tmp_path: Path) -> None:
         ("sentence1,sentence2,score\na,b,nan\n", ColumnNames(), "x.csv: line 2: 'score' is 'nan'"),
         ("sentence1,sentence2,label\n", ColumnNames(), "no rows"),
         ("", ColumnNames(), "x.csv: is empty"),
+        ("sentence1,sentence2\ra,b\n", ColumnNames(), "x.csv: line 1: is not valid CSV"),
     ],
 )
 def test_a_broken_file_is_reported_with_its_line(tmp_path: Path, text: str, named: ColumnNames, message: str) -> None:

@@ -4,7 +4,6 @@ Columns are found by the names in the header. Each role has several names, since
 several; only files without a header are read by position.
 """
 
-import csv
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from typing import Any, NamedTuple
 
 from bertree.errors import UserError, listed
 from bertree.files.formats import Json
-from bertree.text.records import Quoting, location, read_lines, suffix_of
+from bertree.text.records import Quoting, first_cells, location, suffix_of
 from bertree.text.tables import Table, read_table
 
 
@@ -126,8 +125,7 @@ class Columns:
         or, if they have no header, with the same number of fields."""
         if suffix_of(path) not in (".tsv", ".csv", ".txt"):
             return False
-        first = next((line for _, line in read_lines(path) if line.strip()), "")
-        cells = first.split("\t") if "\t" in first or suffix_of(path) != ".csv" else next(csv.reader([first]), [])
+        cells = first_cells(path)
         names = {cell.strip().casefold() for cell in cells}
         if not self.headless or names & {name.casefold() for name in (*self.text, *self.pair)}:
             return bool(names & {name.casefold() for name in self.text})

@@ -5,7 +5,6 @@ tables, usual names of columns are known and others can be given. A row without 
 other rows have one.
 """
 
-import csv
 import math
 import warnings
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ from bertree.objectives.embedding_losses import ROWS
 from bertree.tasks import glue, splits
 from bertree.tasks.columns import TextExample
 from bertree.tasks.task import Splits
-from bertree.text.records import location, read_lines, read_records, suffix_of
+from bertree.text.records import first_cells, location, read_records, suffix_of
 from bertree.text.sources import FORMATS
 from bertree.text.tables import Table, read_table
 
@@ -158,8 +157,7 @@ def _top(path: Path) -> tuple[list[str], list[str]]:
         raise UserError(f"{path}: {'is a folder, not a file' if path.is_dir() else 'no such file'}")
     if suffix_of(path) in (".jsonl", ".json", ".parquet"):
         return [str(name) for name in next(iter(read_records(path)), (0, {}))[1]], []
-    first = next((text for _, text in read_lines(path) if text.strip()), "")
-    fields = first.split("\t") if "\t" in first else next(csv.reader([first]), [])
+    fields = first_cells(path)
     return [field.strip() for field in fields], fields
 
 

@@ -189,6 +189,12 @@ def read_rows(path: Path, lines: Iterator[Line], comma: bool, quoting: Quoting =
     return _split_tabs(everything, unquote=False)
 
 
+def first_cells(path: Path) -> list[str]:
+    """Return the cells of a text file's first line that is not empty; by them a reader tells what the file holds."""
+    lines = ((number, line) for number, line in read_lines(path) if line.strip())
+    return next(read_rows(path, lines, suffix_of(path) == ".csv", "none"), (1, []))[1]
+
+
 def _split_tabs(lines: Iterable[Line], unquote: bool) -> Iterator[Row]:
     for number, line in lines:
         if line:
