@@ -216,14 +216,14 @@ def forge(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
 def make_right(path: Path, shard: Path) -> None:
     header = json.loads((path / "state.json").read_text())
     header["sha256"][shard.name] = file_hash(shard)
-    (path / "state.json").write_text(json.dumps(header))
+    (path / "state.json").write_text(files.header_text(header))
 
 
 def header(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
     def spoil(path: Path) -> None:
         state = json.loads((path / "state.json").read_text())
         change(state)
-        (path / "state.json").write_text(json.dumps(state))
+        (path / "state.json").write_text(files.header_text(state))
 
     return spoil
 

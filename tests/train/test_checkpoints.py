@@ -52,6 +52,12 @@ def flip(path: Path) -> None:
     path.write_bytes(data)
 
 
+def edit(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "a bit": (lambda folder: flip(folder / "state.safetensors"), "state.safetensors: is damaged"),
     "cut off": (lambda folder: os.truncate(folder / "state.safetensors", 100), "state.safetensors: is damaged"),
@@ -59,6 +65,10 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no tensors": (lambda folder: (folder / "state.safetensors").unlink(), "state.safetensors: cannot be read"),
     "no header": (lambda folder: (folder / "state.json").unlink(), "state.json: cannot be read"),
     "half a header": (lambda folder: os.truncate(folder / "state.json", 20), "state.json: is not valid JSON"),
+    "a number in the header": (
+        lambda folder: edit(folder / "state.json", '"tokens": ', '"tokens": 1'),
+        "state.json: is damaged",
+    ),
     "another's header": (lambda folder: (folder / "state.json").write_text('{"step": 1}'), "not the header"),
 }
 

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from bertree.files.formats import file_hash
+from bertree.train.checkpoints.files import header_text
 from tests.support import runs
 
 LAST = 10
@@ -34,7 +35,7 @@ def place(out: Path, step: int = LAST) -> Path:
 def header(**changes: Any) -> Callable[[Path], None]:
     def forge(out: Path) -> None:
         path = place(out) / "state.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+        path.write_text(header_text(json.loads(path.read_text()) | changes))
 
     return forge
 
@@ -63,7 +64,7 @@ def tensors(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Pa
 def step_beyond_the_end(out: Path) -> None:
     shutil.copytree(place(out), place(out, 99))
     path = place(out, 99) / "state.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"step": 99}))
+    path.write_text(header_text(json.loads(path.read_text()) | {"step": 99}))
 
 
 def swapped(out: Path) -> None:
@@ -73,7 +74,7 @@ def swapped(out: Path) -> None:
     (out / "aside").rename(other)
     for step in (LAST, LAST - 1):
         path = place(out, step) / "state.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"step": step}))
+        path.write_text(header_text(json.loads(path.read_text()) | {"step": step}))
 
 
 def moment(tensors: dict[str, torch.Tensor]) -> str:

@@ -235,6 +235,7 @@ def test_a_forged_state_is_passed_over(undisturbed: Path, tmp_path: Path) -> Non
     from safetensors.torch import load_file, save_file
 
     from bertree.files.formats import file_hash
+    from bertree.train.checkpoints.files import header_text
 
     out = tmp_path / "run"
     assert train(out, signal_at=7, number=signal.SIGTERM) == signal.SIGTERM
@@ -244,7 +245,7 @@ def test_a_forged_state_is_passed_over(undisturbed: Path, tmp_path: Path) -> Non
     save_file(tensors, newest / "state.safetensors")
     header = json.loads((newest / "state.json").read_text())
     header["sha256"] = file_hash(newest / "state.safetensors")
-    (newest / "state.json").write_text(json.dumps(header))
+    (newest / "state.json").write_text(header_text(header))
     assert train(out, resume=True) is None
     assert results(out) == results(undisturbed)
 

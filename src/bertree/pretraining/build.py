@@ -16,7 +16,7 @@ from bertree.data.split import split_held_out
 from bertree.data.store import Store
 from bertree.data.stream import Stream
 from bertree.errors import UserError
-from bertree.files.formats import Json, read_json
+from bertree.files.formats import Json
 from bertree.inference.load import random_model
 from bertree.interop import folder
 from bertree.interop.contents import Contents
@@ -28,7 +28,7 @@ from bertree.pretraining.sections import DataSettings
 from bertree.scale.world import World
 from bertree.text.identity import tokenizer_hash
 from bertree.train.checkpoints.checkpoint import CheckpointFolder
-from bertree.train.checkpoints.files import HEADER
+from bertree.train.checkpoints.files import read_header
 from bertree.train.device_setup import DeviceSetup, micro_batch_count
 from bertree.train.feed import AnyStream, StreamFeed
 from bertree.train.schedule import TrainingSchedule
@@ -261,8 +261,7 @@ def micro_batches_of(checkpoints: Path, phases: Sequence[Phase]) -> list[int]:
     most = [max(1, phase.batch_tokens // phase.max_length) for phase in phases]
     for step in folder.steps():
         with suppress(UserError):
-            extra = read_json(folder.path(step) / HEADER).get("extra")
-            counts = extra.get("micro_batches") if isinstance(extra, dict) else None
+            counts = read_header(folder.path(step), step).extra.get("micro_batches")
             if not isinstance(counts, list) or len(counts) != len(phases):
                 continue
             if all(type(n) is int and 0 < n <= top for n, top in zip(counts, most, strict=True)):

@@ -9,6 +9,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from bertree.train.checkpoints.files import header_text
 from tests.fuzz.case import Case, Change, Kind
 from tests.fuzz.mutations import raw, tensors, trees
 from tests.fuzz.running import Result, Runner
@@ -25,7 +26,7 @@ def _forge(path: Path, edit: Callable[[bytes], bytes]) -> None:
     state.write_bytes(edit(state.read_bytes()))
     header = json.loads((path / "state.json").read_text())
     header["sha256"] = hashlib.sha256(state.read_bytes()).hexdigest()
-    (path / "state.json").write_text(json.dumps(header))
+    (path / "state.json").write_text(header_text(header))
 
 
 def _forged(step: str, random: Random) -> Change:
@@ -61,7 +62,7 @@ def _later(step: int) -> Callable[[Path], None]:
         shutil.copytree(path, target)
         header = json.loads((target / "state.json").read_text())
         header["step"] = step
-        (target / "state.json").write_text(json.dumps(header))
+        (target / "state.json").write_text(header_text(header))
 
     return make
 

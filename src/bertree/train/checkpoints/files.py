@@ -4,6 +4,7 @@ Files are mapped, not read, so a rank reads only its own shard. Headers are not 
 tensor lies is checked before any of it is read.
 """
 
+import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,6 +25,7 @@ from bertree.scale.world import World
 
 HEADER = "state.json"
 FORMAT = "bertree-checkpoint"
+OWN_SUM = "header_sha256"  # the checksum of the other entries of the header; checkpoints up to 0.2.0 have none
 ONE_FILE, SHARDED = 1, 2  # versions
 STATE = "state.safetensors"  # of one process
 SHARD = re.compile(r"state-([0-9]{5})-of-([0-9]{5})\.safetensors")  # of many: one file each
@@ -245,12 +247,25 @@ def _save(shards: Mapping[str, LocalShard], path: Path, metadata: dict[str, str]
 
 
 def _write_header(work: Path, about: Json, extra: Json) -> None:
-    write_text(work / HEADER, json.dumps({"format": FORMAT} | about | {"extra": extra}) + "\n")
+    write_text(work / HEADER, header_text({"format": FORMAT} | about | {"extra": extra}))
+
+
+def header_text(header: Json) -> str:
+    """Return the text of a header, with the checksum of its entries."""
+    entries = {key: value for key, value in header.items() if key != OWN_SUM}
+    return json.dumps(entries | {OWN_SUM: _sum_of(entries)}) + "\n"
+
+
+def _sum_of(entries: Json) -> str:
+    return hashlib.sha256(json.dumps(entries).encode()).hexdigest()
 
 
 def read_header(folder: Path, step: int) -> Header:
     """Read the header of a checkpoint and check it."""
     header = read_json(folder / HEADER)
+    own_sum = header.pop(OWN_SUM, None)
+    if own_sum is not None and own_sum != _sum_of(header):
+        raise _damaged(folder / HEADER, "its checksum differs")
     version, sums, extra = header.get("version"), header.get("sha256"), header.get("extra")
     files = {STATE: sums} if version == ONE_FILE and isinstance(sums, str) else sums if version == SHARDED else None
     valid = (header.get("format"), header.get("step")) == (FORMAT, step) and isinstance(extra, dict)
