@@ -1,5 +1,6 @@
 """Single settings from the command line and from Python: with and without their section."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -120,12 +121,20 @@ def test_extreme_values(text: str, base: str) -> None:
     assert len(str(caught.value)) < 200
 
 
-@pytest.mark.parametrize("word", ["²", "٣", "9" * 5000, "-0", "1_0", ""])
+@pytest.mark.parametrize("word", ["²", "٣", "9" * 5000, "-0", "1_0"])
 def test_odd_entries_of_a_list(word: str, base: str) -> None:
     with pytest.raises(UserError, match="is not one of the 1 entries"):
         recipe.load(base, [f"phases.{word}.steps=3"])
     with pytest.raises(UserError, match="is not one of the 1 entries"):
         recipe.load(base, [f"phases.{word}="])
+
+
+@pytest.mark.parametrize("key", [".lr", "optim.", "phases..steps", "."])
+def test_a_key_with_an_empty_part_is_shown_as_it_was_written(key: str, base: str) -> None:
+    with pytest.raises(UserError, match=rf"^'{re.escape(key)}': is not a key"):
+        recipe.load(base, [f"{key}=3"])
+    with pytest.raises(UserError, match=rf"^'{re.escape(key)}': is not a key"):
+        recipe.load(base, [Override(key, 3)])
 
 
 def test_a_bare_word_needs_no_quotes() -> None:

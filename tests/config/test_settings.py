@@ -59,6 +59,8 @@ def test_values_are_read_as_their_types() -> None:
 WRONG: dict[str, tuple[Any, str]] = {
     "not a table": (3, "f.toml: must be a table"),
     "unknown": ({"innr": {}}, "f.toml: innr: unknown key, did you mean 'inner'?"),
+    "empty": ({"": 1}, 'f.toml: "": unknown key, known: '),
+    "empty within": ({"inner": {"": 1}}, 'f.toml: inner."": unknown key, known: '),
     "unknown within": ({"inner": {"rat": 1}}, "f.toml: inner.rat: unknown key, did you mean 'rate'?"),
     "not a setting": ({"source": "x"}, "f.toml: source: unknown key"),
     "wrong type": ({"inner": {"rate": "x"}}, "f.toml: inner.rate: must be a number, not 'x'"),

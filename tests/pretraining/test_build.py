@@ -105,8 +105,12 @@ def test_what_does_not_fit_is_refused(started: tuple[Path, Path], token_store: P
         build(token_store, "model.vocab_size=100")
     with pytest.raises(UserError, match="did you mean 'layers'"):
         build(token_store, "model.layer=3")
-    with pytest.raises(UserError, match="no such preset"):
+    with pytest.raises(UserError, match=rf"^{path}: model\.preset: bert-bse: no such preset"):
         build(token_store, "model.preset=bert-bse")
+    with pytest.raises(UserError, match=rf"^{path}: model: .*5 heads cannot divide a width"):
+        build(token_store, "model.heads=5")
+    with pytest.raises(UserError, match=rf"^{path}: model: .*dropout"):
+        build(token_store, start, "model.dropout=2.0")
     data = DataSettings(store=str(token_store), held_out=str(tmp_path / "other"))
     with pytest.raises(UserError, match="another tokenizer than"):
         assembly.open_stores(data)

@@ -196,6 +196,7 @@ WRONG = {
     "objective.nsp=1": r"objective.nsp: needs a format .*segment-pair\+nsp, not full-sentences",
     "objective.sop=-1": "objective.sop: must not be negative",
     "objective.mln=1": "did you mean 'mlm'",
+    'model={""=1}': r'model\."": unknown key',
 }
 
 

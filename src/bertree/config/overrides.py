@@ -62,6 +62,8 @@ def apply_overrides(
     keys: set[str] = set()
     for entry in overrides:
         override = parse(entry) if isinstance(entry, str) else entry
+        if not all(override.key.split(".")):
+            raise UserError(f"'{override.key}': is not a key; write it as section.key, for example optim.lr")
         key = _full_key(override.key, tree, kind, free or {}, hidden)
         _put(tree, key, override.value)
         keys |= _value_keys(key, override.value)

@@ -136,10 +136,12 @@ def read(kind: Any, value: Any, where: str, at: str = "") -> Any:
             raise UserError(f"{location}: must be a list")
         if kinds[-1] is not ... and len(value) != len(kinds):
             raise UserError(f"{location}: must be a list of {len(kinds)} values, not {len(value)}")
-        return tuple(read(kinds[0], inner, where, _join(at, i)) for i, inner in enumerate(value))
+        return tuple(read(kinds[0], inner, where, key_path(at, i)) for i, inner in enumerate(value))
     if origin in (dict, Mapping):
         inner_kind = get_args(kind)[1]
-        return {key: read(inner_kind, inner, where, _join(at, key)) for key, inner in _table(value, location).items()}
+        return {
+            key: read(inner_kind, inner, where, key_path(at, key)) for key, inner in _table(value, location).items()
+        }
     return value if kind is Any else _read_plain(kind, value, location)
 
 
@@ -149,18 +151,18 @@ def _read_dataclass(kind: Any, value: Any, where: str, at: str) -> Any:
     values = {}
     for key, inner in _table(value, f"{where}: {at}" if at else where).items():
         if key not in fields_by_name:
-            raise UserError(f"{where}: {_join(at, key)}: unknown key, {suggest(key, fields_by_name)}")
-        values[key] = read(hints[key], inner, where, _join(at, key))
+            raise UserError(f"{where}: {key_path(at, key)}: unknown key, {suggest(key, fields_by_name)}")
+        values[key] = read(hints[key], inner, where, key_path(at, key))
     for key, each in fields_by_name.items():
         if key not in values and each.default is MISSING and each.default_factory is MISSING:
-            raise UserError(f"{where}: {_join(at, key)}: is missing")
+            raise UserError(f"{where}: {key_path(at, key)}: is missing")
     try:
         result = kind(**values)
     except UserError as error:  # what the dataclass itself checks
         raise UserError(f"{where}: {error}") from None
     for key in fields_by_name:
         if key not in values and get_origin(hints[key]) is Annotated:  # a default may say that a value must be given
-            _check_bounds(getattr(result, key), get_args(hints[key])[1:], f"{where}: {_join(at, key)}")
+            _check_bounds(getattr(result, key), get_args(hints[key])[1:], f"{where}: {key_path(at, key)}")
     return result
 
 
@@ -174,8 +176,8 @@ def _read_keys(kind: Any, keys: Keys, value: Any, where: str, at: str) -> Json:
     values = _table(value, f"{where}: {at}")
     for key in values:
         if key not in keys.defaults:
-            raise UserError(f"{where}: {_join(at, key)}: unknown key, {suggest(key, keys.defaults)}")
-    read_values = {key: read(get_args(kind)[1], inner, where, _join(at, key)) for key, inner in values.items()}
+            raise UserError(f"{where}: {key_path(at, key)}: unknown key, {suggest(key, keys.defaults)}")
+    read_values = {key: read(get_args(kind)[1], inner, where, key_path(at, key)) for key, inner in values.items()}
     return dict(keys.defaults) | read_values
 
 
@@ -233,8 +235,10 @@ def setting_fields(config: Any) -> list[Field[Any]]:
     return [field for field in fields(config) if field.init and field.metadata.get("setting", True)]
 
 
-def _join(at: str, key: object) -> str:
-    return f"{at}.{key}" if at else str(key)
+def key_path(at: str, key: object) -> str:
+    """Return a key with the tables above it: `optim.lr`."""
+    word = str(key) or '""'  # as TOML writes an empty key
+    return f"{at}.{word}" if at else word
 
 
 def _short_repr(value: Any) -> str:
@@ -269,7 +273,7 @@ def _flat(tree: Any, prefix: str = "") -> Json:
         return {prefix: list(tree) if isinstance(tree, tuple) else tree}
     flat: Json = {}
     for key, value in items:
-        flat |= _flat(value, _join(prefix, key))
+        flat |= _flat(value, key_path(prefix, key))
     return flat
 
 

@@ -145,9 +145,9 @@ def reorder_classes(student: Model, teacher: Teacher, task: Task[Any]) -> None:
 def build_text_student(recipe: DistillRecipe, teacher: Model, store: Store) -> tuple[Contents, str]:
     """Build the student of text: half of the teacher or a preset, with the recipe's changes; and a line about it."""
     teacher_a = teacher.architecture
-    name = str(recipe.model.get("preset") or HALF)
-    base = halve(teacher_a) if name == HALF else preset(name).architecture
-    a = base.with_values({"vocab_size": teacher_a.vocab_size} | recipe.axes)
+    half = (recipe.model.get("preset") or HALF) == HALF
+    base = halve(teacher_a) if half else recipe.base_architecture()
+    a = recipe.with_axes(base, {"vocab_size": teacher_a.vocab_size} | recipe.axes)
     if a.causal != teacher_a.causal:
         attention, required = (each.axes()["attention"] for each in (a, teacher_a))
         raise UserError(f"{recipe.source}: model.attention: {attention}: must be the teacher's, {required}")

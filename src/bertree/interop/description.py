@@ -21,7 +21,7 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
-from bertree.config.settings import read
+from bertree.config.settings import key_path, read
 from bertree.errors import UserError, suggest
 from bertree.files.formats import Json, check_regular, file_hash, read_toml, toml_text
 from bertree.model.architecture import TYPES, Architecture
@@ -152,7 +152,7 @@ def _read_architecture(table: Json, where: str) -> Architecture:
     axes: Json = {}
     for name, value in table.items():
         if name not in TYPES:
-            raise UserError(f"{where}: architecture.{name}: unknown key, {suggest(name, TYPES)}")
+            raise UserError(f"{where}: {key_path('architecture', name)}: unknown key, {suggest(name, TYPES)}")
         axes[name] = read(TYPES[name], value, where, f"architecture.{name}")
     try:
         return Architecture.from_axes(axes)

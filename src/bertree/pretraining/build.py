@@ -21,7 +21,6 @@ from bertree.inference.load import random_model
 from bertree.interop import folder
 from bertree.interop.contents import Contents
 from bertree.model.architecture import Architecture, Transformer
-from bertree.model.presets import preset
 from bertree.objectives.pretraining import TERMS
 from bertree.pretraining.recipe import Recipe, check_architecture
 from bertree.pretraining.sections import DataSettings
@@ -55,17 +54,15 @@ def open_stores(data: DataSettings) -> tuple[Store, Store]:
 def build_model(recipe: Recipe, store: Store) -> Contents:
     """Build the model to train: with random weights, or from a trained one (model.start)."""
     tokenizer = store.load_tokenizer()
-    start, name, axes = recipe.model.get("start"), recipe.model.get("preset"), recipe.axes
+    start = recipe.model.get("start")
     heads = {TERMS[term].head: 0 for term, weight in recipe.objective.items() if weight}
     if start:
-        contents = _load_start(resolve_model_path(str(start)), axes, heads, recipe.run.seed)
+        contents = _load_start(resolve_model_path(str(start)), recipe, heads)
         if contents.tokenizer is not None:
             store.require_tokenizer(tokenizer_hash(contents.tokenizer), str(start))
-    elif name:
-        a = preset(str(name)).architecture.with_values({"vocab_size": store.vocab_size} | axes)
-        contents = build_untrained(a, heads, recipe.run.seed)
     else:
-        raise UserError(f"{recipe.source}: model.preset: is not set; give a preset's name (see `bertree info`)")
+        a = recipe.with_axes(recipe.base_architecture(), {"vocab_size": store.vocab_size} | recipe.axes)
+        contents = build_untrained(a, heads, recipe.run.seed)
     contents.set_tokenizer(contents.tokenizer or tokenizer)
     return fit_to_recipe(contents, recipe, store)
 
@@ -108,11 +105,11 @@ def build_untrained(a: Architecture, heads: dict[str, int], seed: int) -> Conten
     return Contents(a, random_model(a, heads, seed).network, max_length=1)
 
 
-def _load_start(path: Path, axes: dict[str, Any], heads: dict[str, int], seed: int) -> Contents:
+def _load_start(path: Path, recipe: Recipe, heads: dict[str, int]) -> Contents:
     """Load a trained model with these heads: its own if it has them, new ones otherwise."""
     if not path.is_dir():
         raise UserError(f"{path}: no such model folder (model.start)")
-    before = folder.read(path)
+    before, axes = folder.read(path), recipe.axes
     axes_before = before.architecture.axes()
     for axis in [
         axis for axis, value in axes.items() if axis not in DROPOUTS and value != axes_before.get(axis, value)
@@ -120,7 +117,7 @@ def _load_start(path: Path, axes: dict[str, Any], heads: dict[str, int], seed: i
         line = f"model.{axis}: stays {axes_before[axis]}, as in {path} (the recipe's {axes[axis]} is for a new model)"
         note(line)
     dropouts = {axis: value for axis, value in axes.items() if axis in DROPOUTS}
-    contents = build_untrained(before.architecture.with_values(dropouts), heads, seed)
+    contents = build_untrained(recipe.with_axes(before.architecture, dropouts), heads, recipe.run.seed)
     contents.network.load_state_dict(before.network.state_dict(), strict=False)
     if before.network.vector is not None:  # it is not trained here, but belongs to the model
         contents.network.vector = before.network.vector.requires_grad_(False)

@@ -105,14 +105,9 @@ def _find(name: str, overrides: Sequence[str], changes: Mapping[str, Any]) -> _W
 
 def _from_recipe(recipe: Recipe) -> _Wanted:
     """Take the model of a recipe, and of its phases the one with most tokens."""
-    start, name = recipe.model.get("start"), recipe.model.get("preset")
-    if start:
-        base = read_architecture(model_names.resolve_model_path(str(start)))
-    elif name:
-        base = preset(str(name)).architecture
-    else:
-        raise UserError(f"{recipe.source}: model.preset: is not set; give a preset's name (see `bertree info`)")
+    start = recipe.model.get("start")
+    base = read_architecture(model_names.resolve_model_path(str(start))) if start else recipe.base_architecture()
     phase = max(recipe.phases, key=lambda phase: phase.steps * phase.batch_tokens)
     tokens = sum(phase.steps * phase.batch_tokens for phase in recipe.phases)
-    a = base.with_values(recipe.axes)
+    a = recipe.with_axes(base, recipe.axes)
     return _Wanted(recipe.name, a, phase.batch_tokens, phase.max_length, mask_share(recipe, phase), float(tokens))

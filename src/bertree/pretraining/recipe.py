@@ -10,7 +10,7 @@ Overrides (`optim.lr=1e-4`) change the tree before it is checked; nothing change
 the program is given its own section and never sees the rest.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,6 +22,7 @@ from bertree.config.settings import AtLeast, Keys, setting
 from bertree.errors import UserError, suggest
 from bertree.files.formats import Json, read_toml
 from bertree.model.architecture import TYPES, Architecture
+from bertree.model.presets import preset
 from bertree.objectives.pretraining import TERMS, WEIGHTS
 from bertree.pretraining.sections import LANES, DataSettings, DistillSettings, PretrainingRunSettings
 from bertree.pretraining.warmup import scale_warmup, total_steps
@@ -55,6 +56,23 @@ class Recipe:
         """The axes of the architecture that the recipe sets."""
         values = {axis: value for axis, value in self.model.items() if axis in TYPES}
         return {axis: _read_axis(axis, value, self.source) for axis, value in values.items()}
+
+    def base_architecture(self) -> Architecture:
+        """Return the architecture of the preset."""
+        name = self.model.get("preset")
+        if not name:
+            raise UserError(f"{self.source}: model.preset: is not set; give a preset's name (see `bertree info`)")
+        try:
+            return preset(str(name)).architecture
+        except UserError as error:
+            raise UserError(f"{self.source}: model.preset: {error}") from None
+
+    def with_axes(self, base: Architecture, axes: Mapping[str, Any]) -> Architecture:
+        """Return an architecture with other axes, which this recipe asks for."""
+        try:
+            return base.with_values(axes)
+        except UserError as error:
+            raise UserError(f"{self.source}: model: {error}") from None
 
 
 @dataclass(frozen=True)
@@ -169,7 +187,7 @@ def check(recipe: Recipe, where: str) -> None:
         raise UserError(f"{where}: phases: {total} steps in all are more than the {MOST_STEPS} supported")
     for key, value in recipe.model.items():
         if key not in MODEL_KEYS:
-            raise UserError(f"{where}: model.{key}: unknown key, {suggest(key, MODEL_KEYS)}")
+            raise UserError(f"{where}: {settings.key_path('model', key)}: unknown key, {suggest(key, MODEL_KEYS)}")
         _read_axis(key, value, where)
 
 

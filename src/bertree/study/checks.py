@@ -11,7 +11,7 @@ from bertree.errors import UserError
 from bertree.finetuning import config as finetune_config
 from bertree.finetuning.store_evaluation import OBJECTIVES
 from bertree.inference.load import identify
-from bertree.model.presets import PRESETS, preset
+from bertree.model.presets import PRESETS
 from bertree.objectives.embedding_losses import loss_named
 from bertree.pretraining import build
 from bertree.pretraining import recipe as recipes
@@ -90,8 +90,8 @@ def _check_pretraining(planned: PlannedStep, brief: bool) -> None:
         return
     for choice in planned.step.choose or ("",):
         recipe = recipes.load(planned.recipe, (*planned.settings, *choice.split(), f'data.store="{planned.store}"'))
-    if name := recipe.model.get("preset"):
-        a = preset(str(name)).architecture.with_values(recipe.axes)
+    if recipe.model.get("preset"):
+        a = recipe.with_axes(recipe.base_architecture(), recipe.axes)
         if (longest := max(phase.max_length for phase in recipe.phases)) > a.max_positions:
             raise UserError(f"sequences of {longest} tokens are longer than the model's {a.max_positions} positions")
     train, held_out = build.open_stores(recipe.data)
