@@ -19,13 +19,13 @@ class _Budget:
     """Tries changes of a case as long as there are runs left."""
 
     def __init__(self, violation: Violation, attempt: Attempt) -> None:
-        self._wanted, self._attempt, self._left = violation.signature, attempt, MOST_TRIES
+        self._wanted, self._attempt, self.left = violation.signature, attempt, MOST_TRIES
 
     def fails(self, case: Case) -> bool:
         """Whether the case still fails in the same way."""
-        if self._left == 0:
+        if self.left == 0:
             return False
-        self._left -= 1
+        self.left -= 1
         return any(broken.signature == self._wanted for broken in self._attempt(case)[1])
 
 
@@ -59,9 +59,9 @@ def _smaller_file(case: Case, file: str, budget: _Budget) -> Case:
     data = read[0]
     pieces = data.splitlines(keepends=True) if data.count(b"\n") > 8 else [data[at : at + 1] for at in range(len(data))]
     size = len(pieces) // 2
-    while size:
+    while size and budget.left:
         at = 0
-        while at < len(pieces):
+        while at < len(pieces) and budget.left:
             fewer = pieces[:at] + pieces[at + size :]
             smaller = _with_content(case, file, b"".join(fewer))
             if budget.fails(smaller):

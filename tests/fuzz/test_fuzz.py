@@ -1,13 +1,19 @@
 """A short run of the fuzzer, and that it finds what it looks for."""
 
 import json
+import shutil
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.fuzz import planted
+from tests.fuzz import planted, shrinking
+from tests.fuzz.case import Case
+from tests.fuzz.checks import Violation
 from tests.fuzz.kinds import KINDS
+from tests.fuzz.mutations.trees import document
+from tests.fuzz.running import Result
 from tests.fuzz.samples import LEARNED_NOTHING
 
 CASES_A_KIND = 1
@@ -47,6 +53,25 @@ def test_a_pipe_in_the_place_of_a_file_is_no_hang(work: Path) -> None:
 def test_the_same_seed_draws_the_same_cases() -> None:
     assert planted.draws(3) == planted.draws(3)
     assert planted.draws(3) != planted.draws(4)
+
+
+def test_shrinking_ends_when_its_runs_are_spent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = Violation("traceback", "of the whole file alone")
+    cut, cuts = shrinking._with_content, Counter[str]()
+
+    def count(case: Case, file: str, content: bytes) -> Case:
+        cuts[file] += 1
+        return cut(case, file, content)
+
+    def attempt(case: Case) -> tuple[Result, list[Violation]]:
+        shutil.rmtree(folder := tmp_path / "case", ignore_errors=True)
+        case.build(tmp_path, folder)
+        file = folder / "file.txt"
+        return Result(1, "", "", 0, 0), [broken] if file.is_file() and file.stat().st_size == 5000 else []
+
+    monkeypatch.setattr(shrinking, "_with_content", count)
+    shrinking.shrink(Case({}, [document("file.txt", b"x" * 5000)], []), broken, attempt)
+    assert 0 < cuts["file.txt"] < shrinking.MOST_TRIES
 
 
 @pytest.fixture(scope="module")
