@@ -102,10 +102,10 @@ class Bench:
                 self.data[name] = read(name, self.options.data, self.options.limit, self.options.qnli_split)
             except UserError as error:
                 self.data[name] = str(error)
-        found = self.data[name]
-        if isinstance(found, str):
-            raise UserError(found)
-        return found
+        scores = self.data[name]
+        if isinstance(scores, str):
+            raise UserError(scores)
+        return scores
 
     def folder(self, model: str) -> Path:
         """Where a model's weights come from; for `fresh`, where its architecture does."""
@@ -129,16 +129,16 @@ class Bench:
 
     def settings(self, model: str) -> list[str]:
         """What --set says for a model."""
-        given = [entry.rpartition(":") for entry in self.options.set]
-        return [value for name, _, value in given if name in ("", model)]
+        settings = [entry.rpartition(":") for entry in self.options.set]
+        return [value for name, _, value in settings if name in ("", model)]
 
     def run(self, task: str, model: str, seed: int) -> Json:
         """One row."""
         data = self.examples(task)
         began = time.perf_counter()
-        found = self._tuned(data, model, seed)
-        found["seconds"] = round(time.perf_counter() - began, 1)
-        return found | {"dev": len(data.dev)} | ({"note": data.note} if data.note else {})
+        scores = self._tuned(data, model, seed)
+        scores["seconds"] = round(time.perf_counter() - began, 1)
+        return scores | {"dev": len(data.dev)} | ({"note": data.note} if data.note else {})
 
     def _tuned(self, data: Data, name: str, seed: int) -> Json:
         folder = str(self.folder(name))
@@ -185,8 +185,8 @@ class Bench:
 
 
 def _result(task: TextTask, scores: dict[str, float], lines: Sequence[Json]) -> Json:
-    found: Json = {"metric": task.metric, "score": scores[task.metric], "scores": scores}
-    return found | ({"degenerate": reason} if (reason := degenerate_reason(lines)) else {})
+    row: Json = {"metric": task.metric, "score": scores[task.metric], "scores": scores}
+    return row | ({"degenerate": reason} if (reason := degenerate_reason(lines)) else {})
 
 
 def parsed() -> argparse.Namespace:

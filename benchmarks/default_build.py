@@ -42,7 +42,7 @@ class Step:
 
     name: str
     commands: tuple[tuple[str, ...], ...]
-    made: Path  # exists when the step is done
+    output: Path  # exists when the step is done
     needs: tuple[Path, ...] = field(default=())
 
 
@@ -122,13 +122,13 @@ def run(step: Step, limit: float, out: Path) -> bool:
             print(f"{step.name}: stopped after {limit:g} s; run the same command again to go on", flush=True)
         if code:
             break
-    if not code and step.made.name.endswith(".done"):
-        step.made.touch()
+    if not code and step.output.name.endswith(".done"):
+        step.output.touch()
     line = {"step": step.name, "seconds": round(time.perf_counter() - began, 1), "code": code}
     print(json.dumps(line), flush=True)
     with (out / "steps.jsonl").open("a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")
-    return not code and step.made.exists()
+    return not code and step.output.exists()
 
 
 def parsed() -> argparse.Namespace:
@@ -159,7 +159,7 @@ def main() -> None:
     options = parsed()
     options.out.mkdir(parents=True, exist_ok=True)
     for step in steps(options):
-        if step.made.exists() or (options.only and step.name not in options.only):
+        if step.output.exists() or (options.only and step.name not in options.only):
             continue
         if missing := [path for path in step.needs if not path.exists()]:
             raise SystemExit(f"{step.name}: {missing[0]} is not there yet; run the step that makes it")

@@ -94,8 +94,8 @@ class Bench:
             "masks": self._masks,
             "apart": self._apart,
         }
-        found = parts[part](self.model(name))
-        return found | {"seconds": round(time.perf_counter() - began, 1)}
+        figures = parts[part](self.model(name))
+        return figures | {"seconds": round(time.perf_counter() - began, 1)}
 
     def _size(self, model: Model) -> Json:
         folder = resolve_model_path(self.options.folders[next(iter(self._models))])
@@ -104,8 +104,8 @@ class Bench:
         return {"megabytes": size / 1e6, "parameters": parameters, "width": model.dimension, "longest": model.limit}
 
     def _sts(self, model: Model) -> Json:
-        found = evaluate_embeddings(model, data=self.options.sts).metrics["encoders"][0]["sets"]
-        return {"sets": {name: figures["all"]["spearman"]["cosine"] for name, figures in found.items()}}
+        sets = evaluate_embeddings(model, data=self.options.sts).metrics["encoders"][0]["sets"]
+        return {"sets": {name: figures["all"]["spearman"]["cosine"] for name, figures in sets.items()}}
 
     def _search(self, model: Model) -> Json:
         questions, contexts, right = self._questions
@@ -138,14 +138,14 @@ class Bench:
                 store, format="full-sentences", masking="token", batch_tokens=BATCH, max_length=LENGTH, seed=0
             )
             device = model.device
-            found = evaluate_held_out(
+            held_out = evaluate_held_out(
                 model.network,
                 pretraining_objective(mlm=1.0),
                 stream,
                 MASKED_TOKENS,
                 lambda: inference_autocast(device),
             )
-        figures = {"accuracy": 100 * found["accuracy"], "perplexity": found["perplexity"]}
+        figures = {"accuracy": 100 * held_out["accuracy"], "perplexity": held_out["perplexity"]}
         return figures | {"tokenizer": store.tokenizer_hash, "tokens": min(store.tokens, MASKED_TOKENS)}
 
     def _apart(self, model: Model) -> Json:
@@ -164,12 +164,12 @@ class Bench:
 
 def sentences_of(paths: Sequence[Path]) -> list[str]:
     """A sentence from each of some documents, evenly spread over the files."""
-    found = []
+    sentences = []
     for path in paths:
         chosen = [sentence for text in Corpus([str(path)]).documents() if (sentence := _sentence(text))]
         wanted = SENTENCES // len(paths)
-        found += [chosen[number * len(chosen) // wanted] for number in range(min(wanted, len(chosen)))]
-    return found
+        sentences += [chosen[number * len(chosen) // wanted] for number in range(min(wanted, len(chosen)))]
+    return sentences
 
 
 def _sentence(document: str) -> str:

@@ -133,8 +133,8 @@ def ours(place: Path, options: argparse.Namespace, dtype: str, start: str, texts
     """bertree, tokenising or not."""
     model = bertree.load(place, device=options.device, precision=dtype)
     if start == "ids":  # the tokenizer is replaced by what it would say
-        known = dict(zip(texts, model.tokenize(texts, options.max_length), strict=True))
-        model.__dict__["tokenize"] = lambda some, limit=None: [known[text] for text in some]
+        ids_of = dict(zip(texts, model.tokenize(texts, options.max_length), strict=True))
+        model.__dict__["tokenize"] = lambda some, limit=None: [ids_of[text] for text in some]
     return lambda: model.embed(texts, max_length=options.max_length)
 
 
@@ -172,33 +172,33 @@ def theirs(place: Path, options: argparse.Namespace) -> Callable[[list[str]], Ve
 
 def peers(place: Path, options: argparse.Namespace, scratch: Path, ids: Ids) -> dict[str, Peer]:
     """Everyone who starts from ids."""
-    found = {}
+    runners = {}
     if installed("transformers"):
         dtype = (options.dtype or "float16") if options.device == "cuda" else "float32"
-        found[f"transformers {dtype}, sorted"] = transformers_peer(place, options.device, dtype)
+        runners[f"transformers {dtype}, sorted"] = transformers_peer(place, options.device, dtype)
     if options.device == "cuda":
-        return found
+        return runners
     contents = folder.read(place)
     files = {}
     if installed("onnxruntime") and installed("onnxscript"):
         for dtype in onnx.PRECISIONS:
             onnx.write(contents, scratch / dtype, dtype)
             files[dtype] = scratch / dtype / onnx.FILE
-            found[f"ONNX Runtime {dtype}, sorted"] = runtime_peer(files[dtype])
+            runners[f"ONNX Runtime {dtype}, sorted"] = runtime_peer(files[dtype])
     if installed("openvino") and files:
         calibrated(files["float32"], scratch / "static.onnx", ids[:CALIBRATION])
-        found["OpenVINO float32, sorted"] = openvino_peer(files["float32"], "f32")
-        found["OpenVINO bfloat16, sorted"] = openvino_peer(files["float32"], "bf16")
-        found["OpenVINO int8 (static), sorted"] = openvino_peer(scratch / "static.onnx", "")
-    return found
+        runners["OpenVINO float32, sorted"] = openvino_peer(files["float32"], "f32")
+        runners["OpenVINO bfloat16, sorted"] = openvino_peer(files["float32"], "bf16")
+        runners["OpenVINO int8 (static), sorted"] = openvino_peer(scratch / "static.onnx", "")
+    return runners
 
 
 def installed(name: str) -> bool:
     """Whether a peer is there; said once where it is not."""
-    there = importlib.util.find_spec(name.replace("-", "_")) is not None
-    if not there:
+    is_installed = importlib.util.find_spec(name.replace("-", "_")) is not None
+    if not is_installed:
         print(f"{name} is not installed: its rows are left out", file=sys.stderr)
-    return there
+    return is_installed
 
 
 def best(peer: Peer, sample: Ids, sizes: list[int]) -> int:
@@ -233,13 +233,13 @@ def transformers_peer(place: Path, device: str, dtype: str) -> Peer:
 
     @torch.no_grad()
     def run(ids: Ids, size: int) -> Vectors:
-        found = []
+        outputs = []
         for rows, inputs in rectangles(ids, size):
             on = {name: torch.from_numpy(value).to(device, non_blocking=True) for name, value in inputs.items()}
             states = model(**on).last_hidden_state.float()
             mask = on["attention_mask"][..., None]
-            found.append((rows, torch.nn.functional.normalize((states * mask).sum(1) / mask.sum(1), dim=-1)))
-        return ordered(((rows, vectors.cpu().numpy()) for rows, vectors in found), len(ids))
+            outputs.append((rows, torch.nn.functional.normalize((states * mask).sum(1) / mask.sum(1), dim=-1)))
+        return ordered(((rows, vectors.cpu().numpy()) for rows, vectors in outputs), len(ids))
 
     return run
 
@@ -247,9 +247,9 @@ def transformers_peer(place: Path, device: str, dtype: str) -> Peer:
 def ordered(parts: Any, count: int) -> Vectors:
     """Rows back in their order."""
     rows, vectors = zip(*parts, strict=True)
-    found = np.empty((count, vectors[0].shape[1]), np.float32)
-    found[np.concatenate(rows)] = np.concatenate(vectors)
-    return found
+    in_order = np.empty((count, vectors[0].shape[1]), np.float32)
+    in_order[np.concatenate(rows)] = np.concatenate(vectors)
+    return in_order
 
 
 def runtime_peer(path: Path) -> Peer:
@@ -278,13 +278,13 @@ def openvino_peer(path: Path, precision: str) -> Peer:
     names = {i.get_any_name() for i in model.inputs}
 
     def run(ids: Ids, size: int) -> Vectors:
-        found: list[tuple[list[int], Vectors]] = []
+        outputs: list[tuple[list[int], Vectors]] = []
         queue = openvino.AsyncInferQueue(model)
-        queue.set_callback(lambda request, rows: found.append((rows, request.get_output_tensor(0).data.copy())))
+        queue.set_callback(lambda request, rows: outputs.append((rows, request.get_output_tensor(0).data.copy())))
         for rows, g in rectangles(ids, size):
             queue.start_async({n: g[n] for n in names}, rows)
         queue.wait_all()
-        return ordered(found, len(ids))
+        return ordered(outputs, len(ids))
 
     return run
 

@@ -78,7 +78,7 @@ def padded(units: Sequence[Unit], head: str, regression: bool) -> dict[str, torc
 
 def their_logits(model: Any, units: Sequence[Unit], head: str, device: str, autocast: Any) -> list[Logits]:
     """As bertree's `logits`, from transformers' model: batches of similar lengths."""
-    found: dict[int, Logits] = {}
+    logits: dict[int, Logits] = {}
     model.eval()
     with torch.no_grad():
         for rows in batches_by_length(units, 65536 if device == "cuda" else 4096):
@@ -90,9 +90,9 @@ def their_logits(model: Any, units: Sequence[Unit], head: str, device: str, auto
             scores = torch.stack([out.start_logits, out.end_logits], -1) if head == "span" else out.logits
             for place, (row, unit) in enumerate(zip(rows, batch_units, strict=True)):
                 chosen = scores[place][None] if head == "sequence" else scores[place, torch.tensor(unit.chosen)]
-                found[row] = chosen.float().cpu().numpy()
+                logits[row] = chosen.float().cpu().numpy()
     model.train()
-    return [found[row] for row in range(len(units))]
+    return [logits[row] for row in range(len(units))]
 
 
 def _none(unit: Unit, head: str) -> Any:

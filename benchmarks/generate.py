@@ -85,7 +85,7 @@ def compare(peer: Any, model: Model, size: int, options: argparse.Namespace, res
 
     def theirs() -> torch.Tensor:
         with torch.inference_mode():
-            found = peer.generate(
+            tokens = peer.generate(
                 padded,
                 attention_mask=torch.ones_like(padded),
                 max_new_tokens=options.tokens,
@@ -93,7 +93,7 @@ def compare(peer: Any, model: Model, size: int, options: argparse.Namespace, res
                 pad_token_id=0,
                 **sampling,
             )
-        return found[:, options.prompt :]
+        return tokens[:, options.prompt :]
 
     rows = prompts.tolist()
 

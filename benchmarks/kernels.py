@@ -159,7 +159,7 @@ def add_norm_kernels() -> Iterator[Case]:
     size = TOKENS * WIDTH
     wanted, inputs = defined(sides, seed, dropped)
     torch._dynamo.reset()
-    compiled = torch.compile(lambda *given: plain(*given)[0], dynamic=False)
+    compiled = torch.compile(lambda *inputs: plain(*inputs)[0], dynamic=False)
     yield measure("dropout, sum, norm", 3 * size, lambda: compiled(*sides), forward, difference(out, wanted))
     exact = torch.autograd.grad(wanted, inputs, one.float() + two.float())
     distance = max(difference(mine, theirs) for mine, theirs in zip(backward()[:2], exact, strict=False))

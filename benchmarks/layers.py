@@ -39,20 +39,20 @@ def main() -> None:
     results = Results("layers", options.out, note="one seed of each; the texts are cut to the 32 tokens of training")
     texts = [line for line in CORPUS.read_text(encoding="utf-8").splitlines() if len(line) >= SHORTEST][::EVERY]
     for name in options.models:
-        found = bertree.load(name).layers(texts)
+        layers = bertree.load(name).layers(texts)
         lines = map(json.loads, (Path(name) / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
         losses = [line["mlm"] for line in lines if line["kind"] == "eval"]
-        figures = {f"cosine_{layer}": round(float(value), 4) for layer, value in enumerate(found.cosine, 1)}
-        figures |= {f"distance_{layer}": round(float(value), 3) for layer, value in enumerate(found.distance, 1)}
-        relative = found.distance / found.distance.mean()
+        figures = {f"cosine_{layer}": round(float(value), 4) for layer, value in enumerate(layers.cosine, 1)}
+        figures |= {f"distance_{layer}": round(float(value), 3) for layer, value in enumerate(layers.distance, 1)}
+        relative = layers.distance / layers.distance.mean()
         results.add(
             Path(name).name,
             mlm_loss=losses[-1],
-            cosine_change=round(mean_change(found.cosine), 4),
+            cosine_change=round(mean_change(layers.cosine), 4),
             distance_change=round(mean_change(relative), 4),
-            cka_neighbours=round(float(np.diagonal(found.cka, 1).mean()), 4),
-            texts=found.texts,
-            tokens=found.tokens,
+            cka_neighbours=round(float(np.diagonal(layers.cka, 1).mean()), 4),
+            texts=layers.texts,
+            tokens=layers.tokens,
             **figures,
         )
 

@@ -75,19 +75,19 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
-    given = parser.parse_args()
+    options = parser.parse_args()
     print(f"{environment()}\n", flush=True)
     bad = []
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
-        store, most = make_store(place), given.steps * 2 // 3
-        text = RECIPE.format(most=most, rest=given.steps - most)
+        store, most = make_store(place), options.steps * 2 // 3
+        text = RECIPE.format(most=most, rest=options.steps - most)
         (place / "bert.toml").write_text(text)
-        for mesh in given.meshes:
+        for mesh in options.meshes:
             command = ["pretrain", str(place / "bert.toml"), "--store", str(store)]
             command += [f"scale.{setting}" for setting in mesh.split()]
-            ranks = given.ranks * (2 if "zero" in mesh and "tensor" in mesh else 1)
-            if not compare(mesh, place, command, ranks, given.kills, random.Random(given.seed)):
+            ranks = options.ranks * (2 if "zero" in mesh and "tensor" in mesh else 1)
+            if not compare(mesh, place, command, ranks, options.kills, random.Random(options.seed)):
                 bad.append(mesh)
     if bad:
         sys.exit(f"not the same bytes: {', '.join(bad)}")
@@ -103,7 +103,9 @@ def compare(mesh: str, place: Path, command: list[str], ranks: int, kills: int, 
     rows = [kill_a_rank(process, killed, step, number % 2 == 0, moments) for number, step in enumerate(steps, 1)]
     code = process.wait()
     hashes = [result_hashes(out) for out in (uninterrupted, killed)]
-    files = [(name, *(found.get(name, "-")[:12] for found in hashes)) for name in sorted({*hashes[0]} | {*hashes[1]})]
+    files = [
+        (name, *(hash_of.get(name, "-")[:12] for hash_of in hashes)) for name in sorted({*hashes[0]} | {*hashes[1]})
+    ]
     print(f"## {ranks} ranks, {mesh}; {last} steps\n")
     shown = [(number, *kill[:3], "yes" if kill.in_a_save else "no") for number, kill in enumerate(rows, 1)]
     print(table(["kill", "of rank", "steps done", "newest checkpoint", "caught in a save"], shown))
@@ -149,7 +151,7 @@ def kill_a_rank(
 
 def ranks_of(parent: int) -> dict[int, int]:
     """The process of each rank that torchrun has started."""
-    found: dict[int, int] = {}
+    processes: dict[int, int] = {}
     for path in Path("/proc").glob("[0-9]*"):
         try:
             above = int((path / "stat").read_text().rpartition(")")[2].split()[1])
@@ -157,16 +159,16 @@ def ranks_of(parent: int) -> dict[int, int]:
         except OSError:  # it has ended meanwhile
             continue
         own = [setting for setting in settings if setting.startswith(b"RANK=")]
-        found |= {int(setting.removeprefix(b"RANK=")): int(path.name) for setting in own}
-    return found
+        processes |= {int(setting.removeprefix(b"RANK=")): int(path.name) for setting in own}
+    return processes
 
 
 def result_hashes(out: Path) -> dict[str, str]:
     """Hashes of the model and of the newest checkpoint's tensors."""
     checkpoint = newest(out)
-    found = {f"{checkpoint.name}/{path.name}": file_hash(path) for path in checkpoint.glob("*.safetensors")}
+    hashes = {f"{checkpoint.name}/{path.name}": file_hash(path) for path in checkpoint.glob("*.safetensors")}
     model = out / "model" / "model.safetensors"
-    return found | ({"model": file_hash(model)} if model.is_file() else {})
+    return hashes | ({"model": file_hash(model)} if model.is_file() else {})
 
 
 def started(out: Path) -> int:
@@ -183,13 +185,13 @@ def steps_done(out: Path) -> int:
 def metrics(out: Path) -> list[dict[str, Any]]:
     """The lines a run has written, but for one that is cut off."""
     path = out / "metrics.jsonl"
-    found = []
+    lines = []
     for line in path.read_text().splitlines() if path.is_file() else ():
         try:
-            found.append(json.loads(line))
+            lines.append(json.loads(line))
         except json.JSONDecodeError:
             continue
-    return found
+    return lines
 
 
 def newest(out: Path) -> Path:

@@ -139,9 +139,9 @@ class LiveStorages(TorchDispatchMode):
     def __enter__(self) -> "LiveStorages":
         def resize(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
             self._resize(storage, size)
-            if (known := self._known.get(storage._cdata)) is not None:
-                self._add(size - known[1])
-                known[1] = size
+            if (storage_entry := self._known.get(storage._cdata)) is not None:
+                self._add(size - storage_entry[1])
+                storage_entry[1] = size
             return storage
 
         torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign,assignment]
@@ -308,15 +308,15 @@ def main() -> None:
     if options.case:
         model, ranks, tensor, stage, again, tokens = options.case
         cases = [Case(model, int(ranks), int(tensor), int(stage), again == "recompute", int(tokens))]
-    known, rows = read(options.out), []
+    measured, rows = read(options.out), []
     for case in cases:
-        if case not in known and not options.done:
-            known[case] = run_apart(case)
+        if case not in measured and not options.done:
+            measured[case] = run_apart(case)
             if options.out is not None:
                 with open(options.out, "a") as file:
-                    file.write(json.dumps({"case": case._asdict()} | known[case]) + "\n")
-        if case in known:
-            rows.append(row(compare(case, known[case])))
+                    file.write(json.dumps({"case": case._asdict()} | measured[case]) + "\n")
+        if case in measured:
+            rows.append(row(compare(case, measured[case])))
     print(f"{environment()}\n")
     head = ("model", "data x tensor", "stage", "tokens a rank", "weights, moments, gradients, GiB", "planned")
     print(table((*head, "peak, GiB", "planned", "moment", "difference", "collectives as planned"), rows))

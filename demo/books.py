@@ -21,21 +21,21 @@ MOST = 250  # paragraphs of a book
 
 def main(corpus: str, out: str) -> None:
     """Write up to MOST paragraphs of each book to a table."""
-    found: dict[str, list[str]] = {}
+    paragraphs: dict[str, list[str]] = {}
     beginnings = dict(BEGINNINGS)
     for line in Path(corpus).read_text(encoding="utf-8").splitlines():
         start = next((words for words in beginnings if line.startswith(words)), None)
         if start is not None:
             book = beginnings.pop(start)
         if 80 <= len(line) <= 400:
-            found.setdefault(book, []).append(line)
+            paragraphs.setdefault(book, []).append(line)
     assert not beginnings, f"not in the corpus: {list(beginnings)}"
     draw = random.Random(0)
-    rows = [(text, book) for book, texts in found.items() for text in draw.sample(texts, min(MOST, len(texts)))]
+    rows = [(text, book) for book, texts in paragraphs.items() for text in draw.sample(texts, min(MOST, len(texts)))]
     draw.shuffle(rows)
     with open(out, "w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([("text", "book"), *rows])
-    print(f"{out}: {len(rows):,} paragraphs of {len(found)} books")
+    print(f"{out}: {len(rows):,} paragraphs of {len(paragraphs)} books")
 
 
 if __name__ == "__main__":

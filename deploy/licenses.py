@@ -17,19 +17,19 @@ from packaging.requirements import Requirement
 COPYLEFT = re.compile(r"\b(A?GPL|LGPL|MPL|EPL|CDDL|Mozilla|General Public)", re.IGNORECASE)
 
 
-def installed(name: str, extras: set[str], known: dict[str, Distribution]) -> None:
+def installed(name: str, extras: set[str], packages: dict[str, Distribution]) -> None:
     """Add a package and what it needs to those that are known."""
     try:
         package = distribution(name)
     except PackageNotFoundError:
         return
-    known[re.sub(r"[-_.]+", "-", package.metadata["Name"]).lower()] = package
+    packages[re.sub(r"[-_.]+", "-", package.metadata["Name"]).lower()] = package
     for line in package.requires or ():
         requirement = Requirement(line)
         applies = requirement.marker is None or any(requirement.marker.evaluate({"extra": e}) for e in {"", *extras})
         key = re.sub(r"[-_.]+", "-", requirement.name).lower()
-        if applies and (key not in known or requirement.extras):
-            installed(requirement.name, requirement.extras, known)
+        if applies and (key not in packages or requirement.extras):
+            installed(requirement.name, requirement.extras, packages)
 
 
 def license_of(package: Distribution) -> str:

@@ -55,9 +55,9 @@ def classes_page() -> str:
 
 def returned(function: Callable[..., Any]) -> dict[str, type]:
     """The classes of bertree that the annotation of the result names."""
-    known = vars(inspect.getmodule(function)) | CLASSES
+    names = vars(inspect.getmodule(function)) | CLASSES
     words = re.findall(r"\w+", ast.unparse(definition(function).returns or ast.Constant(None)))
-    kinds = {word: known[word] for word in words if isinstance(known.get(word), type)}
+    kinds = {word: names[word] for word in words if isinstance(names.get(word), type)}
     return {word: kind for word, kind in kinds.items() if kind.__module__.startswith("bertree.")}
 
 

@@ -68,7 +68,7 @@ def title(page: Path) -> str:
     return heading[1]
 
 
-def with_site_links(text: str, page: Path, place: str, known: dict[Path, str]) -> str:
+def with_site_links(text: str, page: Path, place: str, place_of: dict[Path, str]) -> str:
     """The text of a page with links to the places in the site. A link that shows a file name shows its title."""
 
     def replace(match: re.Match[str]) -> str:
@@ -77,11 +77,11 @@ def with_site_links(text: str, page: Path, place: str, known: dict[Path, str]) -
         if not path or re.match(r"[a-z]+:", path):
             return match[0]
         file = (page.parent / path).resolve()
-        if file not in known:
+        if file not in place_of:
             raise SiteError(f"{page.relative_to(ROOT)}: {target} is not in the site (docs/build.py lists what is)")
         if re.fullmatch(r"[\w/.-]+\.md", label):
             label = title(file)
-        return f"[{label}]({os.path.relpath(known[file], Path(place).parent)}{mark}{heading})"
+        return f"[{label}]({os.path.relpath(place_of[file], Path(place).parent)}{mark}{heading})"
 
     parts = re.split(r"(^```.*?^```$)", text, flags=re.DOTALL | re.MULTILINE)
     return "".join(part if part.startswith("```") else LINK.sub(replace, part) for part in parts)
@@ -139,7 +139,7 @@ def nav_pages(entries: list[Any]) -> Iterator[str]:
 
 def write_pages(folder: Path) -> None:
     """Write what Zensical reads: the pages with their links, and the files beside them."""
-    known = places() | {ROOT / source: place for place, (source, _) in GENERATED.items()}
+    place_of = places() | {ROOT / source: place for place, (source, _) in GENERATED.items()}
     for source, place in places().items():
         target = folder / place
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -150,8 +150,8 @@ def write_pages(folder: Path) -> None:
         if is_study:
             target.write_text(study_page(source.parent), encoding="utf-8")
             continue
-        text = generated.fill(source.read_text(encoding="utf-8"), source, known)
-        target.write_text(with_site_links(text, source, place, known), encoding="utf-8")
+        text = generated.fill(source.read_text(encoding="utf-8"), source, place_of)
+        target.write_text(with_site_links(text, source, place, place_of), encoding="utf-8")
     for place, (_, page) in GENERATED.items():
         (folder / place).write_text(page(), encoding="utf-8")
     shutil.copytree(DOCS / "assets", folder / "assets")

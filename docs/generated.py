@@ -88,20 +88,20 @@ def results(name: str) -> Any:
 
 
 def _study(page: Path, name: str, *columns: str) -> list[str]:
-    found = results(name)
-    if not found.rows:
-        return [f"**{found.study.title}** (`{name}`). {found.study.question}", "", *_published(name)]
+    measured = results(name)
+    if not measured.rows:
+        return [f"**{measured.study.title}** (`{name}`). {measured.study.question}", "", *_published(name)]
     link = os.path.relpath(folder_of(name) / "table.md", page.parent)
     rows = _own(name, columns)
-    way = "median" if found.study.median else "mean"
+    way = "median" if measured.study.median else "mean"
     spread = f", {way} ± standard deviation over the seeds" if "±" in "".join(rows) else ", computed exactly"
     probe = " †: by a linear probe, because the model was not trained for it." if "†" in "".join(rows) else ""
     return [
-        f"**[{found.study.title}]({link})** (`{name}`). {found.study.question}",
+        f"**[{measured.study.title}]({link})** (`{name}`). {measured.study.question}",
         "",
         *rows,
         "",
-        f"In brackets: {found.study.paper}. Ours: size {found.size}{spread}.{probe} {found.sentence}",
+        f"In brackets: {measured.study.paper}. Ours: size {measured.size}{spread}.{probe} {measured.sentence}",
     ]
 
 
@@ -109,12 +109,13 @@ def _own(name: str, columns: Sequence[str]) -> list[str]:
     """Return the table of our figures with the published ones in brackets."""
     from bertree.study.report import figure_with_published
 
-    found = results(name)
-    shown = [column for column in found.study.columns if not columns or column.name in columns]
+    measured = results(name)
+    shown = [column for column in measured.study.columns if not columns or column.name in columns]
     assert len(shown) == (len(columns) or len(shown)), f"{name}: no such columns: {columns}"
-    rows = [[found.study.varied, *(column.label or column.name for column in shown)]]
+    rows = [[measured.study.varied, *(column.label or column.name for column in shown)]]
     rows += [
-        [cell.name, *(figure_with_published(found, cell, column) for column in shown)] for cell in found.study.cells
+        [cell.name, *(figure_with_published(measured, cell, column) for column in shown)]
+        for cell in measured.study.cells
     ]
     return table(rows, numbers=True)
 
@@ -135,13 +136,13 @@ def _published(name: str) -> list[str]:
 def _studies(page: Path, *names: str) -> list[str]:
     lines: list[str] = []
     for name in names:
-        found = results(name)
-        title = f"{found.study.title} ({name})".replace('"', "'")
+        measured = results(name)
+        title = f"{measured.study.title} ({name})".replace('"', "'")
         content = _published(name)
-        if found.rows:
+        if measured.rows:
             link = os.path.relpath(folder_of(name) / "table.md", page.parent)
             content = [*_study(page, name)[2:], "", f"[The whole study]({link})"]
-        lines += [f'??? note "{title}"', "", f"    {found.study.question}", ""]
+        lines += [f'??? note "{title}"', "", f"    {measured.study.question}", ""]
         lines += [f"    {line}" if line else "" for line in content]
         lines += [""]
     return lines

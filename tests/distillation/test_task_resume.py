@@ -21,7 +21,7 @@ def arguments(trained: Trained, out: Path) -> list[str]:
 @pytest.fixture(scope="module")
 def whole(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("whole")
-    assert runs.finish(*arguments(trained, place / "out"), log=place / "said") == 0, (place / "said").read_text()
+    assert runs.finish(*arguments(trained, place / "out"), log=place / "log") == 0, (place / "log").read_text()
     return place / "out"
 
 
@@ -39,7 +39,7 @@ def same(one: Path, other: Path) -> None:
 
 
 def test_killed_and_gone_on_with(whole: Path, trained: Trained, tmp_path: Path) -> None:
-    out, log = tmp_path / "out", tmp_path / "said"
+    out, log = tmp_path / "out", tmp_path / "log"
     values = arguments(trained, out)
     runs.kill(*values, "--resume", log=log, after=(3, 9), moments=random.Random(0), fault="pause:0")
     assert runs.finish(*values, "--resume", log=log, fault="pause:0") == 0, log.read_text()
@@ -47,7 +47,7 @@ def test_killed_and_gone_on_with(whole: Path, trained: Trained, tmp_path: Path) 
 
 
 def test_stopped_and_gone_on_with(whole: Path, trained: Trained, tmp_path: Path) -> None:
-    out, log = tmp_path / "out", tmp_path / "said"
+    out, log = tmp_path / "out", tmp_path / "log"
     values = arguments(trained, out)
     assert runs.finish(*values, log=log, fault=f"signal:{signal.SIGINT}:12:5") == 130, log.read_text()
     assert 12 <= newest(out) < 30

@@ -274,7 +274,7 @@ def test_killed_and_resumed(teacher: Path, stories: Path, tmp_path: Path) -> Non
     )
     quick += ("schedule.warmup=3", "model.width=16", "model.embedding_width=16", "run.micro_tokens=256")
     assert runs.finish(*arguments, *quick, "--out", str(tmp_path / "whole")) == 0
-    out, log = tmp_path / "out", tmp_path / "said"
+    out, log = tmp_path / "out", tmp_path / "log"
     arguments += (*quick, "--out", str(out), "--resume")
     runs.kill(*arguments, log=log, after=(1, 3), moments=random.Random(6))
     assert runs.finish(*arguments, log=log) == 0, log.read_text()
@@ -283,7 +283,7 @@ def test_killed_and_resumed(teacher: Path, stories: Path, tmp_path: Path) -> Non
 
 @pytest.mark.proof  # tests/pretraining/test_time_budget.py kills runs of minutes, by the same job
 def test_a_killed_run_of_minutes_ends_as_one_of_as_many_steps(teacher: Path, stories: Path, tmp_path: Path) -> None:
-    log, out, again = tmp_path / "said", tmp_path / "out", tmp_path / "again"
+    log, out, again = tmp_path / "log", tmp_path / "out", tmp_path / "again"
     arguments = ("distill", str(teacher), "--student", "distilbert-tiny", "--store", str(stories), "--seconds", "0")
     arguments += (*QUICK, "model.width=16", "model.embedding_width=16", "run.eval_every=9999", "run.save_every=9999")
     command = (*arguments, "run.minutes=0.05", "--out", str(out), "--resume")

@@ -25,7 +25,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", KINDS)
 def test_killed_at_random_moments(name: str, place: Path, tmp_path: Path) -> None:
-    log, whole, out = tmp_path / "said", tmp_path / "whole", tmp_path / "out"
+    log, whole, out = tmp_path / "log", tmp_path / "whole", tmp_path / "out"
 
     def command_for(folder: Path) -> list[str]:
         fixed = ("--data", place / "nli", "--dev", place / "sts" / "dev.parquet", "--out", folder)

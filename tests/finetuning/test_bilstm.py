@@ -144,7 +144,7 @@ def test_it_is_not_pretrained(token_store: Path, start: Path, tmp_path: Path, co
 
 
 def test_killed_and_resumed(start: Path, tmp_path: Path) -> None:
-    whole, out, log = tmp_path / "whole", tmp_path / "out", tmp_path / "said"
+    whole, out, log = tmp_path / "whole", tmp_path / "out", tmp_path / "log"
     dropouts = ("dropout=0.1", "classifier_dropout=0.1", "epochs=2")
     assert runs.finish(*arguments(start, "pair", tmp_path, whole), *dropouts, log=log) == 0, log.read_text()
     values = [*arguments(start, "pair", tmp_path, out), *dropouts, "--resume"]

@@ -13,7 +13,7 @@ def test_killed_at_random_moments(tmp_path: Path) -> None:
     learnable.write(tmp_path / "data" / "dev.jsonl", long_texts(8, seed=1, most=150))
     task = ("finetune", str(model), "--task", "classification", "--data", str(tmp_path / "data"))
     settings = ("device=cpu", "batch=4", "epochs=2", "dropout=0.1", "max_length=512", "micro_tokens=300")
-    log = tmp_path / "said"
+    log = tmp_path / "log"
     assert runs.finish(*task, *settings, "--out", str(tmp_path / "whole"), log=log) == 0, log.read_text()
     arguments = (*task, *settings, "--out", str(tmp_path / "killed"), "--resume")
     runs.kill(*arguments, log=log, after=(3, 4), moments=random.Random("reformer"), fault="pause:0")

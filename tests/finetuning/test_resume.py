@@ -37,8 +37,8 @@ class Whole(NamedTuple):
 
     def _finetune(self, name: str, folder: Path) -> None:
         folder.mkdir()
-        code = runs.finish(*arguments(self.trained, name, folder / "out"), log=folder / "said")
-        assert code in ENDED, (folder / "said").read_text()
+        code = runs.finish(*arguments(self.trained, name, folder / "out"), log=folder / "log")
+        assert code in ENDED, (folder / "log").read_text()
 
 
 @pytest.fixture(scope="session")
@@ -48,7 +48,7 @@ def whole(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Whole:
 
 @pytest.mark.parametrize("name", KINDS)
 def test_killed_at_random_moments(name: str, whole: Whole, trained: Trained, tmp_path: Path) -> None:
-    moments, out, log = random.Random(name), tmp_path / "out", tmp_path / "said"
+    moments, out, log = random.Random(name), tmp_path / "out", tmp_path / "log"
     values = arguments(trained, name, out)
     after = [moments.randint(1, 10) for _ in range(2)]
     runs.kill(*values, "--resume", log=log, after=after, moments=moments, fault="pause:0")
@@ -58,7 +58,7 @@ def test_killed_at_random_moments(name: str, whole: Whole, trained: Trained, tmp
 
 def test_dead_before_the_model_and_after(whole: Whole, trained: Trained, tmp_path: Path) -> None:
     """The model is written, but the seed is not yet marked as done: it is done again, from its last checkpoint."""
-    out, log = tmp_path / "out", tmp_path / "said"
+    out, log = tmp_path / "out", tmp_path / "log"
     values = arguments(trained, "classification", out)
     for stage in ("header written:2", "half the tensors:1", "model:1"):
         assert runs.finish(*values, "--resume", log=log, fault=f"pause:0,{stage}") == 9, log.read_text()
@@ -69,7 +69,7 @@ def test_dead_before_the_model_and_after(whole: Whole, trained: Trained, tmp_pat
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_stopped_and_gone_on_with(number: int, code: int, whole: Whole, trained: Trained, tmp_path: Path) -> None:
-    out, log = tmp_path / "out", tmp_path / "said"
+    out, log = tmp_path / "out", tmp_path / "log"
     values = arguments(trained, "classification", out)
     # Twice, as `timeout` and terminals do: to the process, and to its group.
     assert runs.finish(*values, log=log, fault=f"signal:{number}:8:5") == code, log.read_text()
@@ -90,7 +90,7 @@ def test_stopped_and_gone_on_with(number: int, code: int, whole: Whole, trained:
 
 
 def test_a_seed_that_is_done_is_not_done_again(whole: Whole, trained: Trained, tmp_path: Path) -> None:
-    out, log = tmp_path / "out", tmp_path / "said"
+    out, log = tmp_path / "out", tmp_path / "log"
     values = arguments(trained, "classification", out, "--seeds", "2")
     runs.kill(*values, log=log, after=(24,), moments=random.Random(0), fault="pause:0")
     assert runs.newest_step(out, 1) > 0, "killed in the second seed"

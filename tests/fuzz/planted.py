@@ -64,7 +64,7 @@ def run(work: Path, cases: int, kinds: tuple[str, ...] = ()) -> None:
     fuzz_session.run(kinds or tuple(KINDS), cases=cases)
     counts = {name: dict(tally.codes) for name, tally in fuzz_session.tallies.items()}
     failures = [f"{failure.folder}: {failure.violation}" for failure in fuzz_session.found]
-    (work / "said.json").write_text(json.dumps({"counts": counts, "failures": failures}))
+    (work / "printed.json").write_text(json.dumps({"counts": counts, "failures": failures}))
 
 
 def run_unchanged(work: Path) -> None:
@@ -78,7 +78,7 @@ def run_unchanged(work: Path) -> None:
             case.changes, case.check = [], None
             result, broken = fuzz_session.attempt(case)
             printed[name] = [result.code, result.err, [violation.promise for violation in broken]]
-    (work / "said.json").write_text(json.dumps(printed))
+    (work / "printed.json").write_text(json.dumps(printed))
 
 
 def run_pipes(work: Path) -> None:
@@ -93,7 +93,7 @@ def run_pipes(work: Path) -> None:
         change = Change(name, "is a pipe", PATHS["a pipe"])
         case = Case(samples, [change], command.split(), writes=(OUT, folder, "store/index"), kind="pipe", number=number)
         fuzz_session.one(case)
-    (work / "said.json").write_text(json.dumps([str(failure) for failure in fuzz_session.found]))
+    (work / "printed.json").write_text(json.dumps([str(failure) for failure in fuzz_session.found]))
 
 
 def run_planted(work: Path) -> None:
@@ -112,7 +112,7 @@ def run_planted(work: Path) -> None:
         files = {change.file: (inputs / change.file).read_bytes().decode("latin-1") for change in failure.case.changes}
         written = {path.name: path.read_text() for path in failure.folder.iterdir() if path.is_file()}
         printed[fault] = {"promise": failure.violation.promise, "files": files, "written": written}
-    (work / "said.json").write_text(json.dumps(printed))
+    (work / "printed.json").write_text(json.dumps(printed))
 
 
 def draws(seed: int) -> list[tuple[list[str], list[str]]]:

@@ -26,7 +26,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def printed(work: Path) -> Any:
-    return json.loads((work / "said.json").read_text())
+    return json.loads((work / "printed.json").read_text())
 
 
 def test_promises_hold_in_a_short_run(work: Path) -> None:

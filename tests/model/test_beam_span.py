@@ -127,9 +127,9 @@ def test_the_beam_is_that_of_transformers(peer: Peer) -> None:
     """transformers flattens the last tokens by rank, then by first token, and may begin with "no answer"."""
     expected = peer.model(**peer.given)
     labels = peer.labels(ANSWERS)
-    found = peer.head(peer.states, labels.grid).split([len(chosen(n)) for n in range(len(LENGTHS))])
+    rows_of = peer.head(peer.states, labels.grid).split([len(chosen(n)) for n in range(len(LENGTHS))])
     ends = expected.end_top_log_probs.view(len(LENGTHS), 7, STARTS + 1), expected.end_top_index.view(-1, 7, STARTS + 1)
-    for number, rows in enumerate(found):
+    for number, rows in enumerate(rows_of):
         places, none = chosen(number), LENGTHS[number] - 1
         kept = [k for k, place in enumerate(expected.start_top_index[number].tolist()) if place != none][:STARTS]
         count = min(len(places) - 1, STARTS)

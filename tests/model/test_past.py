@@ -73,11 +73,11 @@ def test_decoding_with_a_cache_equals_reading_the_whole_text(kind: str, sizes: t
     network, rows, prompts = network_of(kind), texts(11, 17, 14), (5, 2, 8)
     expected = whole(network, rows)
     state = network.encoder.start_cache(3, 20)
-    found = [[] for _ in rows]
+    decoded = [[] for _ in rows]
     batch = Batch.pack([row[:prompt] for row, prompt in zip(rows, prompts, strict=True)])
     hidden, state = network.encode(batch, state)
     for lane, states in enumerate(batch.split(hidden)):
-        found[lane].append(states)
+        decoded[lane].append(states)
     at = list(prompts)
     while any(place < len(row) for place, row in zip(at, rows, strict=True)):
         lanes = [lane for lane, row in enumerate(rows) if at[lane] < len(row)]
@@ -85,10 +85,10 @@ def test_decoding_with_a_cache_equals_reading_the_whole_text(kind: str, sizes: t
         batch = piece(pieces, lanes, [at[lane] for lane in lanes], [False] * len(lanes), 3)
         hidden, state = network.encode(batch, state)
         for lane, states in zip(lanes, batch.split(hidden), strict=True):
-            found[lane].append(states)
+            decoded[lane].append(states)
             at[lane] += len(states)
     for lane, states in enumerate(expected):
-        assert (torch.cat(found[lane]) - states).abs().max() < 1e-5
+        assert (torch.cat(decoded[lane]) - states).abs().max() < 1e-5
 
 
 @torch.no_grad()
@@ -113,13 +113,13 @@ def replace_mask(network: Network, left: int) -> Network:
 @torch.no_grad()
 def test_memory_that_holds_the_text_equals_reading_it_whole() -> None:
     network, rows = network_of("relative-memory"), texts(13, 13)
-    state, found = None, []
+    state, pieces = None, []
     for low in range(0, 13, 4):
         batch = piece([row[low : low + 4] for row in rows], [0, 1], [0, 0], [low == 0] * 2, 2)
         hidden, state = network.encode(batch, state)
-        found.append(batch.split(hidden))
+        pieces.append(batch.split(hidden))
     for lane, states in enumerate(whole(network, rows)):
-        assert (torch.cat([part[lane] for part in found]) - states).abs().max() < 1e-5
+        assert (torch.cat([part[lane] for part in pieces]) - states).abs().max() < 1e-5
     assert state is not None
     assert state[LENGTHS].tolist() == [13, 13]
     assert state[MEMORY].shape == (3, 2, 40, 16)

@@ -18,10 +18,10 @@ def presets() -> Iterator[None]:
 
 
 def test_a_registered_preset_is_one_like_others() -> None:
-    made = register_preset("mine", parent="bert-tiny", layers=3, width=64, dropout=0)
-    assert preset("mine") == made
-    assert (made.architecture.layers, made.architecture.ffn_width, made.architecture.dropout) == (3, 256, 0.0)
-    assert load("mine").architecture == made.architecture
+    own = register_preset("mine", parent="bert-tiny", layers=3, width=64, dropout=0)
+    assert preset("mine") == own
+    assert (own.architecture.layers, own.architecture.ffn_width, own.architecture.dropout) == (3, 256, 0.0)
+    assert load("mine").architecture == own.architecture
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def started(token_store: Path, tmp_path_factory: pytest.TempPathFactory) -> tupl
     place = tmp_path_factory.mktemp("started")
     path = runs.recipe("bert", place)
     arguments = ("pretrain", str(path), "--store", str(token_store), "--out", str(place / "out"), "optim.lr=1e-2")
-    assert runs.finish(*arguments, log=place / "said") == 0, (place / "said").read_text()
+    assert runs.finish(*arguments, log=place / "log") == 0, (place / "log").read_text()
     return path, place / "out" / "model"
 
 
@@ -42,7 +42,7 @@ def test_going_on_keeps_the_weights(started: tuple[Path, Path], token_store: Pat
         assert torch.equal(tensor, contents.network.state_dict()[name]), name
     assert contents.architecture.dropout == 0.0
     out = tmp_path / "out"
-    assert runs.finish("pretrain", str(path), *changes, "--out", str(out), log=tmp_path / "said") == 0
+    assert runs.finish("pretrain", str(path), *changes, "--out", str(out), log=tmp_path / "log") == 0
     first = next(line for line in map(json.loads, (out / "metrics.jsonl").open()) if line["kind"] == "train")
     micro = [
         Stream(
@@ -122,9 +122,9 @@ def test_what_does_not_fit_is_refused(started: tuple[Path, Path], token_store: P
 def test_same_seed_same_bytes(started: tuple[Path, Path], token_store: Path, tmp_path: Path) -> None:
     arguments = ("pretrain", str(started[0]), "--store", str(token_store), "optim.lr=1e-2", "--out")
     again, other = tmp_path / "again", tmp_path / "other"
-    assert runs.finish(*arguments, str(again), log=tmp_path / "said") == 0
+    assert runs.finish(*arguments, str(again), log=tmp_path / "log") == 0
     assert runs.results(again) == runs.results(started[1].parent)
-    assert runs.finish(*arguments, str(other), "run.seed=1", log=tmp_path / "said") == 0
+    assert runs.finish(*arguments, str(other), "run.seed=1", log=tmp_path / "log") == 0
     assert runs.results(other)["model"] != runs.results(again)["model"]
 
 
@@ -146,15 +146,15 @@ def test_wrong_input_is_one_line(case: str, token_store: Path, tmp_path: Path, m
     Path("FILE").write_text("")
     arguments, reason = WRONG[case]
     words = [str(token_store) if word == "STORE" else word for word in arguments]
-    assert runs.finish("pretrain", str(runs.recipe("bert", tmp_path)), *words, log=tmp_path / "said") == 2
-    log = (tmp_path / "said").read_text()
+    assert runs.finish("pretrain", str(runs.recipe("bert", tmp_path)), *words, log=tmp_path / "log") == 2
+    log = (tmp_path / "log").read_text()
     assert reason in log
     assert len(log.splitlines()) == 1
     assert not list(tmp_path.rglob("recipe.toml")), "nothing is begun"
 
 
 def test_tensorboard_without_the_package(token_store: Path, tmp_path: Path) -> None:
-    log, out = tmp_path / "said", tmp_path / "out"
+    log, out = tmp_path / "log", tmp_path / "out"
     arguments = ("pretrain", str(runs.recipe("bert", tmp_path)), "--store", str(token_store), "--out", str(out))
     assert runs.finish(*arguments, "run.tensorboard=true", log=log, fault="no tensorboard:1") == 2
     line = "bertree: run.tensorboard: the package is not installed; "

@@ -31,7 +31,7 @@ OVERRIDES = {
 
 @pytest.mark.parametrize("override", OVERRIDES, ids=range(len(OVERRIDES)))
 def test_overrides(override: str, token_store: Path, tmp_path: Path) -> None:
-    out, log = tmp_path / "out", tmp_path / "said"
+    out, log = tmp_path / "out", tmp_path / "log"
     arguments = ("pretrain", str(runs.recipe("bert", tmp_path)), "--store", str(token_store), "--out", str(out))
     assert runs.finish(*arguments, override, log=log) == 2, log.read_text()
     lines = log.read_text().splitlines()
@@ -81,7 +81,7 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
 
 def test_a_folder_with_a_broken_name(token_store: Path, tmp_path: Path) -> None:
     """Its name goes into the report, where the broken character is shown as such."""
-    out, log = Path(str(tmp_path / "out\udcff")), tmp_path / "said"
+    out, log = Path(str(tmp_path / "out\udcff")), tmp_path / "log"
     arguments = ("pretrain", str(runs.recipe("bert", tmp_path)), "--store", str(token_store), "--out", str(out))
     assert runs.finish(*arguments, log=log) == 0, log.read_text()
     assert (out / "model" / "model.safetensors").is_file()
@@ -89,7 +89,7 @@ def test_a_folder_with_a_broken_name(token_store: Path, tmp_path: Path) -> None:
 
 
 def test_a_run_that_diverges_ends_with_1_and_writes_no_model(token_store: Path, tmp_path: Path) -> None:
-    out, log = tmp_path / "out", tmp_path / "said"
+    out, log = tmp_path / "out", tmp_path / "log"
     arguments = ("pretrain", str(runs.recipe("bert", tmp_path)), "--store", str(token_store), "--out", str(out))
     assert runs.finish(*arguments, "optim.lr=1e30", "optim.clip=0", "schedule.warmup=0", log=log) == 1
     assert "not finite" in log.read_text().splitlines()[-1]

@@ -28,8 +28,8 @@ class Whole(NamedTuple):
     def _pretrain(self, family: str, folder: Path) -> None:
         folder.mkdir()
         arguments = ("pretrain", str(runs.recipe(family, folder)), "--store", str(self.store), *LONGER.get(family, ()))
-        code = runs.finish(*arguments, "--out", str(folder / "out"), "run.save_every=9", log=folder / "said")
-        assert code == 0, (folder / "said").read_text()
+        code = runs.finish(*arguments, "--out", str(folder / "out"), "run.save_every=9", log=folder / "log")
+        assert code == 0, (folder / "log").read_text()
 
 
 @pytest.fixture(scope="session")
@@ -48,7 +48,7 @@ def newest(out: Path) -> int:
 
 @pytest.mark.parametrize("family", suite_has(("bert", "xlnet", "elmo"), runs.RECIPES))
 def test_killed_at_random_moments(family: str, whole: Whole, token_store: Path, tmp_path: Path) -> None:
-    moments, out, log = random.Random(family), tmp_path / "out", tmp_path / "said"
+    moments, out, log = random.Random(family), tmp_path / "out", tmp_path / "log"
     arguments = ("pretrain", str(runs.recipe(family, tmp_path)), "--store", str(token_store), "--out", str(out))
     arguments += LONGER.get(family, ())
     runs.kill(*arguments, "--resume", log=log, after=(1, 2), moments=moments)
@@ -68,7 +68,7 @@ def test_killed_at_random_moments(family: str, whole: Whole, token_store: Path, 
 
 
 def test_dead_at_every_stage_of_a_save(whole: Whole, token_store: Path, tmp_path: Path) -> None:
-    out, log = tmp_path / "out", tmp_path / "said"
+    out, log = tmp_path / "out", tmp_path / "log"
     arguments = ("pretrain", str(runs.recipe("albert", tmp_path)), "--store", str(token_store), "--out", str(out))
     arguments += LONGER["albert"]
     before = 0

@@ -29,12 +29,12 @@ def whole(token_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         "--out",
         str(folder / "out"),
     )
-    assert runs.finish(*arguments, *CHANGES, log=folder / "said") == 0, (folder / "said").read_text()
+    assert runs.finish(*arguments, *CHANGES, log=folder / "log") == 0, (folder / "log").read_text()
     return folder / "out"
 
 
 def test_killed_and_resumed_it_ends_in_the_same_bytes(whole: Path, token_store: Path, tmp_path: Path) -> None:
-    out, log = tmp_path / "out", tmp_path / "said"
+    out, log = tmp_path / "out", tmp_path / "log"
     arguments = (
         "pretrain",
         str(runs.recipe("bert", tmp_path)),

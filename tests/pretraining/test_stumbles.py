@@ -20,7 +20,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 def test_text_that_was_replaced_is_noticed(token_store: Path, tmp_path: Path, command: Command) -> None:
-    store, out, log = tmp_path / "store", tmp_path / "out", tmp_path / "said"
+    store, out, log = tmp_path / "store", tmp_path / "out", tmp_path / "log"
     shutil.copytree(token_store, store)
     arguments = ("pretrain", str(runs.recipe("bert", tmp_path)), "--store", str(store), "--out", str(out))
     assert runs.finish(*arguments, fault="tidy:3") == 9
@@ -54,7 +54,7 @@ def test_pairs_alone_and_the_last_step_told(token_store: Path, tmp_path: Path) -
     assert not [line for line in lines if line["kind"] == "sample"]
     assert folder.read(out / "model").max_length is None
     before = (out / "metrics.jsonl").read_bytes()
-    log = tmp_path / "said"
+    log = tmp_path / "log"
     assert runs.finish(*arguments, "objective.mlm=0", "run.log_every=5", "--resume", log=log) == 0
     assert "the run is complete" in log.read_text()
     assert (out / "metrics.jsonl").read_bytes() == before

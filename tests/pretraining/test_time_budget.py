@@ -113,7 +113,7 @@ def events(out: Path) -> list[str]:
 def test_a_killed_run_keeps_its_steps_and_measuring_leaves_no_trace(
     family: str, token_store: Path, tmp_path: Path
 ) -> None:
-    log, out, again = tmp_path / "said", tmp_path / "out", tmp_path / "again"
+    log, out, again = tmp_path / "log", tmp_path / "out", tmp_path / "again"
     recipe = ("pretrain", str(runs.recipe(family, tmp_path)), "--store", str(token_store), "run.log_every=9999")
     recipe += ("run.eval_every=9999", "run.save_every=9999", "optim.name=muon")
     command = (*recipe, f"run.minutes={SHORT}", "--out", str(out), "--resume")

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from tests.support import runs
 from tests.support.command import Command
-from tests.support.rank_commands import Said, run_commands
+from tests.support.rank_commands import RankOutputs, run_commands
 
 
 @pytest.fixture
@@ -24,14 +24,14 @@ def pretrain(recipe: Path, store: Path, out: Path, *more: str) -> list[str]:
     return ["pretrain", str(recipe), "--store", str(store), "--out", str(out), *more]
 
 
-def check_refused(message: Said, *words: str) -> None:
+def check_refused(outputs: RankOutputs, *words: str) -> None:
     """Every rank exits with 2; rank 0 says why, in one line."""
-    assert message.codes == [2] * len(message.codes), message.texts
-    (line,) = [line for line in message.texts[0].splitlines() if not line.startswith("bertree: note")]
+    assert outputs.codes == [2] * len(outputs.codes), outputs.texts
+    (line,) = [line for line in outputs.texts[0].splitlines() if not line.startswith("bertree: note")]
     assert line.startswith("bertree: ")
     for word in words:
         assert word in line
-    assert not any(message.texts[1:]), message.texts
+    assert not any(outputs.texts[1:]), outputs.texts
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from tests.support import learnable
 from tests.support.command import Command
 from tests.support.learnable import SETTINGS, Trained
 from tests.support.meshes import relative_difference
-from tests.support.rank_commands import Said, run_commands
+from tests.support.rank_commands import RankOutputs, run_commands
 
 NEAR = 1e-5
 # 49 examples: the last step of an epoch has one, so that one of two ranks has none.
@@ -42,10 +42,10 @@ def assert_near(out: Path, other: Path) -> None:
     assert worst[0] < NEAR, worst
 
 
-def assert_ended(message: Said) -> None:
+def assert_ended(outputs: RankOutputs) -> None:
     """Both ranks came to the end: with 0, or with 1 because so short a run has learned nothing."""
-    learned = not any("no seed has learned the task" in text for text in message.texts)
-    assert message.codes == [0 if learned else 1] * 2, message.texts
+    learned = not any("no seed has learned the task" in text for text in outputs.texts)
+    assert outputs.codes == [0 if learned else 1] * 2, outputs.texts
 
 
 @pytest.mark.parametrize("more", [(), ("micro_tokens=50",), ("frozen=last",)], ids=" ".join)

@@ -30,7 +30,7 @@ class Run:
     """A run of a family that is started again and again."""
 
     def __init__(self, family: str, folder: Path, store: Path, *more: str) -> None:
-        self.out, self.store, self.said, self._starts, self._folder = folder / "out", store, "", 0, folder
+        self.out, self.store, self.output, self._starts, self._folder = folder / "out", store, "", 0, folder
         recipe = str(runs.recipe(family, folder))
         self.arguments = ("pretrain", recipe, "--store", str(store), "--out", str(self.out), *more)
 
@@ -38,7 +38,7 @@ class Run:
         self._starts += 1
         place = self._folder / f"start-{self._starts}"
         result = run_commands(place, [(*self.arguments, *more)] * ranks, planted=planted)
-        self.said = "\n".join(result.texts)
+        self.output = "\n".join(result.texts)
         return result.codes
 
 
@@ -50,7 +50,7 @@ class Whole(dict[str, Run]):
 
     def __missing__(self, family: str) -> Run:
         self[family] = run = Run(family, self._factory.mktemp(family), self._store, *MESHES[family])
-        assert run.start() == [0, 0], run.said
+        assert run.start() == [0, 0], run.output
         return run
 
 
@@ -80,9 +80,9 @@ def test_a_rank_killed_at_random_moments(family: str, whole: dict[str, Run], tok
         rank = moments.randrange(2)
         fault = f"kill:{steps}:{moments.uniform(0, 30):.3f}"
         codes = run.start("--resume", planted=[fault if number == rank else "" for number in range(2)])
-        assert codes[rank] == -9, run.said
+        assert codes[rank] == -9, run.output
         assert codes[1 - rank] != 0
-    assert run.start("--resume") == [0, 0], run.said
+    assert run.start("--resume") == [0, 0], run.output
     assert result_hashes(run.out) == result_hashes(whole[family].out)
     assert losses(run.out) == losses(whole[family].out)
     assert not list(run.out.rglob(".*")), "nothing half written is left"
@@ -95,7 +95,7 @@ def test_a_run_goes_on_with_another_number_of_ranks(
     """Killed on two ranks, resumed by one process: the same losses and weights; the same files as from one device."""
     run = Run(family, tmp_path, token_store)
     assert -9 in run.start("--resume", *MESHES[family], planted=["", "kill:5:1"])
-    assert run.start("--resume", ranks=1) == [0], run.said
+    assert run.start("--resume", ranks=1) == [0], run.output
     assert [text for text in events(run.out) if text.startswith("resumed from step")]
     assert losses(run.out) == pytest.approx(losses(whole[family].out), rel=1e-5)
     assert {path.name for path in (run.out / "model").iterdir()} == {
@@ -131,7 +131,7 @@ def test_torchrun_starts_killed_ranks_again(whole: dict[str, Run], tmp_path: Pat
     """A rank dies while it writes a checkpoint; all ranks are started again and resume."""
     run = Run("bert", tmp_path, whole["bert"].store, *MESHES["bert"])
     options = ("--standalone", "--nproc-per-node", "2", "--max-restarts", "3", "-m", "bertree")
-    assert torchrun(*options, *run.arguments, log=tmp_path / "said", planted="half the tensors:5") == 0
+    assert torchrun(*options, *run.arguments, log=tmp_path / "log", planted="half the tensors:5") == 0
     assert [text for text in events(run.out) if text.startswith("resumed from step")] == ["resumed from step 4"]
     assert result_hashes(run.out) == result_hashes(whole["bert"].out)
     assert losses(run.out) == losses(whole["bert"].out)

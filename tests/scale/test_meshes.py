@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.support.meshes import Case, run_cases, write_references
-from tests.support.ranks import read_found, run_ranks
+from tests.support.ranks import read_results, run_ranks
 from tests.support.shared import common_folder, make_once, suite_has
 
 TOLERANCE = 1e-5
@@ -44,7 +44,7 @@ def measured(
         size: [c for c in cases if pytestconfig.option.proofs or c in SUITE] for size, cases in ((2, TWO), (4, FOUR))
     }
     folder = make_once(common_folder(tmp_path_factory) / "meshes", lambda folder: run_all(folder, token_store, cases))
-    return {size: read_found(size, folder / str(size)) for size in (2, 4)}
+    return {size: read_results(size, folder / str(size)) for size in (2, 4)}
 
 
 def run_all(folder: Path, store: Path, cases: dict[int, list[Case]]) -> None:

@@ -26,7 +26,7 @@ def test_a_run_of_one_process_goes_on_on_data_ranks_and_then_on_tensor_ranks(
         return ["pretrain", str(recipe), "--store", str(token_store), "--out", str(out), "run.save_every=100", *more]
 
     command.well(*pretrain(whole, "--quiet"))
-    log = tmp_path / "said"
+    log = tmp_path / "log"
     assert runs.finish(*pretrain(moved), log=log, fault="signal:15:1:0") == 143, log.read_text()
     sharded = pretrain(moved, "--resume", "scale.zero=3")
     result = run_commands(tmp_path / "data-ranks", [sharded] * 2, planted=("", "signal:15:1:0"))

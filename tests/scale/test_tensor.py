@@ -12,7 +12,7 @@ from bertree.scale.tensor import check_tensor, put_tensor_parallel
 from bertree.scale.world import World, join
 from tests.support import batches
 from tests.support.parts import ScaledAttention
-from tests.support.ranks import read_found, run_ranks
+from tests.support.ranks import read_results, run_ranks
 from tests.support.shared import common_folder, make_once, suite_has
 from tests.support.split_networks import (
     attention_of_equal_heads,
@@ -95,7 +95,7 @@ def rank_results(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.
     folder = make_once(
         common_folder(tmp_path_factory) / "split", lambda folder: run_ranks(4, folder, run_cases, proofs)
     )
-    return read_found(4, folder)
+    return read_results(4, folder)
 
 
 def check_equal(rank_results: list[dict[str, Any]], start: str) -> None:

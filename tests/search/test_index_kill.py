@@ -24,7 +24,7 @@ def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     folder = tmp_path_factory.mktemp(request.param)
     ends = []
     for version in range(3):
-        process = killing.start(folder / "index", version, request.param, folder / "said")
+        process = killing.start(folder / "index", version, request.param, folder / "log")
         process.join(PATIENCE)
         assert process.exitcode == 0
         ends.append(killing.contents(folder / "index"))
@@ -55,7 +55,7 @@ def test_killed_at_random_moments(by: str, whole: Ends, tmp_path: Path) -> None:
     moments = random.Random(f"{kind} {by}")
     kills, longest = 0, 1.0  # seconds until a kill; less after a run that ended before it, more after a kill
     for number in range(3 * KILLS):
-        folder, log = tmp_path / f"index{number}", tmp_path / f"said{number}"
+        folder, log = tmp_path / f"index{number}", tmp_path / f"log{number}"
         for version in range(3):
             log.unlink(missing_ok=True)
             for trial in range(9):
@@ -92,7 +92,7 @@ def files(folder: Path) -> set[str]:
 
 def test_dead_at_every_line_of_a_commit(tmp_path: Path) -> None:
     """After 20, 210, 400 ... lines of a build, one after another: each run goes on where the last died."""
-    folder, log = tmp_path / "index", tmp_path / "said"
+    folder, log = tmp_path / "index", tmp_path / "log"
     ends: list[dict] = []
     process = killing.start(tmp_path / "other", 0, "flat", log)
     process.join(PATIENCE)
@@ -114,7 +114,7 @@ def test_dead_at_every_line_of_a_commit(tmp_path: Path) -> None:
 
 def test_two_read_while_one_adds(tmp_path: Path) -> None:
     """Whoever asks meanwhile sees one state or the next, whole, and in the end the last one."""
-    folder, log = tmp_path / "index", tmp_path / "said"
+    folder, log = tmp_path / "index", tmp_path / "log"
     Index.build(Words(16), killing.records(0), folder, kind="hnsw", chunk=12, overlap=3)
     readers = [Index.open(folder, Words(16)) for _ in range(2)]
     asked, generations = 0, set()

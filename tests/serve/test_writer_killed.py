@@ -84,7 +84,7 @@ def copied(folder: Path, to: Path) -> Path:
 def test_a_server_goes_on_while_writers_are_killed(
     folder: Path, server: Asker, words: Path, model: Model, tmp_path: Path
 ) -> None:
-    kind, log = folder.name, tmp_path / "said"
+    kind, log = folder.name, tmp_path / "log"
     moments = random.Random(kind)
     before, kills, version = killing.contents(folder, model), 0, 0
     assert served(server) == passages(before)

@@ -109,7 +109,7 @@ def _rank(rank: int, folder: str, cases: Sequence[Case]) -> None:
     except BaseException:
         Path(folder, f"failed-{rank}").write_text(traceback.format_exc())
         os._exit(1)  # no waiting for the others
-    Path(folder, f"found-{rank}.json").write_text(json.dumps(results))
+    Path(folder, f"result-{rank}.json").write_text(json.dumps(results))
 
 
 def measure(folder: Path, cases: Sequence[Case]) -> list[dict[str, Any]]:
@@ -122,5 +122,5 @@ def measure(folder: Path, cases: Sequence[Case]) -> list[dict[str, Any]]:
         process.join(PATIENCE)
     failed = [path.read_text() for path in sorted(folder.glob("failed-*"))]
     assert not failed, failed[0]
-    result: list[dict[str, Any]] = json.loads((folder / "found-0.json").read_text())
+    result: list[dict[str, Any]] = json.loads((folder / "result-0.json").read_text())
     return result

@@ -10,7 +10,7 @@ from tests.support import faults, runs
 from tests.support.processes import PATIENCE, PROCESSES
 
 
-class Said(NamedTuple):
+class RankOutputs(NamedTuple):
     """Exit codes of the ranks, and what each printed."""
 
     codes: list[int | None]
@@ -23,12 +23,12 @@ def run_commands(
     env: Mapping[str, str] | None = None,
     planted: Sequence[str] = (),
     patience: float = 0.0,
-) -> Said:
+) -> RankOutputs:
     """Run `bertree` in one process for each list of arguments; the ranks meet in a file, unless `env` says where.
 
     `planted`: the faults of each rank. `patience`: seconds that they wait for each other at the start."""
     folder.mkdir(exist_ok=True)
-    logs = [folder / f"said-{rank}" for rank in range(len(arguments))]
+    logs = [folder / f"log-{rank}" for rank in range(len(arguments))]
     started = []
     for rank, own in enumerate(arguments):
         place = {"RANK": rank, "WORLD_SIZE": len(arguments), "LOCAL_RANK": rank, "MASTER_ADDR": f"file://{folder}/meet"}
@@ -40,7 +40,7 @@ def run_commands(
     for process in started:
         process.join(PATIENCE)
         assert process.exitcode is not None, "a rank hangs"
-    return Said([process.exitcode for process in started], [path.read_text() for path in logs])
+    return RankOutputs([process.exitcode for process in started], [path.read_text() for path in logs])
 
 
 def _command(arguments: tuple[str, ...], env: dict[str, str], log: Path, fault: str, patience: float) -> None:

@@ -20,12 +20,12 @@ def run_ranks(count: int, folder: Path, work: Work, *arguments: Any) -> list[Any
     failed.sort(key=lambda text: "Connection closed by peer" in text)  # which is why the others failed
     assert not failed, failed[0]
     assert codes == [0] * count, codes
-    return read_found(count, folder)
+    return read_results(count, folder)
 
 
-def read_found(count: int, folder: Path) -> list[Any]:
+def read_results(count: int, folder: Path) -> list[Any]:
     """What the ranks have found that ran in a folder."""
-    return [json.loads((folder / f"found-{rank}.json").read_text()) for rank in range(count)]
+    return [json.loads((folder / f"result-{rank}.json").read_text()) for rank in range(count)]
 
 
 def start_ranks(count: int, folder: Path, work: Work, *arguments: Any) -> list[int | None]:
@@ -48,4 +48,4 @@ def _rank(rank: int, count: int, folder: Path, work: Work, arguments: tuple[Any,
     except BaseException:
         (folder / f"failed-{rank}").write_text(traceback.format_exc())
         os._exit(1)  # no waiting for the others
-    (folder / f"found-{rank}.json").write_text(json.dumps(result))
+    (folder / f"result-{rank}.json").write_text(json.dumps(result))

@@ -193,13 +193,13 @@ def small(token_store: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[
     """Arguments of a run, and the folder of one that is complete."""
     folder = tmp_path_factory.mktemp("small")
     arguments = ("pretrain", str(runs.recipe("bert", folder)), "--store", str(token_store))
-    assert runs.finish(*arguments, "--out", str(folder / "out"), log=folder / "said") == 0
+    assert runs.finish(*arguments, "--out", str(folder / "out"), log=folder / "log") == 0
     return arguments, folder / "out"
 
 
 def test_a_run_with_damaged_checkpoints(small: tuple[tuple[str, ...], Path], tmp_path: Path) -> None:
     arguments, whole = small
-    out, log = tmp_path / "out", tmp_path / "said"
+    out, log = tmp_path / "out", tmp_path / "log"
     steps = CheckpointFolder(whole / "checkpoints").steps()
     for damaged in (1, len(steps)):  # the newest: the one before it is taken; then all of them: the user must decide
         shutil.rmtree(out, ignore_errors=True)
@@ -221,7 +221,7 @@ def test_no_room_for_a_checkpoint(small: tuple[tuple[str, ...], Path], tmp_path:
     out = tmp_path / "out"
     state = next((whole / "checkpoints").glob("step-*/state.safetensors")).stat().st_size
     fault = f"room:{state - 1000}"
-    log = tmp_path / "said"
+    log = tmp_path / "log"
     assert runs.finish(*arguments, "--out", str(out), log=log, fault=fault) == 2
     errors = [line for line in log.read_text().splitlines() if line.startswith("bertree: ")]
     assert len(errors) == 1
@@ -238,7 +238,7 @@ def test_no_room_for_a_checkpoint(small: tuple[tuple[str, ...], Path], tmp_path:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_saves_and_stops(number: int, small: tuple[tuple[str, ...], Path], tmp_path: Path) -> None:
     arguments, whole = small
-    out, log = tmp_path / "out", tmp_path / "said"
+    out, log = tmp_path / "out", tmp_path / "log"
     fault = f"signal:{number}:2:1"
     code = runs.finish(*arguments, "--out", str(out), "run.save_every=100", log=log, fault=fault)
     assert code == 128 + number, log.read_text()
@@ -251,7 +251,7 @@ def test_a_signal_saves_and_stops(number: int, small: tuple[tuple[str, ...], Pat
 
 def test_runs_are_not_mixed(small: tuple[tuple[str, ...], Path], tmp_path: Path) -> None:
     arguments, whole = small
-    log, before = tmp_path / "said", (whole / "metrics.jsonl").read_bytes()
+    log, before = tmp_path / "log", (whole / "metrics.jsonl").read_bytes()
     wrong = {
         "holds a run already": (),
         "was started with another optim.lr": ("--resume", "optim.lr=1e-5"),
@@ -286,7 +286,7 @@ def test_a_killed_run_goes_on_in_a_process_of_its_own_that_imports_no_compiler(
 ) -> None:
     arguments, whole = small
     out = tmp_path / "out"
-    runs.kill(*arguments, "--out", str(out), log=tmp_path / "said", after=(2,), moments=random.Random(0))
+    runs.kill(*arguments, "--out", str(out), log=tmp_path / "log", after=(2,), moments=random.Random(0))
     other = ("pretrain", str(runs.recipe("xlnet", tmp_path)), "--store", str(token_store), "optim.name=muon")
     other += ("phases.0.steps=2", "phases.1.steps=1", "schedule.warmup=1", "--out", str(tmp_path / "other"))
     lines = [shlex.join([*arguments, "--out", str(out), "--resume"]), shlex.join(other)]

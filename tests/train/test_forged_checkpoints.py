@@ -22,9 +22,7 @@ def complete(token_store: Path, tmp_path_factory: pytest.TempPathFactory) -> tup
     """Arguments of a run, and the folder of one that is complete."""
     folder = tmp_path_factory.mktemp("complete")
     arguments = ("pretrain", str(runs.recipe("roberta", folder)), "--store", str(token_store), "schedule.growth=1")
-    assert runs.finish(*arguments, "--out", str(folder / "out"), log=folder / "said") == 0, (
-        folder / "said"
-    ).read_text()
+    assert runs.finish(*arguments, "--out", str(folder / "out"), log=folder / "log") == 0, (folder / "log").read_text()
     return arguments, folder / "out"
 
 
@@ -131,7 +129,7 @@ FORGED: dict[str, tuple[Callable[[Path], None], str]] = {
 @pytest.mark.parametrize("kind", FORGED)
 def test_a_forged_checkpoint_is_passed_over(kind: str, complete: tuple[tuple[str, ...], Path], tmp_path: Path) -> None:
     arguments, whole = complete
-    out, log = tmp_path / "out", tmp_path / "said"
+    out, log = tmp_path / "out", tmp_path / "log"
     shutil.copytree(whole, out)
     shutil.rmtree(out / "model")
     forge, reason = FORGED[kind]
@@ -148,7 +146,7 @@ def test_a_forged_checkpoint_is_passed_over(kind: str, complete: tuple[tuple[str
 
 def test_weights_of_another_model_stop_the_run(complete: tuple[tuple[str, ...], Path], tmp_path: Path) -> None:
     arguments, whole = complete
-    out, log = tmp_path / "out", tmp_path / "said"
+    out, log = tmp_path / "out", tmp_path / "log"
     shutil.copytree(whole, out)
     shutil.rmtree(out / "model")
     tensors(lambda t: t.update(**{"weights/more": torch.zeros(1)}))(out)
@@ -159,7 +157,7 @@ def test_weights_of_another_model_stop_the_run(complete: tuple[tuple[str, ...], 
 
 def test_odd_names_are_not_checkpoints(complete: tuple[tuple[str, ...], Path], tmp_path: Path) -> None:
     arguments, whole = complete
-    out, log = tmp_path / "out", tmp_path / "said"
+    out, log = tmp_path / "out", tmp_path / "log"
     shutil.copytree(whole, out)
     shutil.rmtree(out / "model")
     names = ("step-²", "step-8", "step-00000008.old", "step-" + "9" * 200, "step-0000000x", "step-")
@@ -174,7 +172,7 @@ def test_odd_names_are_not_checkpoints(complete: tuple[tuple[str, ...], Path], t
 
 def test_a_damaged_log_is_no_reason_to_stop(complete: tuple[tuple[str, ...], Path], tmp_path: Path) -> None:
     arguments, whole = complete
-    out, log = tmp_path / "out", tmp_path / "said"
+    out, log = tmp_path / "out", tmp_path / "log"
     shutil.copytree(whole, out)
     shutil.rmtree(out / "model")
     lines = (out / "metrics.jsonl").read_bytes().splitlines(keepends=True)
@@ -193,7 +191,7 @@ def test_a_damaged_best_checkpoint_does_not_stop_the_end(
     complete: tuple[tuple[str, ...], Path], tmp_path: Path
 ) -> None:
     arguments, whole = complete
-    out, log = tmp_path / "out", tmp_path / "said"
+    out, log = tmp_path / "out", tmp_path / "log"
     shutil.copytree(whole, out)
     shutil.rmtree(out / "model")
     shutil.copytree(place(out, LAST - 1), place(out, 4))

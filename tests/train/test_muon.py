@@ -206,7 +206,7 @@ def test_muon_learns_more_in_as_many_steps_as_adamw_at_its_best_rate() -> None:
 
 
 def test_a_killed_run_ends_in_the_same_bytes(token_store: Path, tmp_path: Path) -> None:
-    log, whole, out = tmp_path / "said", tmp_path / "whole", tmp_path / "out"
+    log, whole, out = tmp_path / "log", tmp_path / "whole", tmp_path / "out"
     arguments = ("pretrain", str(runs.recipe("bert", tmp_path)), "--store", str(token_store), "optim.name=muon")
     arguments += ("model.ffn=gated", "optim.lr=1e-3", "optim.matrix_rate=2", "--out")
     assert runs.finish(*arguments, str(whole), log=log) == 0, log.read_text()

@@ -71,7 +71,7 @@ MOMENTS = ((0, 1), (0, 40), (1, 0), (2, 7), (0, 150), (1, 3), (4, 12), (1, 25))
 
 
 def test_stopped_at_many_moments(token_store: Path, tmp_path: Path) -> None:
-    log, out = tmp_path / "said", tmp_path / "out"
+    log, out = tmp_path / "log", tmp_path / "out"
     arguments = (
         "pretrain",
         str(runs.recipe("bert", tmp_path)),

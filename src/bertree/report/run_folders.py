@@ -38,14 +38,14 @@ class RunFolder:
 
 def find_runs(name: str, root: Path) -> list[RunFolder]:
     """Return the runs and studies in a folder and below it, sorted by name."""
-    found = []
+    folders = []
     for path in _folders(root):
         kind = "run" if _is_file(path / METRICS) else "study" if _is_file(path / PLAN) else ""
         if kind:
-            found.append(RunFolder("/".join((name, *path.relative_to(root).parts)), path, kind))
-        if len(found) == MOST_RUNS:
+            folders.append(RunFolder("/".join((name, *path.relative_to(root).parts)), path, kind))
+        if len(folders) == MOST_RUNS:
             break
-    return sorted(found, key=lambda run: run.name)
+    return sorted(folders, key=lambda run: run.name)
 
 
 def _folders(root: Path) -> Iterator[Path]:
@@ -131,8 +131,8 @@ def _read_run(path: Path, changed: int, size: int) -> Json:
 
 def _curve(kind: str, name: str, rows: Sequence[Json]) -> Json:
     steps, values = column(rows, "step"), column(rows, name)
-    there = values == values  # not NaN
-    steps, values = steps[there], values[there]
+    finite = values == values  # not NaN
+    steps, values = steps[finite], values[finite]
     stride = max(1, math.ceil(len(values) / POINTS))
     first = (len(values) - 1) % stride if len(values) else 0  # so that the newest is there
     return {

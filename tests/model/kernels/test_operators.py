@@ -11,9 +11,9 @@ def test_angles_of_places_are_those_of_the_definition_and_known_to_compilers() -
     torch.library.opcheck(operators._rotary_angles, (positions, width, base))
     exponents = torch.arange(0, width, 2, dtype=torch.float64) / width
     angles = positions[:, None, None].double() / base**exponents
-    for found in (operators._rotary_angles(positions, width, base), operators.rotary_angles(positions, width, base)):
-        torch.testing.assert_close(found[0].double(), angles.cos(), atol=5e-5, rtol=0)
-        torch.testing.assert_close(found[1].double(), angles.sin(), atol=5e-5, rtol=0)
+    for result in (operators._rotary_angles(positions, width, base), operators.rotary_angles(positions, width, base)):
+        torch.testing.assert_close(result[0].double(), angles.cos(), atol=5e-5, rtol=0)
+        torch.testing.assert_close(result[1].double(), angles.sin(), atol=5e-5, rtol=0)
 
 
 def test_a_gradient_of_a_gradient_of_attention_is_refused() -> None:

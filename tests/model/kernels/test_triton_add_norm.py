@@ -29,9 +29,9 @@ def inputs_of(tokens: int, width: int, dtype: torch.dtype, biased: bool = True) 
     return [x, f, bias if biased else None, weight, norm_bias]
 
 
-def defined(seed: Tensor, given: list[Tensor | None]) -> tuple[Tensor, list[Tensor]]:
+def defined(seed: Tensor, tensors: list[Tensor | None]) -> tuple[Tensor, list[Tensor]]:
     """The definition in float64, and its inputs."""
-    inputs = [tensor.detach().double().requires_grad_() for tensor in given if tensor is not None]
+    inputs = [tensor.detach().double().requires_grad_() for tensor in tensors if tensor is not None]
     x, f, *bias, weight, norm_bias = inputs
     mask = kept(seed.cpu(), *x.shape, DROPPED).to(DEVICE)
     dropped = (sum(bias, f)) * mask / (1 - DROPPED / STEPS)
@@ -43,8 +43,8 @@ def test_operators_are_known_to_compilers_and_have_the_right_gradient() -> None:
     x, f = (torch.randn(5, 128, dtype=torch.float64, requires_grad=True) for _ in range(2))
     bias, weight, norm_bias = (torch.randn(128, dtype=torch.float64, requires_grad=True) for _ in range(3))
     seed, carrier = torch.tensor([1 << 40 | 7]), torch.zeros_like(x, requires_grad=True)
-    for given in ((x, None, f, bias), (x, carrier, f, None)):
-        single = [None if t is None else t.detach().float().requires_grad_() for t in (*given, weight, norm_bias)]
+    for tensors in ((x, None, f, bias), (x, carrier, f, None)):
+        single = [None if t is None else t.detach().float().requires_grad_() for t in (*tensors, weight, norm_bias)]
         torch.library.opcheck(triton_add_norm._add_norm, (*single, seed, EPS, DROPPED))
     inputs = (x, f, bias, weight, norm_bias)
 
@@ -60,10 +60,10 @@ def test_operators_are_known_to_compilers_and_have_the_right_gradient() -> None:
 @pytest.mark.parametrize(("tokens", "width"), [(37, 768), (8, 128), (3, 1024)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_kernels_follow_the_definition(tokens: int, width: int, biased: bool, dtype: torch.dtype) -> None:
-    given, seed = inputs_of(tokens, width, dtype, biased), torch.tensor([(1 << 62) + 12345], device=DEVICE)
-    x, f, *rest = given
+    tensors, seed = inputs_of(tokens, width, dtype, biased), torch.tensor([(1 << 62) + 12345], device=DEVICE)
+    x, f, *rest = tensors
     assert x is not None
-    expected, inputs = defined(seed, given)
+    expected, inputs = defined(seed, tensors)
     out, _, stats = triton_add_norm._add_norm(x, None, f, *rest, seed, EPS, DROPPED)
     tolerance = 1e-5 if dtype == torch.float32 else 2e-2
     torch.testing.assert_close(out.double(), expected, atol=tolerance, rtol=tolerance)

@@ -65,7 +65,7 @@ def stack(kind: str, peer: theirs.ModernBertEncoderLayer, bias: bool = False) ->
     rotary = RotaryPositions(WIDTH // HEADS, base)
     attention = Attention(WIDTH, HEADS, 0.0, mask, rotary, bias=bias)
     ffn = GatedFeedForward(WIDTH, INNER, "gelu", bias=bias)
-    made = Stack(
+    layers = Stack(
         [Block(attention, NORMS["layer"](WIDTH, 1e-5, bias), 0.0)],
         [Block(ffn, NORMS["layer"](WIDTH, 1e-5, bias), 0.0)],
         [(0, 0)],
@@ -76,12 +76,12 @@ def stack(kind: str, peer: theirs.ModernBertEncoderLayer, bias: bool = False) ->
         (attention.out, peer.attn.Wo),
         (ffn.up, peer.mlp.Wi),
         (ffn.down, peer.mlp.Wo),
-        (made.attention[0].norm, peer.attn_norm),
-        (made.ffn[0].norm, peer.mlp_norm),
+        (layers.attention[0].norm, peer.attn_norm),
+        (layers.ffn[0].norm, peer.mlp_norm),
     ]
     for ours, other in pairs:
         ours.load_state_dict(other.state_dict())
-    return made.eval()
+    return layers.eval()
 
 
 def padded(rows_th: Tensor) -> tuple[Tensor, Tensor]:

@@ -43,7 +43,7 @@ class Choices:
         return self._kept[self._next - 1].long()
 
     @contextmanager
-    def made(self) -> Iterator[None]:
+    def repeated(self) -> Iterator[None]:
         """Make the choices of this thread, or after the first time use them again."""
         _now.choices = self
         try:
@@ -115,7 +115,7 @@ class _ReversibleBlocks(torch.autograd.Function):
             choices = Choices()
             before.append((RandomState.now(x_th.device), choices))
             # With gradients, which are dropped: parts may compute, and draw random numbers, in another way without.
-            with torch.enable_grad(), autocast.again(), choices.made():
+            with torch.enable_grad(), autocast.again(), choices.repeated():
                 added_th = compute(block, second_th.detach().requires_grad_(), *inputs).detach()
             first_th, second_th = second_th, first_th + added_th
         states_th = torch.cat([first_th, second_th], -1)
@@ -135,7 +135,7 @@ class _ReversibleBlocks(torch.autograd.Function):
         for (block, inputs), (random, choices) in zip(reversed(ctx.blocks), reversed(ctx.before), strict=True):
             random.set(device)
             x_th = first_th.detach().requires_grad_()
-            with torch.enable_grad(), ctx.autocast.again(), choices.made():
+            with torch.enable_grad(), ctx.autocast.again(), choices.repeated():
                 added_th = ctx.compute(block, x_th, *inputs)
             d_x_th, *gradients = torch.autograd.grad(
                 added_th, [x_th, *trained], d_second_th.to(added_th.dtype), allow_unused=True
