@@ -152,3 +152,15 @@ def test_memory_of_long_sequences(command: Command, monkeypatch: pytest.MonkeyPa
     assert "8,192" not in short
     assert "training on long" not in command.well("info", "gpt2").out
     assert "training_bytes_of_one_sequence" not in command.well("info", "bert-base", "--json").json
+
+
+def test_the_list_of_studies_shows_the_cost_of_every_size_in_80_columns(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = command.well("study", "list").out.splitlines()
+    for name, study in command.well("study", "list", "--json").json.items():
+        (line,) = [line for line in lines if line.startswith(f"{name} ")]
+        assert len(line) <= 80
+        for cost in study["cost"].values():
+            assert cost.split(", ")[1].split(" on ")[0] in line

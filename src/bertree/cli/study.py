@@ -1,6 +1,6 @@
 """The verbs of studies: `study list`, `study show`, `study run`, `study report`, `study compare`."""
 
-import re
+from textwrap import fill
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated
 
@@ -71,19 +71,15 @@ def list_studies(as_json: JsonOption = False) -> None:
             }
         )
         return
-    from rich.table import Column, Table
-
     from bertree.cli.render import make_console
     from bertree.study.definition import SIZES
 
-    table = Table(
-        Column("study", min_width=max(map(len, bundled))), "paper", "varied", "cells", *SIZES, box=None, pad_edge=False
-    )
+    line, width = f"{{:{max(map(len, bundled))}}}  {{:5}}  {{:12}}  {{:12}}  {{}}".format, make_console().width
+    print(line("study", "cells", *SIZES))
     for name, study in bundled.items():
-        paper = re.sub(r" \((?!\d{4}\))[^)]*\)", "", study.paper)  # without remarks on its table
-        costs = [_cost(study, size)[0] if size in study.sizes else "" for size in SIZES]
-        table.add_row(name, paper, study.varied, str(len(study.running())), *costs)
-    make_console().print(table)
+        costs = (_cost(study, size)[0] if size in study.sizes else "" for size in SIZES)
+        print(line(name, len(study.running()), *costs))
+        print(fill(f"{study.varied}: {study.paper}", width, initial_indent="  ", subsequent_indent="  "))
     print("Cost: tiny on two CPU cores, small and paper on one NVIDIA H200. ~ is an estimate, others are from a run.")
 
 
