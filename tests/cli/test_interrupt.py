@@ -4,8 +4,11 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from tests.support.command import Command
 
 # Sends itself the signal when a module is looked for, where a foreign module would lose the exception.
 CODE = """
@@ -81,3 +84,32 @@ with interrupt_once():
 def test_an_interrupt_while_the_command_line_is_parsed_ends_the_process() -> None:
     done = subprocess.run([sys.executable, "-c", PARSING], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+# What is interrupted, and the command that calls it.
+WRITING = {
+    "prepare": ("bertree.data.prepare.build_store", "prepare TEXT --tokenizer MODEL --out OUT --workers 1"),
+    "adapt": ("bertree.data.prepare.build_store", "adapt MODEL TEXT --out OUT device=cpu"),
+    "embed": ("bertree.embeddings.embed._write", "embed MODEL TEXT --out OUT.npy --device cpu"),
+    "index build": ("bertree.search.index.Index.build", "index build MODEL TEXT --out OUT --device cpu"),
+}
+
+
+@pytest.mark.parametrize("verb", WRITING)
+def test_an_interrupted_verb_says_how_to_go_on_and_exits_with_130(
+    verb: str, small_folder: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "text.txt").write_text("A boat. A lamp.\n")
+    function, line = WRITING[verb]
+    paths = {"MODEL": small_folder, "TEXT": tmp_path / "text.txt", "OUT": tmp_path / "out"}
+    for word, path in paths.items():
+        line = line.replace(word, str(path))
+
+    def interrupt(*given: object, **named: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(function, interrupt)
+    result = command(*line.split())
+    assert result.code == 130
+    assert len(result.lines) == 1
+    assert "run the same command again" in result.err

@@ -278,10 +278,7 @@ class Trials:
     def _check_saved(self, process: BaseProcess, fault: Fault, verdict: Verdict) -> None:
         """A signal ends in a saved state: the newest checkpoint is that of the last step."""
         number, output = signal.Signals[f"SIG{fault.kind}"], self.folders.read_output()
-        between_shards = process.exitcode == 2 and "interrupted; run the same command again" in output  # of `adapt`
-        if process.exitcode not in (0, 128 + number, -number) and not (
-            succeeded(process.exitcode, output) or between_shards
-        ):
+        if process.exitcode not in (0, 128 + number, -number) and not succeeded(process.exitcode, output):
             verdict.lost.append(f"after {fault}, its exit code is {process.exitcode}: {output.strip()[-300:]}")
         for folder, logged, saved in newest_steps(self.folders.work / "out"):
             if saved < logged:

@@ -21,7 +21,7 @@ from bertree.cli.index_options import (
 from bertree.cli.index_query import evaluate, export, info, mine, query
 from bertree.cli.options import AddressOption, DeviceOption, EngineOption, JsonOption, ModelArgument, PrecisionOption
 from bertree.console import note
-from bertree.errors import UserError, counted
+from bertree.errors import Interrupted, UserError, counted
 
 AGAIN = "interrupted; run the same command again to go on from the last commit"
 
@@ -91,7 +91,7 @@ def build(
                 address=address,
             )
     except KeyboardInterrupt:
-        raise UserError(f"{out}: {AGAIN}") from None
+        raise Interrupted(f"{out}: {AGAIN}") from None
     with index:
         info = index.info
     if not info["documents"]:
@@ -136,7 +136,7 @@ def add(
             with show_progress("embedding", total) as watch:
                 index.add(docs, text=text, id=id, blocks=blocks, engine=engine, address=address, watch=watch)
         except KeyboardInterrupt:
-            raise UserError(f"{folder}: {AGAIN}") from None
+            raise Interrupted(f"{folder}: {AGAIN}") from None
         if as_json:
             print_json(index.info)
             return

@@ -17,7 +17,7 @@ from bertree.cli.index_options import (
 )
 from bertree.cli.options import DeviceOption, JsonOption, PrecisionOption, SchemaOption, TableOption
 from bertree.console import bar, note
-from bertree.errors import UserError, counted
+from bertree.errors import Interrupted, UserError, counted
 
 
 def query(
@@ -243,7 +243,7 @@ def export(
 
                 done = index.export(to, schema=schema, table=table, replace=replace, watch=watch)
         except KeyboardInterrupt:
-            raise UserError(f"{folder}: interrupted; the database is as it was") from None
+            raise Interrupted(f"{folder}: interrupted; the database is as it was") from None
     if not done.graph:
         note("these vectors have too many numbers for an HNSW index of pgvector, so queries compare all of them")
     print_json(vars(done)) if as_json else print_exported(done)

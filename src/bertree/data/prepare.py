@@ -17,7 +17,7 @@ from bertree.data.store_builder import build_store
 from bertree.data.store_files import TOKENIZER
 from bertree.engines.cores import available_cores
 from bertree.engines.local import choose_engine
-from bertree.errors import UserError
+from bertree.errors import Interrupted, UserError
 from bertree.text import tokenizer_training
 from bertree.text.corpus import Corpus, CorpusOptions, describe_counts
 from bertree.text.memory import Rows, takes_rows, task_fields
@@ -164,7 +164,9 @@ def prepare(
         try:
             store = build_store(source, loaded, out, workers_engine, language=language, advance=shown.move_to)
         except KeyboardInterrupt:
-            raise UserError(f"{out}: interrupted; run the same command again to resume after the last shard") from None
+            raise Interrupted(
+                f"{out}: interrupted; run the same command again to resume after the last shard"
+            ) from None
     size = sum(path.stat().st_size for path in out.iterdir() if path.is_file())
     tokenizer_bytes = sum(path.stat().st_size for path in (out / TOKENIZER).iterdir())
     return PreparedStore(

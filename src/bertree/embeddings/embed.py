@@ -18,7 +18,7 @@ from bertree.embeddings import npy_file
 from bertree.embeddings.npy_file import Fingerprint, VectorFile
 from bertree.engines.engine import HERE, Engine, Workers
 from bertree.engines.local import choose_engine
-from bertree.errors import TextsCut, UserError
+from bertree.errors import Interrupted, TextsCut, UserError
 from bertree.inference.embedding import BLOCK, FIRST_BLOCK, Vectors, block_end, embed_blocks
 from bertree.inference.embedding_workers import EmbeddedBlock, TextBlock, embed_in_order, start_embedding
 from bertree.inference.load import choose_device, load_or_take
@@ -279,7 +279,7 @@ def _fill_file(
                 _write(embedder, rows, target, progress.move_to)
         except KeyboardInterrupt:
             done = f"interrupted after {target.rows:,} rows; run the same command again"
-            raise UserError(f"{target.out}: {done}") from None
+            raise Interrupted(f"{target.out}: {done}") from None
         target.finish()
     return before
 

@@ -21,6 +21,12 @@ class UserError(Exception):
         return " ".join(super().__str__().splitlines())  # names and values may hold line ends
 
 
+class Interrupted(UserError):
+    """Ctrl-C ended the work. The line says what is kept, and how to go on."""
+
+    exit_code = 130
+
+
 class Unable(UserError, AttributeError):
     """What a model was asked for that its kind cannot do; to `hasattr` it is not there."""
 
