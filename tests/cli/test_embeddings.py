@@ -224,7 +224,7 @@ def test_mistakes_are_one_line(command: Command, minilm: Path, texts: Path, tmp_
     (tmp_path / "there.csv").write_text("")
     (tmp_path / "table.csv").write_text("a,b\n1,2\n")
     for arguments, says in (
-        (("cluster", minilm, one, "--clusters", "2"), "there are 1 sentences"),
+        (("cluster", minilm, one, "--clusters", "2"), "one.txt has 1 text; ask for fewer"),
         (("cluster", minilm, texts, "--min-similarity", "2"), "a cosine lies between -1 and 1"),
         (("cluster", minilm, texts, "--out", tmp_path / "there.csv"), "exists already"),
         (("cluster", minilm, texts, "--out", tmp_path / "there.xls"), "give it such an ending"),

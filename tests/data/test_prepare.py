@@ -5,6 +5,7 @@ import io
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers
 
+import bertree
 from bertree.batch import PretrainingLabels
 from bertree.data import store_builder
 from bertree.data.store import Store, verify_store
@@ -346,6 +348,17 @@ def test_an_empty_corpus(tokenizers: dict[str, Path], tmp_path: Path, text: str)
         run(tmp_path / "a.txt", tokenizers["wordpiece"], tmp_path / "store")
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.process
+def test_a_tokenizer_that_makes_no_token_of_the_text_is_named(tokenizers: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("A boat.\n\nA lamp.\n")
+    deaf = shutil.copytree(tokenizers["wordpiece"], tmp_path / "deaf")
+    tree = json.loads((deaf / "tokenizer.json").read_text())
+    tree["normalizer"] = {"type": "Replace", "pattern": {"Regex": ".*"}, "content": ""}
+    (deaf / "tokenizer.json").write_text(json.dumps(tree))
+    with pytest.raises(UserError, match=r"a.txt: no text to store .*deaf does not fit this text"):
+        bertree.prepare(tmp_path / "a.txt", deaf, tmp_path / "store", workers=1)
 
 
 def test_special_tokens_in_the_text_are_text(tokenizers: dict[str, Path], tmp_path: Path) -> None:

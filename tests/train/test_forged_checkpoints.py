@@ -180,9 +180,11 @@ def test_a_damaged_log_is_no_reason_to_stop(complete: tuple[tuple[str, ...], Pat
     lines[2] = b'{"kind": "train", "step": 2, "loss": NaN}\n'
     lines[3] = b'{"step": ' + b"9" * 5000 + b"}\n"
     lines[4] = b"[" * 100_000 + b"\n"
+    lines[5] = b'{"kind": "train", "step": 5, "loss": 1e999}\n'
+    lines[6] = b'{"kind": "train", "step": 6, "note": "\\ud800"}\n'
     (out / "metrics.jsonl").write_bytes(b"".join(lines))
     assert runs.finish(*arguments, "--out", str(out), "--resume", log=log) == 0, log.read_text()
-    assert "metrics.jsonl: 4 damaged lines are dropped" in log.read_text()
+    assert "metrics.jsonl: 6 damaged lines are dropped" in log.read_text()
     assert runs.results(out) == runs.results(whole)
     assert all(json.loads(line)["kind"] for line in (out / "metrics.jsonl").read_text().splitlines())
 

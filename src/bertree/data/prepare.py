@@ -162,7 +162,15 @@ def prepare(
     source, started = Corpus(names, options), time.perf_counter()
     with showing(progress), bar("preparing", source.size or None, speed="tokens", in_bytes=True) as shown:
         try:
-            store = build_store(source, loaded, out, workers_engine, language=language, advance=shown.move_to)
+            store = build_store(
+                source,
+                loaded,
+                out,
+                workers_engine,
+                language=language,
+                tokenizer_name=str(folder),
+                advance=shown.move_to,
+            )
         except KeyboardInterrupt:
             raise Interrupted(
                 f"{out}: interrupted; run the same command again to resume after the last shard"

@@ -107,11 +107,13 @@ def build_store(
     *,
     language: str = "en",
     shard_tokens: int = SHARD_TOKENS,
+    tokenizer_name: str = "the tokenizer",
     advance: Callable[[int, int], None] = lambda consumed, tokens: None,
 ) -> Store:
     """Build the store of a corpus in the folder `out`, or resume an interrupted build.
 
-    `engine`: where chunks are tokenized. `advance` is called with the bytes read and tokens written so far.
+    `engine`: where chunks are tokenized. `tokenizer_name` is for messages. `advance` is called with the
+    bytes read and tokens written so far.
     """
     special = {kind: token for kind in SPECIAL if (token := tokenizer.id_of(kind)) is not None}
     if "sep" not in special and tokenizer.end_id is not None:
@@ -140,7 +142,8 @@ def build_store(
                     summary = asdict(corpus.counts) | {"tokenless": progress.tokenless}
                     if not progress.shards:
                         reasons = "; ".join(describe_counts(summary)) or "it is empty"
-                        raise UserError(f"{corpus.sources[0].path}: no text to store in this corpus ({reasons})")
+                        hint = f"; {tokenizer_name} does not fit this text" if progress.tokenless else ""
+                        raise UserError(f"{corpus.sources[0].path}: no text to store in this corpus ({reasons}){hint}")
                     write_header(
                         out,
                         progress.shards,

@@ -18,7 +18,7 @@ from bertree.embeddings import clustering, mining
 from bertree.embeddings.clustering import Clusters
 from bertree.embeddings.cross_pairs import CrossOptions, cross_pairs
 from bertree.embeddings.embed import Embedder, EmbedOptions, TextSource, embed_texts, read_texts_and_vectors
-from bertree.errors import TextsCut, UserError
+from bertree.errors import TextsCut, UserError, counted
 from bertree.files.atomic import write_into_folder
 from bertree.files.formats import Json, json_text
 from bertree.inference.embedding import Vectors
@@ -274,6 +274,8 @@ def cluster_texts(
         filled = np.flatnonzero([bool(text.strip()) for text in texts])
         if not len(filled):
             raise UserError(f"{file}: holds no text")
+        if clusters is not None and clusters > len(filled):
+            raise UserError(f"`clusters={clusters}`: {file} has {counted(len(filled), 'text')}; ask for fewer clusters")
         if counts.empty:
             note(f"{file}: {counts.empty:,} empty rows belong to no cluster")
         grouped = _cluster(rows_nd[filled], clusters, min_similarity, min_size, seed)
