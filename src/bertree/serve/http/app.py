@@ -5,42 +5,27 @@ import secrets
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from importlib import import_module
 from itertools import count
+from pkgutil import iter_modules
 
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from bertree.serve import routes
 from bertree.serve.http.answers import HttpError, send_bytes, send_error
 from bertree.serve.http.endpoint import Endpoint
 from bertree.serve.http.handlers import CONTEXT, ROUTES, Context, RouteSpec, Service
-from bertree.serve.routes import (
-    answer,
-    cohere,
-    completions,
-    generate,
-    layers,
-    openai,
-    operations,
-    page,
-    runs,
-    search,
-    space,
-    tei,
-    text,
-)
 from bertree.serve.settings import RequestSettings
 
-# Importing the modules fills the table of routes.
-ROUTE_MODULES = (
-    (answer, cohere, completions, generate, layers, openai, operations),
-    (page, runs, search, space, tei, text),
-)
 LOCAL_NAMES = (b"localhost", b"127.0.0.1", b"[::1]")
 ALLOW_ORIGIN = "access-control-allow-origin"
 PREFLIGHT = {"access-control-allow-methods": "GET, POST", "access-control-max-age": "600"}
 HEADER_NAMES = re.compile(rb"[A-Za-z0-9-]+(, ?[A-Za-z0-9-]+)*")
 EXPOSED = "Retry-After, X-Request-Id, X-Truncated-Texts, X-Truncated-Tokens"
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
+for _module in iter_modules(routes.__path__):  # importing them fills the table of routes
+    import_module(f"{routes.__name__}.{_module.name}")
 _started, _numbers = secrets.token_hex(4), count(1)
 
 

@@ -7,7 +7,7 @@ import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgspec
@@ -65,71 +65,44 @@ class InputsForm(NamedTuple):
         return fields
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(eq=False)
 class RouteSpec:
-    """A method and a path, its handler, and how its requests are treated."""
+    """A method and a path, its handler, and how its requests are treated.
+
+    It is the decorator `route` of a handler: `async def handler(context)` or `async def handler(context, body: Type)`;
+    the body, or the query of a GET request, is decoded to that type. The handler returns a value for JSON or a
+    Starlette response; its docstring is the summary in the documentation."""
 
     method: str
     path: str  # may have parameters: /page/{name}
-    handler: Callable[..., Awaitable[Any]]
-    input: Any = None  # msgspec type of the handler's second argument: the JSON body, or the query of a GET request
+    _: KW_ONLY
     reply: Any = None  # type of the answer, for the documentation
     ability: str | None = None  # that the model needs; such a route answers 429 while the queue is full
     errors: str = "openai"  # form of errors: openai, tei or cohere
     open: bool = False  # needs no key
-    summary: str = ""
     hidden: bool = False  # not in the documentation
     inputs: InputsForm | None = None  # for a body with `inputs`
+    handler: Callable[..., Awaitable[Any]] = field(init=False)
+    body: Any = field(init=False, default=None)  # msgspec type of the JSON body; None: there is none
+    query: Any = field(init=False, default=None)  # type of the query parameters; None: there are none
+
+    def __call__(self, handler: Handler) -> Handler:
+        """Put a handler into the table of routes."""
+        _, *parameters = inspect.signature(handler).parameters.values()
+        if parameters:
+            setattr(self, "query" if self.method == "GET" else "body", parameters[0].annotation)
+        self.handler = handler
+        ROUTES.append(self)
+        return handler
 
     @property
-    def body(self) -> Any:
-        """Type of the JSON body; None: there is none."""
-        return None if self.method == "GET" else self.input
-
-    @property
-    def query(self) -> Any:
-        """Type of the query parameters; None: there are none."""
-        return self.input if self.method == "GET" else None
+    def summary(self) -> str:
+        """What it does, in a line."""
+        return " ".join((self.handler.__doc__ or "").split())
 
 
 ROUTES: list[RouteSpec] = []
-
-
-def route(
-    method: str,
-    path: str,
-    *,
-    reply: Any = None,
-    ability: str | None = None,
-    errors: str = "openai",
-    open: bool = False,
-    summary: str = "",
-    hidden: bool = False,
-    inputs: InputsForm | None = None,
-) -> Callable[[Handler], Handler]:
-    """Register a route. The handler is `async def handler(context)` or `async def handler(context, input: Type)`: the
-    body, or the query of a GET request, is decoded to that type. It returns a value for JSON or a Starlette response.
-    """
-
-    def register(handler: Handler) -> Handler:
-        _, *parameters = inspect.signature(handler).parameters.values()
-        spec = RouteSpec(
-            method=method,
-            path=path,
-            handler=handler,
-            input=parameters[0].annotation if parameters else None,
-            reply=reply,
-            ability=ability,
-            errors=errors,
-            open=open,
-            summary=summary,
-            hidden=hidden,
-            inputs=inputs,
-        )
-        ROUTES.append(spec)
-        return handler
-
-    return register
+route = RouteSpec
 
 
 async def call_route(spec: RouteSpec, context: "Context", *body: Any) -> Any:

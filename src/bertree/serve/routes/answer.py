@@ -56,16 +56,9 @@ class AnswerReply(msgspec.Struct):
     cut: bool
 
 
-@route(
-    "POST",
-    "/answer",
-    reply=AnswerReply,
-    ability="answer",
-    summary="The answer to a question, from a passage or from an index",
-    inputs=hugging_face.ANSWER,
-)
+@route("POST", "/answer", reply=AnswerReply, ability="answer", inputs=hugging_face.ANSWER)
 async def answer(context: Context, body: AnswerRequest) -> Any:
-    """Return the answer, as `model.answer` does; from an index, that of the passages that `index.search` finds."""
+    """Return the answer to a question, from a passage or from an index."""
     served = context.model(body.model)
     check_text(body.question, "question")
     hits: list[dict[str, Any]] | None = None

@@ -82,16 +82,9 @@ PROMPTS = {
 }
 
 
-@route(
-    "POST",
-    "/v2/embed",
-    reply=CohereEmbedReply,
-    ability="embed",
-    errors="cohere",
-    summary="Vectors of texts (Cohere's form)",
-)
+@route("POST", "/v2/embed", reply=CohereEmbedReply, ability="embed", errors="cohere")
 async def embed(context: Context, body: CohereEmbedRequest) -> Any:
-    """Return the vectors of texts."""
+    """Return the vectors of texts, in Cohere's form."""
     served, texts = context.model(body.model), body.texts
     prompt = next(
         (name for name in PROMPTS.get(body.input_type or "", ()) if name in dict(served.vector.prompts)), None
@@ -112,10 +105,10 @@ async def embed(context: Context, body: CohereEmbedRequest) -> Any:
 rank_route = partial(route, "POST", reply=RerankReply, ability="rerank")
 
 
-@rank_route("/v2/rerank", errors="cohere", summary="Rank texts by their relevance to a query (Cohere's form)")
-@rank_route("/v1/rerank", summary="Rank texts by their relevance to a query")
+@rank_route("/v2/rerank", errors="cohere")
+@rank_route("/v1/rerank")
 async def rerank(context: Context, body: RerankRequest) -> Any:
-    """Return the texts in the order of their relevance."""
+    """Return texts in the order of their relevance to a query."""
     served = context.model(body.model)
     check_texts(context, [body.query], "query")
     texts = [text if isinstance(text, str) else text.text for text in body.documents]

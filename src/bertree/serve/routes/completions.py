@@ -94,15 +94,9 @@ class Completion:
         return "stop" if self.stopped or self.text.result.ended else "length"
 
 
-@route(
-    "POST",
-    "/v1/completions",
-    reply=CompletionReply,
-    ability="generate",
-    summary="Texts that continue prompts (OpenAI's form)",
-)
+@route("POST", "/v1/completions", reply=CompletionReply, ability="generate")
 async def completions(context: Context, body: CompletionRequest) -> Any:
-    """Return the texts that `model.generate` gives with this seed, or with a random one."""
+    """Return texts that continue prompts, in OpenAI's form; without a seed it is a random one."""
     served = context.model(body.model)
     prompts = list_inputs(body.prompt, "prompt")
     if not 1 <= len(prompts) * body.n <= MOST_TEXTS:

@@ -55,16 +55,9 @@ class GenerateReply(msgspec.Struct):
     ended: bool
 
 
-@route(
-    "POST",
-    "/generate",
-    reply=GenerateReply,
-    ability="generate",
-    summary="Text that continues a prompt; with stream, as server-sent events",
-    inputs=hugging_face.GENERATE,
-)
+@route("POST", "/generate", reply=GenerateReply, ability="generate", inputs=hugging_face.GENERATE)
 async def generate(context: Context, body: GenerateRequest) -> Any:
-    """Return the text that `model.generate` gives."""
+    """Return the text that continues a prompt; with `stream`, as server-sent events."""
     served = context.model(body.model)
     options: dict[str, Any] = msgspec.structs.asdict(body)
     for name in ("model", "stream"):

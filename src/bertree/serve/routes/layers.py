@@ -51,15 +51,9 @@ class LayersReply(msgspec.Struct):
     cut: bool
 
 
-@route(
-    "POST",
-    "/layers",
-    reply=LayersReply,
-    ability="layers",
-    summary="Attention, logit lens and lengths of the states, layer by layer",
-)
+@route("POST", "/layers", reply=LayersReply, ability="layers")
 async def layers(context: Context, body: LayersRequest) -> Any:
-    """Return what `model.inspect` gives."""
+    """Return attention, logit lens and lengths of the states of a text, layer by layer."""
     served = context.model(body.model)
     check_text(body.text, "text")
     if body.pair is not None:

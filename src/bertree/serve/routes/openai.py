@@ -62,9 +62,9 @@ class EmbeddingsReply(msgspec.Struct, omit_defaults=True):
     truncated: list[int] = []  # indices of the texts that were truncated; left out if there are none
 
 
-@route("POST", "/v1/embeddings", reply=EmbeddingsReply, ability="embed", summary="Vectors of texts (OpenAI's form)")
+@route("POST", "/v1/embeddings", reply=EmbeddingsReply, ability="embed")
 async def embeddings(context: Context, body: EmbeddingsRequest) -> Any:
-    """Return the vectors of texts."""
+    """Return the vectors of texts, in OpenAI's form."""
     texts = list_inputs(body.input, "input")
     served = context.model(body.model)
     check_prompt(served, body.prompt_name)
@@ -84,16 +84,16 @@ async def embeddings(context: Context, body: EmbeddingsRequest) -> Any:
     return reply | {"truncated": vectors.truncated} if vectors.truncated else reply
 
 
-@route("GET", "/v1/models", summary="What is served")
+@route("GET", "/v1/models")
 async def models(context: Context) -> Any:
-    """Return the models and indexes."""
+    """Return the models and indexes that are served."""
     registry = context.registry
     data = [_describe_model(served) for served in registry.models.values()]
     data += [await context.call_in_helper(_describe_index, context, served) for served in registry.indexes.values()]
     return {"object": "list", "data": data}
 
 
-@route("GET", "/v1/models/{id:path}", summary="One model or index")
+@route("GET", "/v1/models/{id:path}")
 async def model(context: Context) -> Any:
     """Return a model, or an index, by its name."""
     name, registry = context.path["id"], context.registry

@@ -13,23 +13,23 @@ from bertree.serve.http.openapi import openapi_document
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
 
-@route("GET", "/health", open=True, errors="tei", summary="Whether the server is alive")
+@route("GET", "/health", open=True, errors="tei")
 async def health(context: Context) -> Any:
     """Return that the server is alive."""
     return {"status": "ok"}
 
 
-@route("GET", "/ready", open=True, summary="Whether the server takes requests: 503 when it is about to stop")
+@route("GET", "/ready", open=True)
 async def ready(context: Context) -> Any:
-    """Return whether the server takes requests. It listens only after all models are loaded and warm."""
+    """Return whether the server takes requests: 503 when it is about to stop."""
     if context.service.draining:
         raise HttpError(503, "stopping")
     return {"status": "ready"}
 
 
-@route("GET", "/metrics", summary="Metrics for Prometheus")
+@route("GET", "/metrics")
 async def prometheus_metrics(context: Context) -> Response:
-    """Return the metrics."""
+    """Return the metrics for Prometheus."""
     metrics = context.service.metrics
     metrics.queue_tokens.set(context.scheduler.queued_tokens)
     metrics.queue_requests.set(context.scheduler.queued_requests)
@@ -37,9 +37,9 @@ async def prometheus_metrics(context: Context) -> Response:
     return Response(await context.call_in_helper(metrics.text), media_type=TEXT)
 
 
-@route("GET", "/openapi.json", open=True, summary="This interface as an OpenAPI document")
+@route("GET", "/openapi.json", open=True)
 async def openapi(context: Context) -> Any:
-    """Return the OpenAPI document."""
+    """Return this interface as an OpenAPI document."""
     return _document()
 
 

@@ -18,9 +18,9 @@ class RunQuery(Input):
     name: str
 
 
-@route("GET", "/runs", summary="Runs and studies in the served folders")
+@route("GET", "/runs")
 async def runs(context: Context) -> Any:
-    """Return the runs and studies; one whose files cannot be read now is left out."""
+    """Return the runs and studies in the served folders."""
 
     def find() -> list[Json]:
         lines = []
@@ -34,15 +34,15 @@ async def runs(context: Context) -> Any:
     return {"runs": await context.call_in_helper(find)}
 
 
-@route("GET", "/run", summary="Curves of a run, also while it trains")
+@route("GET", "/run")
 async def run(context: Context, query: RunQuery) -> Any:
-    """Return the curves of a run."""
+    """Return the curves of a run, also while it trains."""
     return await context.call_in_helper(_read, context, query.name, "run", read_run)
 
 
-@route("GET", "/study", summary="The table of a study, and how far it is")
+@route("GET", "/study")
 async def study(context: Context, query: RunQuery) -> Any:
-    """Return the table of a study."""
+    """Return the table of a study, and how far it is."""
     return await context.call_in_helper(_read, context, query.name, "study", read_study)
 
 

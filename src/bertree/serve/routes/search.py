@@ -74,9 +74,9 @@ class SearchReply(msgspec.Struct):
     milliseconds: float
 
 
-@route("POST", "/search", reply=SearchReply, ability="search", summary="Passages of an index for a query")
+@route("POST", "/search", reply=SearchReply, ability="search")
 async def search(context: Context, body: SearchRequest) -> Any:
-    """Return the best passages, as `index.search` does."""
+    """Return the passages of an index for a query, the best first."""
     started = time.perf_counter()
     served = context.registry.index(body.index)
     mode, hits = await find_hits(
@@ -219,9 +219,9 @@ class MapReply(msgspec.Struct):
     total: int
 
 
-@route("GET", "/map", reply=MapReply, ability="search", summary="The passages of an index in a plane")
+@route("GET", "/map", reply=MapReply, ability="search")
 async def index_map(context: Context, query: MapQuery) -> Any:
-    """Return the map of an index, as `bertree.map_index` makes it; it is kept until the index changes."""
+    """Return the passages of an index in a plane."""
     served = context.registry.index(query.index)
 
     def find() -> dict[str, Any]:

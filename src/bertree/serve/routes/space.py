@@ -29,9 +29,9 @@ class SpaceQuery(Input):
     batch: Annotated[int, Meta(ge=1, le=2**20)] = 1
 
 
-@route("GET", "/space", summary="The presets, what they cost, and the axes of the design space")
+@route("GET", "/space")
 async def design_space(context: Context, query: SpaceQuery) -> Any:
-    """Return the presets and the axes."""
+    """Return the presets, what they cost, and the axes of the design space."""
     return await context.call_in_helper(_space, tuple(PRESETS), query.length, query.batch)
 
 
@@ -40,9 +40,9 @@ def _space(names: tuple[str, ...], length: int, batch: int) -> dict[str, Any]:
     return {"presets": space.describe_presets(length, batch), "axes": space.describe_axes()}
 
 
-@route("POST", "/space", summary="Parameters, memory and operations of a point")
+@route("POST", "/space")
 async def design_point(context: Context, body: PointRequest) -> Any:
-    """Return what a point costs, or why there is no such point."""
+    """Return parameters, memory and operations of a point, or why there is no such point."""
     try:
         preset(body.preset)
     except UserError as error:

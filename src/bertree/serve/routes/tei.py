@@ -143,9 +143,9 @@ class DecodeRequest(Input):
     model: str | None = None
 
 
-@tei_route("POST", "/embed", reply=list[list[float]], ability="embed", summary="Vectors of texts")
+@tei_route("POST", "/embed", reply=list[list[float]], ability="embed")
 async def embed(context: Context, body: EmbedRequest) -> Any:
-    """Return a list of vectors."""
+    """Return the vectors of texts."""
     served = context.model(body.model)
     texts = list_inputs(_not_empty(body.inputs), "inputs")
     options = _text_options(served, "inputs", body, body.prompt_name)
@@ -153,11 +153,9 @@ async def embed(context: Context, body: EmbedRequest) -> Any:
     return vectors.rows
 
 
-@tei_route(
-    "POST", "/embed_all", reply=list[list[list[float]]], ability="embed", summary="Vectors of the tokens of texts"
-)
+@tei_route("POST", "/embed_all", reply=list[list[list[float]]], ability="embed")
 async def embed_all(context: Context, body: EmbedTokensRequest) -> Any:
-    """Return the last hidden state of every token, special tokens too."""
+    """Return the vectors of the tokens of texts, special tokens too."""
     served = context.model(body.model)
     options = _text_options(served, "inputs", body, body.prompt_name)
     encoded = await encode_inputs(context, served, list_inputs(_not_empty(body.inputs), "inputs"), options)
@@ -165,11 +163,9 @@ async def embed_all(context: Context, body: EmbedTokensRequest) -> Any:
     return await context.run(served.job_kind("hidden"), [Job(len(e.ids), e) for e in encoded])
 
 
-@tei_route(
-    "POST", "/rerank", reply=list[RankedText], ability="rerank", summary="Rank texts by their relevance to a query"
-)
+@tei_route("POST", "/rerank", reply=list[RankedText], ability="rerank")
 async def rerank(context: Context, body: RerankTextsRequest) -> Any:
-    """Return the texts by number, the most relevant first."""
+    """Return texts by number, the most relevant to a query first."""
     served = context.model(body.model)
     check_texts(context, [body.query], "query")
     check_texts(context, _not_empty(body.texts, "texts"), "texts")
@@ -179,15 +175,9 @@ async def rerank(context: Context, body: RerankTextsRequest) -> Any:
     return [{"index": row, "score": ranking.scores[row], **text[row]} for row in ranking.order]
 
 
-@tei_route(
-    "POST",
-    "/predict",
-    reply=list[ClassScore | list[ClassScore]],
-    ability="predict",
-    summary="Classes of texts or pairs",
-)
+@tei_route("POST", "/predict", reply=list[ClassScore | list[ClassScore]], ability="predict")
 async def predict(context: Context, body: PredictRequest) -> Any:
-    """Return the classes with their scores, the best first; a list of such lists for several inputs."""
+    """Return the classes of a text or a pair, the best first; of several, a list of such lists."""
     served = context.model(body.model)
     inputs, several = _prediction_inputs(served, body.inputs)
     for text, pair in inputs:
@@ -201,9 +191,9 @@ async def predict(context: Context, body: PredictRequest) -> Any:
     return [entries[:most] for entries in lists] if several else lists[0][:most]
 
 
-@tei_route("POST", "/similarity", reply=list[float], ability="embed", summary="Cosines of a sentence and others")
+@tei_route("POST", "/similarity", reply=list[float], ability="embed")
 async def similarity(context: Context, body: SimilarityRequest) -> Any:
-    """Return the cosine of the source sentence and each of the others."""
+    """Return the cosines of a sentence and others."""
     served = context.model(body.model)
     parameters = body.parameters or SimilarityParameters()
     check_texts(context, [body.inputs.source_sentence], "source_sentence")
@@ -214,7 +204,7 @@ async def similarity(context: Context, body: SimilarityRequest) -> Any:
     return np.array(vectors.rows[1:]) @ vectors.rows[0]
 
 
-@tei_route("POST", "/tokenize", reply=list[list[Token]], ability="embed", summary="Tokens of texts")
+@tei_route("POST", "/tokenize", reply=list[list[Token]], ability="embed")
 async def tokenize(context: Context, body: TokenizeRequest) -> Any:
     """Return the tokens of each text."""
     served = context.model(body.model)
@@ -239,9 +229,9 @@ def _tokens(served: ServedModel, texts: list[str], special: bool) -> list[list[d
     ]
 
 
-@tei_route("POST", "/decode", reply=list[str], ability="embed", summary="Texts of token ids")
+@tei_route("POST", "/decode", reply=list[str], ability="embed")
 async def decode(context: Context, body: DecodeRequest) -> Any:
-    """Return the text of each list of ids."""
+    """Return the text of each list of token ids."""
     served = context.model(body.model)
     flat = [row for row in body.ids if isinstance(row, int)]
     if flat and len(flat) != len(body.ids):
@@ -265,9 +255,9 @@ TASKS = {
 }
 
 
-@tei_route("POST", "/", reply=None, ability="embed", summary="The task of the model, for a body with inputs")
+@tei_route("POST", "/", reply=None, ability="embed")
 async def run_task(context: Context, body: dict[str, Any]) -> Any:
-    """Answer as the route of the model's task does: Hugging Face's clients need no more than the server's address."""
+    """Answer a body with `inputs` as the route of the model's task does."""
     if "inputs" not in body:
         raise field_error("inputs", "is missing")
     name, inputs = body.get("model"), body["inputs"]
@@ -284,9 +274,9 @@ async def run_task(context: Context, body: dict[str, Any]) -> Any:
     return await call_route(spec, context, body_decoder(spec.body, spec.inputs)(msgspec.json.encode(body)))
 
 
-@tei_route("GET", "/info", summary="The model that these routes use, and limits")
+@tei_route("GET", "/info")
 async def info(context: Context) -> Any:
-    """Return the model and the limits, in the form of Text Embeddings Inference."""
+    """Return the model that these routes use, and limits."""
     served = context.registry.model()
     limits, scheduler = context.limits, context.scheduler
     return {

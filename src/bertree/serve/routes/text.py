@@ -45,16 +45,9 @@ class FillReply(msgspec.Struct):
     cut: bool
 
 
-@route(
-    "POST",
-    "/fill",
-    reply=FillReply,
-    ability="fill",
-    summary="Likely tokens for the masks of a text",
-    inputs=hugging_face.FILL,
-)
+@route("POST", "/fill", reply=FillReply, ability="fill", inputs=hugging_face.FILL)
 async def fill(context: Context, body: FillRequest) -> Any:
-    """Return the masks of a text with their candidates, as `model.fill_masks` does."""
+    """Return likely tokens for the masks of a text."""
     served = context.model(body.model)
     check_text(body.text, "text")
     try:
@@ -106,16 +99,9 @@ class EntitiesReply(msgspec.Struct):
     cut: bool
 
 
-@route(
-    "POST",
-    "/entities",
-    reply=EntitiesReply,
-    ability="entities",
-    summary="Entities in a text, with their places",
-    inputs=hugging_face.ENTITIES,
-)
+@route("POST", "/entities", reply=EntitiesReply, ability="entities", inputs=hugging_face.ENTITIES)
 async def entities(context: Context, body: EntitiesRequest) -> Any:
-    """Return the entities of a text, as `model.predict` does."""
+    """Return the entities in a text, with their places."""
     served = context.model(body.model)
     check_text(body.text, "text")
     task = served.task
