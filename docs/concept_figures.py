@@ -54,7 +54,7 @@ def masks() -> Markup:
         grid(4, "full", 9, False),
         grid(128, "causal", 9, True),
         grid(252, "local, 1", 1, False),
-        label(4, 168, "Columns are named by position: it starts again."),
+        label(4, 168, "Columns: positions, which start again at 0."),
         caption="Two sequences of four and two tokens in one batch. No mask crosses the boundary, and positions "
         "start at 0 in each sequence.",
     )
