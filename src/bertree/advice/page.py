@@ -27,7 +27,7 @@ def advice_page(advice: Advice) -> str:
         Section("Nearest", blocks=_choices(nearest, advice, "It exceeds the limits least.")),
         Section("Better, but not here", blocks=_choices(advice.to_fetch, advice, fetch)),
         Section(f"Tried out on {advice.data}", cards=_trial(advice)),
-        Section("Rules that apply", blocks=_table(RULES, _rules(advice), kind="cases")),
+        Section("Rules that apply", blocks=_table(RULES, _rules(advice))),
         Section("Why not the others", blocks=[*_others(advice), star] if advice.others else []),
     ]
     return render(
@@ -41,14 +41,12 @@ def advice_page(advice: Advice) -> str:
     )
 
 
-def _table(
-    head: Sequence[str], rows: Sequence[Sequence[Cell]], kind: str = "", numbers: Sequence[int] = ()
-) -> list[Block]:
-    return [PageTable(head, rows, kind=kind, numbers=numbers)] if rows else []
+def _table(head: Sequence[str], rows: Sequence[Sequence[Cell]], numbers: Sequence[int] = ()) -> list[Block]:
+    return [PageTable(head, rows, kind="cases", numbers=numbers)] if rows else []
 
 
 def _choices(ones: Sequence[AdviceCandidate], advice: Advice, under: str) -> list[Block]:
-    return [*_table(HEAD, [_choice(one, advice) for one in ones], kind="cases"), under] if ones else []
+    return [*_table(HEAD, [_choice(one, advice) for one in ones]), under] if ones else []
 
 
 def _choice(one: AdviceCandidate, advice: Advice) -> list[Cell]:
@@ -61,7 +59,7 @@ def _choice(one: AdviceCandidate, advice: Advice) -> list[Cell]:
     ]
     score = Piece(describe_expected(one, advice.metric), "small")
     name: Lines = [[Piece(one.encoder.name, "strong"), Piece(f": {one.way.title}")], [score]]
-    return [name, costs, [[Piece(command)] for command in advice.commands(one)]]
+    return [name, costs, [[Piece(command, "code")] for command in advice.commands(one)]]
 
 
 def _trial(advice: Advice) -> list[Block]:

@@ -21,7 +21,7 @@ ROOM = 320  # characters of a text, before it is shortened
 
 
 class Piece(NamedTuple):
-    """Text in a cell. `kind` is its look: strong, small, number, inner, good, bad, missing, mark, gold, wrong."""
+    """Text in a cell. `kind` is its look: strong, small, number, inner, good, bad, missing, code, mark, gold, wrong."""
 
     text: str
     kind: str = ""
