@@ -149,14 +149,10 @@ def _studies(page: Path, *names: str) -> list[str]:
 
 
 def _claims(page: Path, name: str) -> list[str]:
-    rows = [["claim", "difference here", "published", ""]]
-    for verdict in results(name).verdicts():
-        error = "" if verdict.error is None else f" ± {verdict.error:.2f}"
-        ours = "–" if verdict.difference is None else f"{verdict.difference:+.2f}{error}"
-        theirs = "–" if verdict.published is None else f"{verdict.published:+.2f}"
-        rows.append([verdict.pattern.claim, ours, theirs, verdict.state])
+    from bertree.study.report import claim_rows
+
     link = os.path.relpath(folder_of(name) / "table.md", page.parent)
-    return [*table(rows), "", f"From the rows of [{name}]({link}), size {results(name).size}."]
+    return [*table(claim_rows(results(name))), "", f"From the rows of [{name}]({link}), size {results(name).size}."]
 
 
 def _value(value: object) -> str:

@@ -85,7 +85,7 @@ def test_shared_figures_count_once_exact_ones_have_no_spread_and_others_are_rela
     assert "- all cells: pretrain `phases.0.batch_tokens=256`" in table
     assert "- small: pretrain `layers=1`" in table
     assert "Nothing else ran beside the steps that measure time" in table
-    assert "Up to 2 steps ran at a time" in table
+    assert "Up to 2 steps ran side by side" in table
     assert "Cost: 3.0 minutes of a GPU (torch 2)." in table
 
 

@@ -46,7 +46,7 @@ def markdown_table(results: StudyResults) -> str:
         lines.append(_row([cell.name, *figures]))
     second = f" After a semicolon: {study.second_source}." if study.second_source else ""
     lines += ["", f"In brackets: published.{second}"] if any(cell.published for cell in study.cells) else []
-    if claims := _claims(results):
+    if claims := claim_rows(results):
         lines += ["", results.sentence, "", _row(claims[0]), _row(["---"] * len(claims[0])), *map(_row, claims[1:])]
     problems = [f"- {cell.name}: {problem}" for cell in study.cells for problem in results.problems(cell.name)]
     lines += ["", *problems] if problems else []
@@ -76,7 +76,7 @@ def published_table(study: Study) -> str:
     labels = {column.name: column.label or column.name for column in study.columns}
     for verdict in empty.verdicts():
         one, difference = verdict.pattern, verdict.published
-        published = "" if difference is None else f" (published: {difference:+.2f})"
+        published = "" if difference is None else f" (published: {difference:+z.2f})"
         lines.append(f"- {one.claim}: {labels[one.column]} of {one.better} against {one.worse}{published}")
     return "\n".join(lines)
 
@@ -113,15 +113,15 @@ def _published(cell: StudyCell, column: Column) -> str:
     return "; ".join(figures if sources[1] is not None else figures[:1])
 
 
-def _claims(results: StudyResults) -> list[list[str]]:
+def claim_rows(results: StudyResults) -> list[list[str]]:
     """Return a table of the claims, its head first: the differences here and as published, and whether each holds."""
     verdicts = results.verdicts()
     published = any(verdict.published is not None for verdict in verdicts)
     rows = [["claim", "difference here", *(["published"] if published else []), ""]]
     for verdict in verdicts:
         error = "" if verdict.error is None else f" ± {verdict.error:.2f}"
-        ours = "–" if verdict.difference is None else f"{verdict.difference:+.2f}{error}"
-        theirs = "–" if verdict.published is None else f"{verdict.published:+.2f}"
+        ours = "–" if verdict.difference is None else f"{verdict.difference:+z.2f}{error}"
+        theirs = "–" if verdict.published is None else f"{verdict.published:+z.2f}"
         state = verdict.state if verdict.difference is not None else "no figures"
         rows.append([verdict.pattern.claim, ours, *([theirs] if published else []), state])
     return rows if verdicts else []
@@ -185,11 +185,11 @@ def _table(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], title: str
 
 
 def _patterns(results: StudyResults) -> list[Section]:
-    if not (claims := _claims(results)):
+    if not (claims := claim_rows(results)):
         return []
     head, *lines = claims
     rows: list[list[Cell]] = [[*line, one_line(Piece(state, KINDS.get(state, "")))] for *line, state in lines]
-    table = PageTable(head, rows, numbers=range(1, len(head) - 1))
+    table = PageTable(head, rows, numbers=range(1, len(head) - 1), kind="study")
     return [Section("Does the pattern hold?", blocks=[results.sentence, table])]
 
 
@@ -232,7 +232,7 @@ def remarks(results: StudyResults) -> list[str]:
         lines["Figures are medians; the standard error of a median is taken as 1.25 times that of the mean."] = None
     jobs = max((session["jobs"] for session in results.sessions), default=1)
     if jobs > 1:
-        lines[f"Up to {jobs} steps ran at a time, so only the steps `time` compare speeds."] = None
+        lines[f"Up to {jobs} steps ran side by side, so the times of single steps cannot be compared."] = None
     if measured := [session for session in results.sessions if "minutes" in session]:
         machines = ", ".join(dict.fromkeys(f"{one['machine']} (torch {one['torch']})" for one in measured))
         lines[f"Cost: {sum(one['minutes'] for one in measured):.1f} minutes of {machines}."] = None
