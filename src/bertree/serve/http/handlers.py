@@ -150,23 +150,13 @@ class Context:
         return parameters
 
     @property
-    def registry(self) -> Registry:
-        """The models and indexes."""
-        return self.service.registry
-
-    @property
-    def scheduler(self) -> Scheduler:
-        """The scheduler of the compute threads."""
-        return self.service.scheduler
-
-    @property
     def limits(self) -> Limits:
         """Limits of a request."""
         return self.service.settings.limits
 
     def model(self, name: str | None) -> ServedModel:
         """Return the model of a name, or the first with the ability of this route."""
-        return self.registry.model(name, self.ability)
+        return self.service.registry.model(name, self.ability)
 
     async def run(self, kind: JobKind, jobs: Sequence[Job]) -> list[Any]:
         """Compute jobs before the deadline; return their results in order."""

@@ -11,7 +11,7 @@ from bertree.serve.http.handlers import Context, Input, route
 from bertree.serve.routes import hugging_face
 from bertree.serve.routes.inputs import check_text, field_error, report_truncation
 from bertree.serve.routes.scores import task_logits
-from bertree.serve.routes.search import HitReply, Where, describe_hit, find_hits
+from bertree.serve.routes.search import HitReply, SearchRequest, Where, describe_hit, find_hits
 from bertree.serve.served import ServedModel
 from bertree.tasks.squad.task import Answer, Answers, SquadTask, choose_answer
 
@@ -63,10 +63,9 @@ async def answer(context: Context, body: AnswerRequest) -> Any:
     check_text(body.question, "question")
     hits: list[dict[str, Any]] | None = None
     if body.passage is None:
-        index = context.registry.index(body.index)
-        _, passages = await find_hits(
-            context, index, body.question, body.k, where=body.where, rerank=body.rerank, field="question"
-        )
+        index = context.service.registry.index(body.index)
+        request = SearchRequest(query=body.question, k=body.k, where=body.where, rerank=body.rerank)
+        _, passages = await find_hits(context, index, request, "question")
         if not passages:
             raise field_error("where", "no passage of the index matches")
         hits = [describe_hit(hit) for hit in passages]

@@ -7,18 +7,17 @@ from typing import Annotated, Any
 from uuid import uuid4
 
 import msgspec
+import orjson
 from msgspec import Meta
-from starlette.responses import StreamingResponse
 
 from bertree.errors import UserError
 from bertree.inference.causal.generation import GenerationOptions, TextStream
 from bertree.inference.causal.sampling import Sampling
 from bertree.inference.causal.scoring import token_logs
 from bertree.serve.http.handlers import Context, Input, route
-from bertree.serve.routes.generate import HEADERS, MOST_PROMPT, error_event, server_event, text_pieces
+from bertree.serve.routes.generate import MOST_PROMPT, event_stream, text_pieces
 from bertree.serve.routes.inputs import TextOrIds, field_error, list_inputs
 from bertree.serve.served import ServedModel
-from bertree.serve.token_queue import DeadlineExceeded, Overloaded
 
 MOST_TEXTS = 64  # of one request
 NoPenalty = Annotated[float, Meta(ge=0, le=0)]
@@ -123,8 +122,7 @@ async def completions(context: Context, body: CompletionRequest) -> Any:
     if body.stream:
         first = await anext(choices)  # so that a refusal has its own status
         count = body.stream_options is not None and body.stream_options.include_usage
-        events = _events(head, first, choices, (texts, body.n) if count else None)
-        return StreamingResponse(events, media_type="text/event-stream", headers=HEADERS)
+        return event_stream(_events(head, first, choices, (texts, body.n) if count else None))
     whole: dict[int, dict[str, Any]] = {}
     async for choice in choices:
         before = whole.setdefault(choice["index"], choice)
@@ -181,14 +179,11 @@ async def _events(
     first: dict[str, Any],
     choices: AsyncIterator[dict[str, Any]],
     counted: tuple[Sequence[Completion], int] | None,
-) -> AsyncIterator[bytes]:
-    """Yield the events of a stream. The status has been sent, so an error is an event too."""
-    try:
-        yield server_event(head | {"choices": [first]})
-        async for choice in choices:
-            yield server_event(head | {"choices": [choice]})
-        if counted is not None:
-            yield server_event(head | {"choices": [], "usage": _usage(*counted)})
-        yield b"data: [DONE]\n\n"
-    except (DeadlineExceeded, Overloaded, UserError) as problem:
-        yield error_event(problem)
+) -> AsyncIterator[Any]:
+    """Yield the events of a stream."""
+    yield head | {"choices": [first]}
+    async for choice in choices:
+        yield head | {"choices": [choice]}
+    if counted is not None:
+        yield head | {"choices": [], "usage": _usage(*counted)}
+    yield orjson.Fragment(b"[DONE]")

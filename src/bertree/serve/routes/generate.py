@@ -68,7 +68,7 @@ async def generate(context: Context, body: GenerateRequest) -> Any:
     pieces = text_pieces(context, served, text)
     first, _ = await anext(pieces)  # so that a refusal has its own status
     if body.stream:
-        return StreamingResponse(_events(context, text, first, pieces), media_type="text/event-stream", headers=HEADERS)
+        return event_stream(_events(text, first, pieces))
     async for _ in pieces:
         pass
     result = text.result
@@ -84,7 +84,7 @@ async def text_pieces(context: Context, served: ServedModel, text: TextStream) -
         except Overloaded:
             if not begun:
                 raise
-            if context.scheduler.now() + PAUSE > context.deadline:
+            if context.service.scheduler.now() + PAUSE > context.deadline:
                 raise DeadlineExceeded from None
             await asyncio.sleep(PAUSE)
             continue
@@ -105,29 +105,27 @@ def _compute_slice(text: TextStream) -> tuple[str, bool]:
     return "".join(pieces), False
 
 
-async def _events(
-    context: Context, text: TextStream, first: str, pieces: AsyncIterator[tuple[str, bool]]
-) -> AsyncIterator[bytes]:
-    """Yield the events of a stream. The status has been sent, so an error is an event too."""
-    try:
-        if first:
-            yield server_event({"text": first})
-        async for piece, _ in pieces:
-            if piece:
-                yield server_event({"text": piece})
-        yield server_event({"done": True, "tokens": text.tokens, "ended": text.result.ended})
-    except (DeadlineExceeded, UserError) as problem:
-        yield error_event(problem)
+async def _events(text: TextStream, first: str, pieces: AsyncIterator[tuple[str, bool]]) -> AsyncIterator[Any]:
+    """Yield the events of a stream."""
+    if first:
+        yield {"text": first}
+    async for piece, _ in pieces:
+        if piece:
+            yield {"text": piece}
+    yield {"done": True, "tokens": text.tokens, "ended": text.result.ended}
 
 
-def error_event(problem: Exception) -> bytes:
-    """Return the event that ends a stream with an error."""
-    error = HttpError(429 if isinstance(problem, Overloaded) else 422, str(problem))
-    if isinstance(problem, DeadlineExceeded):
-        error = HttpError(504, "the text was not done in its time (X-Timeout)")
-    return server_event(error_body(error, "openai"))
+def event_stream(events: AsyncIterator[Any]) -> StreamingResponse:
+    """Return the response that sends events as they come. The status is sent before, so an error is an event too."""
 
+    async def lines() -> AsyncIterator[bytes]:
+        try:
+            async for event in events:
+                yield b"data: " + orjson.dumps(event) + b"\n\n"
+        except (DeadlineExceeded, Overloaded, UserError) as problem:
+            error = HttpError(429 if isinstance(problem, Overloaded) else 422, str(problem))
+            if isinstance(problem, DeadlineExceeded):
+                error = HttpError(504, "the text was not done in its time (X-Timeout)")
+            yield b"data: " + orjson.dumps(error_body(error, "openai")) + b"\n\n"
 
-def server_event(value: dict[str, Any]) -> bytes:
-    """Return a server-sent event."""
-    return b"data: " + orjson.dumps(value) + b"\n\n"
+    return StreamingResponse(lines(), media_type="text/event-stream", headers=HEADERS)

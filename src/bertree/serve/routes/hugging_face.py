@@ -8,7 +8,7 @@ from bertree.serve.http.handlers import Context, InputsForm, InputsRequest
 
 def _write_masks(context: Context, request: InputsRequest, reply: Any) -> Any:
     """Return the candidates of the mask, or of each mask."""
-    identify = context.registry.model(reply["model"]).model.required_tokenizer.backend.token_to_id
+    identify = context.service.registry.model(reply["model"]).model.required_tokenizer.backend.token_to_id
     text: Any = request.inputs
     masks = [
         [

@@ -65,6 +65,7 @@ def list_inputs(inputs: TextOrIds, field: str) -> Texts:
 async def encode_inputs(context: Context, served: ServedModel, inputs: Texts, options: "TextOptions") -> list[Encoded]:
     """Return the tokens of texts, or of lists of token ids, as the model reads them."""
     check_texts(context, inputs, options.field)
+    check_prompt(served, options.prompt)
     size = served.model.required_tokenizer.size
     if isinstance(inputs[0], str):
         if sum(map(len, inputs)) <= SMALL:

@@ -12,7 +12,6 @@ from bertree.serve.routes.inputs import (
     Rows,
     TextOptions,
     TextOrIds,
-    check_prompt,
     embed_texts,
     list_inputs,
     write_base64,
@@ -67,7 +66,6 @@ async def embeddings(context: Context, body: EmbeddingsRequest) -> Any:
     """Return the vectors of texts, in OpenAI's form."""
     texts = list_inputs(body.input, "input")
     served = context.model(body.model)
-    check_prompt(served, body.prompt_name)
     options = TextOptions("input", body.prompt_name, truncate=body.truncate)
     vectors = await embed_texts(context, served, texts, options, dimensions=body.dimensions)
     write: Callable[[Rows], Sequence[Any]] = write_base64 if body.encoding_format == "base64" else write_floats
@@ -87,7 +85,7 @@ async def embeddings(context: Context, body: EmbeddingsRequest) -> Any:
 @route("GET", "/v1/models")
 async def models(context: Context) -> Any:
     """Return the models and indexes that are served."""
-    registry = context.registry
+    registry = context.service.registry
     data = [_describe_model(served) for served in registry.models.values()]
     data += [await context.call_in_helper(_describe_index, context, served) for served in registry.indexes.values()]
     return {"object": "list", "data": data}
@@ -96,7 +94,7 @@ async def models(context: Context) -> Any:
 @route("GET", "/v1/models/{id:path}")
 async def model(context: Context) -> Any:
     """Return a model, or an index, by its name."""
-    name, registry = context.path["id"], context.registry
+    name, registry = context.path["id"], context.service.registry
     if name in registry.indexes and name not in registry.models:
         return await context.call_in_helper(_describe_index, context, registry.indexes[name])
     return _describe_model(registry.model(name))

@@ -31,9 +31,9 @@ async def ready(context: Context) -> Any:
 async def prometheus_metrics(context: Context) -> Response:
     """Return the metrics for Prometheus."""
     metrics = context.service.metrics
-    metrics.queue_tokens.set(context.scheduler.queued_tokens)
-    metrics.queue_requests.set(context.scheduler.queued_requests)
-    metrics.wait_seconds.set(context.scheduler.wait)
+    metrics.queue_tokens.set(context.service.scheduler.queued_tokens)
+    metrics.queue_requests.set(context.service.scheduler.queued_requests)
+    metrics.wait_seconds.set(context.service.scheduler.wait)
     return Response(await context.call_in_helper(metrics.text), media_type=TEXT)
 
 

@@ -31,6 +31,7 @@ FILES = {
     for file in folder.iterdir()
     if file.name.rpartition(".")[2] in TYPES
 }
+PAGES = {"/": "index.html", "/docs": "docs.html", "/favicon.ico": "icon.svg"}
 POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -78,27 +79,12 @@ def static_file(name: str) -> StaticFile:
 
 
 @route("GET", "/", open=True, hidden=True)
-async def index(context: Context) -> Any:
-    """Return the playground."""
-    return static_file("index.html")
-
-
 @route("GET", "/docs", open=True, hidden=True)
-async def docs(context: Context) -> Any:
-    """Return the page of all routes, where a call can be tried."""
-    return static_file("docs.html")
-
-
 @route("GET", "/favicon.ico", open=True, hidden=True)
-async def icon(context: Context) -> Any:
-    """Return its icon, for browsers that look for one where it always was."""
-    return static_file("icon.svg")
-
-
 @route("GET", "/page/{name:path}", open=True, hidden=True)
 async def page(context: Context) -> Any:
-    """Return a script, a style sheet or the icon of the playground."""
-    name = context.path["name"]
+    """Return the playground, the page of all routes, or one of their files."""
+    name = PAGES.get(context.route) or context.path["name"]
     if name not in FILES:
         raise HttpError(404, "the playground has no such file", code="unknown_path")
     return static_file(name)

@@ -47,7 +47,7 @@ async def study(context: Context, query: RunQuery) -> Any:
 
 
 def _all(context: Context) -> list[RunFolder]:
-    return [run for name, root in context.registry.runs.items() for run in find_runs(name, root)]
+    return [run for name, root in context.service.registry.runs.items() for run in find_runs(name, root)]
 
 
 def _read(context: Context, name: str, kind: str, read: Callable[[Path], Json]) -> Json:

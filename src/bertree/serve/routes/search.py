@@ -78,17 +78,8 @@ class SearchReply(msgspec.Struct):
 async def search(context: Context, body: SearchRequest) -> Any:
     """Return the passages of an index for a query, the best first."""
     started = time.perf_counter()
-    served = context.registry.index(body.index)
-    mode, hits = await find_hits(
-        context,
-        served,
-        body.query,
-        body.k,
-        mode=body.mode,
-        where=body.where,
-        rerank=body.rerank,
-        candidates=body.candidates,
-    )
+    served = context.service.registry.index(body.index)
+    mode, hits = await find_hits(context, served, body)
     return {
         "index": served.name,
         "mode": mode,
@@ -98,47 +89,39 @@ async def search(context: Context, body: SearchRequest) -> Any:
 
 
 async def find_hits(
-    context: Context,
-    served: ServedIndex,
-    query: str,
-    k: int,
-    *,
-    mode: str | None = None,
-    where: Where | None = None,
-    rerank: str | None = None,
-    candidates: int = CANDIDATES,
-    field: str = "query",
+    context: Context, served: ServedIndex, request: SearchRequest, field: str = "query"
 ) -> tuple[str, list[Hit]]:
     """Return the mode of the search, and the k best passages, re-ranked by a served model if one is named. `field`: of
     the query."""
+    query, mode = request.query, request.mode
     check_text(query, field)
-    reranker = None if rerank is None else _find_reranker(context, rerank)
+    reranker = None if request.rerank is None else _find_reranker(context, request.rerank)
     prompt = served.query_prompt or None
     vectors = None
     if mode != "words":
         vectors = np.array((await embed_texts(context, served.model, [query], TextOptions(field, prompt))).rows)
-    most = max(k, candidates) if reranker else k
+    most = max(request.k, request.candidates) if reranker else request.k
 
     def find() -> tuple[str, list[Hit]]:
         chosen = choose_mode(mode, served.index.has_words, f"index '{served.name}'")
-        hits = served.index.find([query], vectors, most, mode=chosen, where=where)[0]
+        hits = served.index.find([query], vectors, most, mode=chosen, where=request.where)[0]
         return chosen, hits if reranker else served.index.mark(query, hits)
 
     chosen, hits = await ask_index(context, served, served.search_jobs, SEARCH, find, field)
     if reranker is None or not hits:
         return chosen, hits
-    pairs = [(query, hit.text) for hit in hits[:candidates]]
+    pairs = [(query, hit.text) for hit in hits[: request.candidates]]
     scores = await class_logits(context, reranker, pairs, TextOptions("rerank"))
     new_scores = relevance(reranker, scores.logits).tolist()
-    reranked = [replace(hit, score=score) for hit, score in zip(hits[:candidates], new_scores, strict=True)]
+    reranked = [replace(hit, score=score) for hit, score in zip(hits, new_scores, strict=False)]
     best_first = sorted(reranked, key=lambda hit: -hit.score)
-    return chosen, served.index.mark(query, [*best_first, *hits[candidates:]][:k])
+    return chosen, served.index.mark(query, [*best_first, *hits[request.candidates :]][: request.k])
 
 
 def _find_reranker(context: Context, name: str) -> ServedModel:
     """Return the model of a name; a mistake names the field `rerank`."""
     try:
-        return context.registry.model(name, "rerank")
+        return context.service.registry.model(name, "rerank")
     except (NotServed, UserError) as error:
         raise type(error)(str(error).replace("model:", "rerank:", 1)) from None
 
@@ -162,20 +145,12 @@ async def ask_index(
 
 def describe_hit(hit: Hit) -> dict[str, Any]:
     """Return a passage for JSON."""
-    return {
-        "score": hit.score,
-        "cosine": hit.cosine,
-        "word_score": hit.word_score,
-        "vector_rank": hit.vector_rank,
-        "word_rank": hit.word_rank,
-        "text": hit.text,
+    written = {
         "document": document_name(hit.document),
         "source": os.path.basename(hit.source),
-        "start": hit.start,
-        "end": hit.end,
         "metadata": as_json(hit.metadata),
-        "highlights": hit.highlights,
     }
+    return vars(hit) | written
 
 
 def as_json(metadata: Mapping[str, Any]) -> orjson.Fragment:
@@ -222,7 +197,7 @@ class MapReply(msgspec.Struct):
 @route("GET", "/map", reply=MapReply, ability="search")
 async def index_map(context: Context, query: MapQuery) -> Any:
     """Return the passages of an index in a plane."""
-    served = context.registry.index(query.index)
+    served = context.service.registry.index(query.index)
 
     def find() -> dict[str, Any]:
         generation = served.index.generation

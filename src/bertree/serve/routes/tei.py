@@ -32,12 +32,17 @@ Some = TypeVar("Some")
 tei_route = partial(route, errors="tei")
 
 
-class EmbedTokensRequest(Input):
+class TextReading(Input, kw_only=True):
+    """How texts that are too long are read."""
+
+    truncate: bool | None = None
+    truncation_direction: Direction = "right"
+
+
+class EmbedTokensRequest(TextReading):
     """Texts, or token ids, whose tokens are embedded."""
 
     inputs: TextOrIds
-    truncate: bool | None = None
-    truncation_direction: Direction = "right"
     prompt_name: str | None = None
     model: str | None = None
 
@@ -49,13 +54,11 @@ class EmbedRequest(EmbedTokensRequest):
     dimensions: int | None = None
 
 
-class RerankTextsRequest(Input):
+class RerankTextsRequest(TextReading):
     """A query and the texts to rank."""
 
     query: str
     texts: list[str]
-    truncate: bool | None = None
-    truncation_direction: Direction = "right"
     raw_scores: bool = False
     return_text: bool = False
     model: str | None = None
@@ -75,12 +78,10 @@ class PredictParameters(Input):
     top_k: Count | None = None
 
 
-class PredictRequest(Input):
+class PredictRequest(TextReading):
     """A text, a pair of texts, or a list of lists of one text or two."""
 
     inputs: str | list[str | list[str]]
-    truncate: bool | None = None
-    truncation_direction: Direction = "right"
     raw_scores: bool = False
     model: str | None = None
     parameters: PredictParameters | None = None
@@ -100,11 +101,9 @@ class SimilarityInputs(Input):
     sentences: list[str]
 
 
-class SimilarityParameters(Input):
+class SimilarityParameters(TextReading):
     """How texts are read."""
 
-    truncate: bool | None = None
-    truncation_direction: Direction = "right"
     prompt_name: str | None = None
 
 
@@ -148,7 +147,7 @@ async def embed(context: Context, body: EmbedRequest) -> Any:
     """Return the vectors of texts."""
     served = context.model(body.model)
     texts = list_inputs(_not_empty(body.inputs), "inputs")
-    options = _text_options(served, "inputs", body, body.prompt_name)
+    options = _text_options("inputs", body)
     vectors = await embed_texts(context, served, texts, options, dimensions=body.dimensions, normalize=body.normalize)
     return vectors.rows
 
@@ -157,7 +156,7 @@ async def embed(context: Context, body: EmbedRequest) -> Any:
 async def embed_all(context: Context, body: EmbedTokensRequest) -> Any:
     """Return the vectors of the tokens of texts, special tokens too."""
     served = context.model(body.model)
-    options = _text_options(served, "inputs", body, body.prompt_name)
+    options = _text_options("inputs", body)
     encoded = await encode_inputs(context, served, list_inputs(_not_empty(body.inputs), "inputs"), options)
     check_tokens(context, encoded, served.max_length, options)
     return await context.run(served.job_kind("hidden"), [Job(len(e.ids), e) for e in encoded])
@@ -169,7 +168,7 @@ async def rerank(context: Context, body: RerankTextsRequest) -> Any:
     served = context.model(body.model)
     check_texts(context, [body.query], "query")
     check_texts(context, _not_empty(body.texts, "texts"), "texts")
-    options = _text_options(served, "texts", body)
+    options = _text_options("texts", body)
     ranking = await rank_texts(context, served, body.query, body.texts, options, raw=body.raw_scores)
     text = {row: {"text": body.texts[row]} if body.return_text else {} for row in ranking.order}
     return [{"index": row, "score": ranking.scores[row], **text[row]} for row in ranking.order]
@@ -182,7 +181,7 @@ async def predict(context: Context, body: PredictRequest) -> Any:
     inputs, several = _prediction_inputs(served, body.inputs)
     for text, pair in inputs:
         check_texts(context, [text] if pair is None else [text, pair], "inputs")
-    outputs = await class_logits(context, served, inputs, _text_options(served, "inputs", body))
+    outputs = await class_logits(context, served, inputs, _text_options("inputs", body))
     names = class_names(served)
     rows = class_scores(outputs.logits, body.raw_scores).tolist()
     scored = [[{"score": score, "label": name} for name, score in zip(names, row, strict=True)] for row in rows]
@@ -199,7 +198,7 @@ async def similarity(context: Context, body: SimilarityRequest) -> Any:
     check_texts(context, [body.inputs.source_sentence], "source_sentence")
     check_texts(context, _not_empty(body.inputs.sentences, "sentences"), "sentences")
     texts = [body.inputs.source_sentence, *body.inputs.sentences]
-    options = _text_options(served, "inputs", parameters, parameters.prompt_name)
+    options = _text_options("inputs", parameters)
     vectors = await embed_texts(context, served, texts, options, normalize=True)
     return np.array(vectors.rows[1:]) @ vectors.rows[0]
 
@@ -261,7 +260,7 @@ async def run_task(context: Context, body: dict[str, Any]) -> Any:
     if "inputs" not in body:
         raise field_error("inputs", "is missing")
     name, inputs = body.get("model"), body["inputs"]
-    served = context.registry.model(name if isinstance(name, str) else None)
+    served = context.service.registry.model(name if isinstance(name, str) else None)
     if isinstance(inputs, dict):
         path = "/answer" if "question" in inputs else "/similarity"
     else:
@@ -277,8 +276,8 @@ async def run_task(context: Context, body: dict[str, Any]) -> Any:
 @tei_route("GET", "/info")
 async def info(context: Context) -> Any:
     """Return the model that these routes use, and limits."""
-    served = context.registry.model()
-    limits, scheduler = context.limits, context.scheduler
+    served = context.service.registry.model()
+    limits, scheduler = context.limits, context.service.scheduler
     return {
         "model_id": served.name,
         "model_sha": None,
@@ -313,15 +312,9 @@ def _not_empty(texts: Some, field: str = "inputs") -> Some:
     return texts
 
 
-def _text_options(
-    served: ServedModel,
-    field: str,
-    body: EmbedTokensRequest | RerankTextsRequest | PredictRequest | SimilarityParameters,
-    prompt: str | None = None,
-) -> TextOptions:
-    check_prompt(served, prompt)
+def _text_options(field: str, body: TextReading) -> TextOptions:
     direction, truncate = body.truncation_direction.lower(), body.truncate is not False
-    return TextOptions(field=field, prompt=prompt, cut=direction, truncate=truncate)
+    return TextOptions(field, getattr(body, "prompt_name", None), direction, truncate)
 
 
 def _prediction_inputs(
