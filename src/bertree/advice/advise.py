@@ -92,21 +92,23 @@ def advise(
         best = {row.model: row for row in tried}
         with status("timing models"):
             ranked = _rank(facts, request, encoders, speeds, best)
-    here = [one for one in ranked if one.encoder.folder]
-    choices = tuple(one for one in here if one.meets)[:CHOICES]
+    here = [candidate for candidate in ranked if candidate.encoder.folder]
+    choices = tuple(candidate for candidate in here if candidate.meets)[:CHOICES]
     to_fetch = _to_fetch(ranked, choices)
-    nearest = None if choices else min((one for one in here if not one.why_not), key=_excess, default=None)
+    allowed = [candidate for candidate in here if not candidate.why_not]
+    nearest = None if choices else min(allowed, key=_excess, default=None)
     shown = [*choices, *to_fetch, *([nearest] if nearest else [])]
+    others = [candidate for candidate in _one_of_a_member(ranked) if candidate not in shown]
     advice = Advice(
         request=request,
         choices=choices,
         to_fetch=to_fetch,
         nearest=nearest,
-        others=tuple((one, _why_not(one, choices)) for one in _one_of_a_member(ranked) if one not in shown),
+        others=tuple((candidate, _why_not(candidate, choices)) for candidate in others),
         rules=tuple(
             rule
             for rule in facts.rules
-            if rule_applies(rule.when, request) and any(rule_concerns(rule.when, one) for one in shown)
+            if rule_applies(rule.when, request) and any(rule_concerns(rule.when, candidate) for candidate in shown)
         ),
         trial=tuple(tried),
         metric=facts.tasks[kind].metric if data is None else "score on your data",
@@ -149,16 +151,20 @@ def _rank(
 ) -> list[AdviceCandidate]:
     """Return all candidates, the best first. Members that may meet the limits are timed; of those that are closer than
     the knowledge can tell apart, the faster comes first."""
-    for one in make_candidates(facts, request, encoders, speeds, trial):
-        slow = one.latency_ms > facts.timed_longest * request.latency_ms
-        if not one.timed and not slow and not set(one.misses) - {"latency"} and not one.why_not and one.expected:
-            speeds.of(one.runs)
+    for candidate in make_candidates(facts, request, encoders, speeds, trial):
+        slow = candidate.latency_ms > facts.timed_longest * request.latency_ms
+        excluded = candidate.why_not or set(candidate.misses) - {"latency"}
+        if candidate.expected and not (candidate.timed or slow or excluded):
+            speeds.of(candidate.runs)
     left = list(make_candidates(facts, request, encoders, speeds, trial))
     ranked: list[AdviceCandidate] = []
     while left:
-        best = max(one.worth for one in left)
+        best = max(candidate.worth for candidate in left)
         ranked.append(
-            min((one for one in left if one.worth >= best - facts.tie_points), key=lambda one: one.latency_ms)
+            min(
+                (candidate for candidate in left if candidate.worth >= best - facts.tie_points),
+                key=lambda candidate: candidate.latency_ms,
+            )
         )
         left.remove(ranked[-1])
     return ranked
@@ -168,19 +174,21 @@ def _to_fetch(ranked: Sequence[AdviceCandidate], choices: Sequence[AdviceCandida
     """Return members that meet the limits and should be better than all choices, each in its best way."""
     best = choices[0].worth if choices else -math.inf
     members = {
-        one.encoder.name: one for one in reversed(ranked) if not one.encoder.folder and one.meets and one.expected
+        candidate.encoder.name: candidate
+        for candidate in reversed(ranked)
+        if not candidate.encoder.folder and candidate.meets and candidate.expected
     }
-    better = [one for one in members.values() if one.worth > best]
-    return tuple(sorted(better, key=lambda one: -one.worth)[:TO_FETCH])
+    better = [candidate for candidate in members.values() if candidate.worth > best]
+    return tuple(sorted(better, key=lambda candidate: -candidate.worth)[:TO_FETCH])
 
 
 def _one_of_a_member(ranked: Sequence[AdviceCandidate]) -> list[AdviceCandidate]:
     """Return all candidates of the models that are here, then the best one of each member."""
     members: dict[str, AdviceCandidate] = {}
-    for one in ranked:
-        if not one.encoder.folder:
-            members.setdefault(one.encoder.name, one)
-    return [*(one for one in ranked if one.encoder.folder), *members.values()]
+    for candidate in ranked:
+        if not candidate.encoder.folder:
+            members.setdefault(candidate.encoder.name, candidate)
+    return [*(candidate for candidate in ranked if candidate.encoder.folder), *members.values()]
 
 
 def _excess(candidate: AdviceCandidate) -> float:

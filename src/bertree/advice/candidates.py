@@ -293,7 +293,7 @@ def _nearest_row(facts: Knowledge, request: Request, candidate: AdviceCandidate)
         name = min(sized, key=lambda other: abs(math.log(sized[other] / size)))
     ways = list(dict.fromkeys([candidate.way.name, *(rows.way for rows in of_kind)]))
     rows = next(rows for way in ways if (rows := facts.scores(request.kind, way, name)))
-    return min(rows, key=lambda one: abs(math.log(max(1, one[0].examples) / max(1, request.examples))))
+    return min(rows, key=lambda pair: abs(math.log(max(1, pair[0].examples) / max(1, request.examples))))
 
 
 def _sizes(facts: Knowledge) -> dict[str, float]:

@@ -45,21 +45,22 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[Cell]], numbers: Sequenc
     return [PageTable(head, rows, kind="cases", numbers=numbers)] if rows else []
 
 
-def _choices(ones: Sequence[AdviceCandidate], advice: Advice, under: str) -> list[Block]:
-    return [*_table(HEAD, [_choice(one, advice) for one in ones]), under] if ones else []
+def _choices(candidates: Sequence[AdviceCandidate], advice: Advice, under: str) -> list[Block]:
+    rows = [_choice(candidate, advice) for candidate in candidates]
+    return [*_table(HEAD, rows), under] if rows else []
 
 
-def _choice(one: AdviceCandidate, advice: Advice) -> list[Cell]:
-    how = " measured" if one.timed else " from its operations"
+def _choice(candidate: AdviceCandidate, advice: Advice) -> list[Cell]:
+    how = " measured" if candidate.timed else " from its operations"
     costs: Lines = [
-        [Piece(f"{digits(one.latency_ms)} ms", "strong"), Piece(how, "small")],
-        [Piece(f"{byte_size(one.memory)} in memory")],
-        [Piece(f"{byte_size(one.weight_bytes)} of weights", "small")],
-        *([Piece(f"{name}: {times:.2g} times the limit", "bad")] for name, times in one.misses.items()),
+        [Piece(f"{digits(candidate.latency_ms)} ms", "strong"), Piece(how, "small")],
+        [Piece(f"{byte_size(candidate.memory)} in memory")],
+        [Piece(f"{byte_size(candidate.weight_bytes)} of weights", "small")],
+        *([Piece(f"{name}: {times:.2g} times the limit", "bad")] for name, times in candidate.misses.items()),
     ]
-    score = Piece(describe_expected(one, advice.metric), "small")
-    name: Lines = [[Piece(one.encoder.name, "strong"), Piece(f": {one.way.title}")], [score]]
-    return [name, costs, [[Piece(command, "code")] for command in advice.commands(one)]]
+    score = Piece(describe_expected(candidate, advice.metric), "small")
+    name: Lines = [[Piece(candidate.encoder.name, "strong"), Piece(f": {candidate.way.title}")], [score]]
+    return [name, costs, [[Piece(command, "code")] for command in advice.commands(candidate)]]
 
 
 def _trial(advice: Advice) -> list[Block]:
@@ -92,12 +93,12 @@ def _rules(advice: Advice) -> list[list[Cell]]:
 def _others(advice: Advice) -> list[Block]:
     rows: list[list[Cell]] = [
         [
-            one.name,
-            f"{digits(one.latency_ms)}{'' if one.timed else ' *'}",
-            byte_size(one.memory),
-            f"{one.expected.score:.1f}" if one.expected else "–",
+            candidate.name,
+            f"{digits(candidate.latency_ms)}{'' if candidate.timed else ' *'}",
+            byte_size(candidate.memory),
+            f"{candidate.expected.score:.1f}" if candidate.expected else "–",
             reason,
         ]
-        for one, reason in advice.others
+        for candidate, reason in advice.others
     ]
     return _table(["what", "ms", "memory", "expected", "why not"], rows, numbers=(1, 2, 3))

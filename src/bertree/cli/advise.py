@@ -59,13 +59,13 @@ def advise(advice: "Advice", options: SimpleNamespace) -> None:
         _print(1, advice.nearest, advice)
         misses = ", ".join(f"{name} {times:.2g} times the limit" for name, times in advice.nearest.misses.items())
         print(f"   misses: {misses}")
-    for number, one in enumerate(advice.choices, 1):
+    for number, candidate in enumerate(advice.choices, 1):
         print()
-        _print(number, one, advice)
+        _print(number, candidate, advice)
     if advice.to_fetch:
         print("\nBetter, if you bring the weights (a folder of that name):")
-    for one in advice.to_fetch:
-        _print(0, one, advice)
+    for candidate in advice.to_fetch:
+        _print(0, candidate, advice)
     if advice.rules:
         print("\nRules:")
     for rule in advice.rules:
@@ -73,18 +73,18 @@ def advise(advice: "Advice", options: SimpleNamespace) -> None:
         print(f"  {rule.text} [{rule.source}; our own studies: {rule.ours}]{against}")
     if advice.others:
         print("\nNot taken:")
-    for one, reason in advice.others[:SHOWN]:
-        costs = ", ".join(describe_costs(one)[1:3])
-        print(f"  {one.name}: {reason} ({costs})")
+    for candidate, reason in advice.others[:SHOWN]:
+        costs = ", ".join(describe_costs(candidate)[1:3])
+        print(f"  {candidate.name}: {reason} ({costs})")
     if (more := len(advice.others) - SHOWN) > 0:
         print(f"  and {more} more: --json or --out page.html shows them")
 
 
-def _print(number: int, one: "AdviceCandidate", advice: "Advice") -> None:
+def _print(number: int, candidate: "AdviceCandidate", advice: "Advice") -> None:
     from bertree.advice.result import describe_costs, describe_expected
 
-    print(f"{number}. {one.name}" if number else f"-  {one.name}")
-    print(f"   {', '.join(describe_costs(one))}")
-    print(f"   expected: {describe_expected(one, advice.metric)}")
-    for command in advice.commands(one):
+    print(f"{number}. {candidate.name}" if number else f"-  {candidate.name}")
+    print(f"   {', '.join(describe_costs(candidate))}")
+    print(f"   expected: {describe_expected(candidate, advice.metric)}")
+    for command in advice.commands(candidate):
         print(f"   $ {command}")

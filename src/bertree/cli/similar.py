@@ -124,12 +124,12 @@ def cluster(result: "TextClusters", options: SimpleNamespace) -> None:
         groups = [
             {
                 "cluster": number,
-                "size": len(one.rows),
-                "cosine": round(one.mean, 6),
-                "central": {"row": result.rows[one.central] + 1, "text": result.texts[result.rows[one.central]]},
-                "rows": [result.rows[row] + 1 for row in one.rows],
+                "size": len(cluster.rows),
+                "cosine": round(cluster.mean, 6),
+                "central": {"row": (row := result.rows[cluster.central]) + 1, "text": result.texts[row]},
+                "rows": [result.rows[place] + 1 for place in cluster.rows],
             }
-            for number, one in enumerate(result.clusters.clusters, 1)
+            for number, cluster in enumerate(result.clusters.clusters, 1)
         ]
         print_json({"sentences": len(result.texts), "clusters": groups, "alone": result.unclustered})
         return
@@ -188,13 +188,13 @@ def _print_clusters(result: "TextClusters", show: int) -> None:
     table = Table("cluster", "size", "cosine", "most central", box=None, pad_edge=False)
     for column in table.columns[:3]:
         column.justify, column.no_wrap = "right", True
-    for number, one in enumerate(result.clusters.clusters[:show], 1):
-        central = result.texts[result.rows[one.central]]
-        table.add_row(str(number), f"{len(one.rows):,}", f"{one.mean:.3f}", Text(_one_line(central)))
+    for number, cluster in enumerate(result.clusters.clusters[:show], 1):
+        central = result.texts[result.rows[cluster.central]]
+        table.add_row(str(number), f"{len(cluster.rows):,}", f"{cluster.mean:.3f}", Text(_one_line(central)))
     if clusters:
         make_console().print(table)
     if len(clusters) > show:
-        rest = sum(len(one.rows) for one in result.clusters.clusters[show:])
+        rest = sum(len(cluster.rows) for cluster in result.clusters.clusters[show:])
         print(f"... and {len(clusters) - show:,} more with {rest:,} texts (--show {len(clusters)})")
     if not clusters:
         print("no two texts are that similar; try a smaller --min-similarity, or --clusters N for a fixed number")

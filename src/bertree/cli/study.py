@@ -169,15 +169,15 @@ def compare(comparison: "StudyComparison", options: SimpleNamespace) -> None:
         print_json(
             [
                 {
-                    "cell": one.cell,
-                    "column": one.column.name,
-                    "first": one.first.value,
-                    "second": one.second.value,
-                    "difference": one.difference,
-                    "error": one.error,
-                    "resolved": one.resolved,
+                    "cell": difference.cell,
+                    "column": difference.column.name,
+                    "first": difference.first.value,
+                    "second": difference.second.value,
+                    "difference": difference.difference,
+                    "error": difference.error,
+                    "resolved": difference.resolved,
                 }
-                for one in comparison.differences
+                for difference in comparison.differences
             ]
         )
         return

@@ -37,8 +37,12 @@ class ModelScores:
 def model_scores(tasks: Sequence[Task[Any]], scored: Sequence[Sequence[ScoredSplit]]) -> ModelScores:
     """Return the scores of each model on all splits, the task's metric first, and what the answers on the first split
     tell."""
-    values = [{one.prefix + key: value for one in splits for key, value in one.scores.items()} for splits in scored]
-    spans = [{one.prefix + key: value for one in splits for key, value in one.intervals.items()} for splits in scored]
+    values = [
+        {split.prefix + key: value for split in splits for key, value in split.scores.items()} for splits in scored
+    ]
+    spans = [
+        {split.prefix + key: value for split in splits for key, value in split.intervals.items()} for splits in scored
+    ]
     names = dict.fromkeys(name for of_model in values for name in of_model if not name.endswith("threshold"))
     order = sorted(names, key=lambda name: name != tasks[0].metric)
     first = [splits[0] for splits in scored]
@@ -110,8 +114,8 @@ def _example(task: Task[Any], pair: tuple[Json, Json], better: int) -> AnsweredE
     if "options" in line:
         texts.append(" / ".join(map(str, line["options"])))
     kept = tuple(text[:ROOM] + ("…" if len(text) > ROOM else "") for text in texts)
-    gold, *answers = (_answer(pair, side) for side in (line["gold"], *(one["predicted"] for one in pair)))
-    sure = tuple(task.confidence(one) for one in pair)
+    gold, *answers = (_answer(pair, side) for side in (line["gold"], *(prediction["predicted"] for prediction in pair)))
+    sure = tuple(task.confidence(prediction) for prediction in pair)
     return AnsweredExample(kept, gold, (answers[0], answers[1]), (sure[0], sure[1]), better)
 
 

@@ -242,12 +242,12 @@ def _samples_and_scores(models: Sequence[TimedModel], inputs: ComparisonInputs) 
     if inputs.data is not None:
         assert task is not None
         sets = read_scored(task, inputs.data, inputs.split, [timed.model.task for timed in models])
-        examples = [example for one in sets for example in one.examples]
+        examples = [example for group in sets for example in group.examples]
         scores = model_scores([timed.task for timed in models if timed.task], [_score(timed, sets) for timed in models])
         if sets[0].whole_file:
             note_all_rows_scored(inputs.data)
-        for one in sets:
-            if line := few_line(one.split, len(one.examples)):
+        for group in sets:
+            if line := few_line(group.split, len(group.examples)):
                 note(line)
     if inputs.texts is not None:
         texts, path = _texts(inputs.texts, task, inputs.columns), str(inputs.texts)

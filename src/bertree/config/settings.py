@@ -259,8 +259,8 @@ def as_toml(config: Any) -> str:
 
 def differences(first: Any, second: Any) -> list[str]:
     """Return the keys in which two configurations differ, for example `optim.lr`."""
-    one, two = _flat(as_tree(first)), _flat(as_tree(second))
-    return sorted(key for key in one | two if one.get(key) != two.get(key))
+    first, second = _flat(as_tree(first)), _flat(as_tree(second))
+    return sorted(key for key in first | second if first.get(key) != second.get(key))
 
 
 def _flat(tree: Any, prefix: str = "") -> Json:

@@ -102,7 +102,7 @@ def score_set(pairs: PairSet, vectors: Sequence[tuple[Vectors, Vectors]]) -> Set
 
 def average(figures: Sequence[Figures], weights: Sequence[int] | None = None) -> Figures:
     """Return the mean of each correlation; None if one of them is undefined."""
-    return {kind: {name: _mean([one[kind][name] for one in figures], weights) for name in MEASURES} for kind in KINDS}
+    return {kind: {name: _mean([part[kind][name] for part in figures], weights) for name in MEASURES} for kind in KINDS}
 
 
 def _mean(values: Sequence[float | None], weights: Sequence[int] | None) -> float | None:
@@ -175,15 +175,15 @@ def format_span(interval: Interval | None) -> str:
 def evaluation_page(title: str, sets: Sequence[PairSet], encoders: Sequence[EncoderScores]) -> str:
     """Return the page."""
     best = encoders[_best([encoder.average for encoder in encoders]) or 0]
-    left = sum(one.skipped for one in sets)
+    left = sum(pairs.skipped for pairs in sets)
     tiles = [
         ("best", format_correlation(best.average), f"95 %: {format_span(best.interval)}; {best.name}"),
         (
             "pairs",
-            f"{sum(one.pairs for one in sets):,}",
+            f"{sum(pairs.pairs for pairs in sets):,}",
             f"{left:,} without gold left out" if left else "all of them have gold",
         ),
-        ("sets", f"{len(sets)}", ", ".join(one.name for one in sets)),
+        ("sets", f"{len(sets)}", ", ".join(pairs.name for pairs in sets)),
         ("encoders", f"{len(encoders)}", "in one table"),
     ]
     of = f"{len(sets)} sets" if len(sets) > 1 else sets[0].name
@@ -195,7 +195,7 @@ def evaluation_page(title: str, sets: Sequence[PairSet], encoders: Sequence[Enco
         tiles=tiles,
         table=_table(sets, encoders),
         bars=_averages(encoders) if len(encoders) > 1 else None,
-        sets=[_set(one, [(row.name, row.sets[number]) for row in encoders]) for number, one in enumerate(sets)],
+        sets=[_set(pairs, [(row.name, row.sets[number]) for row in encoders]) for number, pairs in enumerate(sets)],
     )
 
 
@@ -211,7 +211,7 @@ def _spearman(scored: SetScores) -> float | None:
 def _table(sets: Sequence[PairSet], encoders: Sequence[EncoderScores]) -> PageTable:
     columns = [[_spearman(encoder.sets[number]) for encoder in encoders] for number in range(len(sets))]
     spans = [[each.sets[number].intervals.get("spearman") for each in encoders] for number in range(len(sets))]
-    names = [one.name for one in sets]
+    names = [pairs.name for pairs in sets]
     if len(sets) > 1:
         columns.append([encoder.average for encoder in encoders])
         spans.append([encoder.interval for encoder in encoders])

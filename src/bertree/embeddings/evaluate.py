@@ -205,12 +205,12 @@ def evaluate_embeddings(
             raise UserError("nothing to evaluate: name a model, or `glove=FILE`")
         folder = _check_folder(out)
         sets = sts.find(paths, sts.PairColumns(text, pair, label), split)
-        for one in sets:
-            correlation.check(one)
-            for line in one.notes:
+        for pairs in sets:
+            correlation.check(pairs)
+            for line in pairs.notes:
                 note(line)
-            if one.skipped:
-                note(f"{one.name}: {one.skipped:,} pairs have no gold score and are left out")
+            if pairs.skipped:
+                note(f"{pairs.name}: {pairs.skipped:,} pairs have no gold score and are left out")
         results = []
         options = EmbedOptions(
             device=device,
@@ -225,7 +225,7 @@ def evaluate_embeddings(
             for pairs, set_scores in zip(sets, result.row.sets, strict=True):
                 for line in correlation.undefined(pairs, set_scores):
                     note(f"{result.row.name}: {line}")
-        for line in filter(None, (few_line(one.name, one.pairs) for one in sets)):
+        for line in filter(None, (few_line(pairs.name, pairs.pairs) for pairs in sets)):
             note(line)
         scores = EmbeddingScores(sets, results)
         if folder is not None:
@@ -251,7 +251,7 @@ def _check_folder(out: str | Path | None) -> Path | None:
 
 def _evaluate_encoders(encoders: Encoders, sets: Sequence[PairSet], options: EmbedOptions) -> Iterator[EncoderResult]:
     """Evaluate one encoder after the other: two models need not fit into memory together."""
-    texts = list(dict.fromkeys(text for one in sets for part in one.parts for text in (*part.first, *part.second)))
+    texts = list(dict.fromkeys(text for pairs in sets for part in pairs.parts for text in (*part.first, *part.second)))
     rows = {text: row for row, text in enumerate(texts)}
     poolings: Sequence[str | None] = encoders.poolings or [None]
     for model in encoders.models:
@@ -275,13 +275,13 @@ def _evaluate_encoders(encoders: Encoders, sets: Sequence[PairSet], options: Emb
 
 def _row(name: str, vectors: Vectors, sets: Sequence[PairSet], rows: dict[str, int]) -> EncoderScores:
     scores = []
-    for one in sets:
+    for pairs in sets:
         sides = [
             (vectors[[rows[text] for text in part.first]], vectors[[rows[text] for text in part.second]])
-            for part in one.parts
+            for part in pairs.parts
         ]
-        scores.append(correlation.score_set(one, sides))
-    average = correlation.average([one.overall for one in scores])["spearman"]["cosine"]
+        scores.append(correlation.score_set(pairs, sides))
+    average = correlation.average([set_scores.overall for set_scores in scores])["spearman"]["cosine"]
     return EncoderScores(name, vectors.shape[1], tuple(scores), average)
 
 
@@ -290,12 +290,12 @@ def _as_json(sets: Sequence[PairSet], results: Sequence[EncoderResult]) -> Json:
     return {
         "unit": "correlation x 100",
         "sets": {
-            one.name: {
-                "pairs": one.pairs,
-                "without_gold": one.skipped,
-                "parts": {part.name: len(part.gold) for part in one.parts},
+            pairs.name: {
+                "pairs": pairs.pairs,
+                "without_gold": pairs.skipped,
+                "parts": {part.name: len(part.gold) for part in pairs.parts},
             }
-            for one in sets
+            for pairs in sets
         },
         "encoders": [
             {
@@ -303,7 +303,7 @@ def _as_json(sets: Sequence[PairSet], results: Sequence[EncoderResult]) -> Json:
                 "model": result.model,
                 "pooling": result.pooling,
                 "dimension": result.row.dimension,
-                "sets": {one.name: _figures(scores) for one, scores in zip(sets, result.row.sets, strict=True)},
+                "sets": {pairs.name: _figures(scores) for pairs, scores in zip(sets, result.row.sets, strict=True)},
                 "average": correlation.average([scores.overall for scores in result.row.sets]),
                 "average_interval": {"spearman": {"cosine": result.row.interval}},
             }
@@ -322,14 +322,14 @@ def _figures(scores: SetScores) -> Json:
 
 def _predictions(sets: Sequence[PairSet], results: Sequence[EncoderResult]) -> Iterator[Json]:
     for result in results:
-        for one, set_scores in zip(sets, result.row.sets, strict=True):
-            for part, scores in zip(one.parts, set_scores.scores, strict=True):
+        for pairs, set_scores in zip(sets, result.row.sets, strict=True):
+            for part, scores in zip(pairs.parts, set_scores.scores, strict=True):
                 columns = [np.round(scores[measure], 6).tolist() for measure in MEASURES]
                 rows = zip(part.lines, part.first, part.second, part.gold.tolist(), *columns, strict=True)
                 for line, text, pair, gold, *values in rows:
                     yield {
                         "encoder": result.row.name,
-                        "set": one.name,
+                        "set": pairs.name,
                         "part": part.name,
                         "line": line,
                         "text": text,

@@ -151,7 +151,8 @@ def evaluate(
         intervals: dict[str, Interval] = {}
         predictions: dict[str, list[Json]] = {}
         sets = read_scored(scored_task, Path(data), split, [loaded.task])
-        for one, scored in zip(sets, score_examples(scored_task, loaded, sets, max_length, averaged), strict=True):
+        splits = score_examples(scored_task, loaded, sets, max_length, averaged)
+        for part, scored in zip(sets, splits, strict=True):
             predictions[scored.name], examples, cut = scored.predictions, scored.examples, scored.truncation
             cuts = {"cut": cut.examples, "cut_tokens": cut.tokens} if cut.examples else {}
             figures |= {
@@ -162,7 +163,7 @@ def evaluate(
             for line in (*scored.notes, few_line(scored.name, len(examples)) if scored.scores else ""):
                 if line:
                     note(line)
-            if scored.scores and one.whole_file:
+            if scored.scores and part.whole_file:
                 note_all_rows_scored(Path(data))
             if not scored.scores and out is None and submission is None:
                 raise UserError(f"{scored.file}: has no gold answers to score; write the predictions with `out=DIR`")
@@ -235,20 +236,20 @@ def score_examples(
 ) -> Iterator[ScoredSplit]:
     """Score a model on each set of examples; with `others`, the mean of its predictions and theirs."""
     check_ensemble([task, *(own for own, _ in others)])
-    for one in sets:
+    for part in sets:
         members, cuts, notes = list[Member](), list[Truncation](), list[str]()
         for own, member in ((task, model), *others):
             longest = member.sequence_length(max_length, member.task_length or own.max_length)
-            encoded, cut = encode_split(own, one.examples, member, longest)
+            encoded, cut = encode_split(own, part.examples, member, longest)
             with bar("evaluating", len(encoded.units)) as progress:
                 autocast = partial(inference_autocast, member.device)
                 scores = logits(member.network, own.scored_head, encoded.units, autocast, progress.advance)
             members.append(Member(own, encoded.units, scores))
             cuts.append(cut)
-            notes += [cut.message(one.split, len(one.examples), longest)] if cut.examples else []
-        lines, figures = _predictions(task, one.examples, members[0].units, average(members))
-        intervals = task.intervals(one.examples, lines) if figures else {}
-        yield ScoredSplit(one.split, one.file, one.examples, lines, figures, intervals, cuts[0], notes, one.prefix)
+            notes += [cut.message(part.split, len(part.examples), longest)] if cut.examples else []
+        lines, figures = _predictions(task, part.examples, members[0].units, average(members))
+        intervals = task.intervals(part.examples, lines) if figures else {}
+        yield ScoredSplit(part.split, part.file, part.examples, lines, figures, intervals, cuts[0], notes, part.prefix)
 
 
 def _write(out: Path, task: Task[Any], metrics: Json, shown: Json, predictions: dict[str, list[Json]]) -> None:

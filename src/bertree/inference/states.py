@@ -94,7 +94,7 @@ def text_attentions(
         raise UserError(f"attentions: a {model.architecture.body} has no attention")
     encoded = model.tokenize(_inputs(texts), max_length)
     with model.evaluating(), torch.no_grad():
-        batches = [model.pack([one]).to(model.device) for one in encoded]
+        batches = [model.pack([sequence]).to(model.device) for sequence in encoded]
         probabilities = [attention_probabilities(model.network.encoder, batch) for batch in batches]
     return probabilities[0] if is_one_input(texts) else probabilities
 

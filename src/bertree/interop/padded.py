@@ -54,8 +54,8 @@ class PaddedModel(nn.Module):
         self.names = ["input_ids", "attention_mask", *(["token_type_ids"] if a.reads_segments else [])]
         self.task_head = next((name for name in network.heads if name not in PRETRAINING_HEADS), "")
         plain = "last_hidden_state" if network.vector is None else "sentence_embedding"
-        one = "logits" if self.task_head else plain
-        self.outputs = ["start_logits", "end_logits"] if self.task_head == "span" else [one]
+        output = "logits" if self.task_head else plain
+        self.outputs = ["start_logits", "end_logits"] if self.task_head == "span" else [output]
 
     @property
     def _encoder(self) -> TransformerEncoder:

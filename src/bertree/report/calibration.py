@@ -40,12 +40,12 @@ class Calibration:
     @property
     def confidence(self) -> float:
         """Return the mean confidence."""
-        return sum(one.answers * one.confidence for one in self.bins) / sum(one.answers for one in self.bins)
+        return sum(group.answers * group.confidence for group in self.bins) / sum(group.answers for group in self.bins)
 
     @property
     def right(self) -> float:
         """Return the share of right answers."""
-        return sum(one.answers * one.right for one in self.bins) / sum(one.answers for one in self.bins)
+        return sum(group.answers * group.right for group in self.bins) / sum(group.answers for group in self.bins)
 
 
 def calibrate(confidence: Floats, right: Floats) -> Calibration | None:
@@ -72,8 +72,9 @@ def reliability_svg(title: str, calibrations: Mapping[str, Calibration | None]) 
     """Draw the share of right answers over their confidence, and the line on which both are equal."""
     axis, ends = Axis(text=percent, zero=True), np.array([0.0, 1.0])
     series = [Series(name="perfect calibration", x=ends, y=ends, colour=7)]
-    for number, (name, one) in enumerate(calibrations.items()):
-        if one is not None:
-            x, y = (np.array(values) for values in zip(*((b.confidence, b.right) for b in one.bins), strict=True))
+    for number, (name, calibration) in enumerate(calibrations.items()):
+        if calibration is not None:
+            points = [(group.confidence, group.right) for group in calibration.bins]
+            x, y = (np.array(values) for values in zip(*points, strict=True))
             series.append(Series(name=name, x=x, y=y, style="dots", colour=number))
     return curve_svg(title, series, x=axis, y=axis, x_label="confidence")

@@ -211,10 +211,10 @@ class Comparison:
         sign = -1 if smaller_is_better(name) else 1
         points = [None if v is None else (sign * v, cost(model)) for model, v in zip(self.models, values, strict=True)]
 
-        def beats(one: tuple[float, float], other: tuple[float, float]) -> bool:
-            near = max(one[1], other[1]) <= SAME_COST * min(one[1], other[1])
-            cheaper = one[1] < other[1] and not near
-            return (one[0] > other[0] and (cheaper or near)) or (one[0] == other[0] and cheaper)
+        def beats(point: tuple[float, float], rival: tuple[float, float]) -> bool:
+            near = max(point[1], rival[1]) <= SAME_COST * min(point[1], rival[1])
+            cheaper = point[1] < rival[1] and not near
+            return (point[0] > rival[0] and (cheaper or near)) or (point[0] == rival[0] and cheaper)
 
         return [point is not None and not any(other and beats(other, point) for other in points) for point in points]
 
@@ -253,7 +253,7 @@ class Comparison:
                 name: [model.name for model, on in zip(self.models, self.frontier(cost), strict=True) if on]
                 for name, cost in (self.costs().items() if self.scores else ())
             },
-            "calibration": [one and _plain(one) for one in self.calibration],
+            "calibration": [calibration and _plain(calibration) for calibration in self.calibration],
             "differences": list(map(_plain, self.differences)),
             "disagreements": list(map(_plain, self.disagreements)),
         } | ({"published": [asdict(row) for row in self.published]} if self.published else {})

@@ -106,9 +106,9 @@ def difference_texts(difference: ScoreDifference) -> tuple[str, str, str]:
 def _calibration(comparison: Comparison, names: Sequence[str]) -> list[Block]:
     under = f"{BINS} bins of equal width by the probability of the predicted class; below the line: too confident"
     rows: list[list[Cell]] = [
-        [name, percent(one.error, 1), percent(one.confidence, 1), percent(one.right, 1)]
-        for name, one in zip(names, comparison.calibration, strict=True)
-        if one is not None
+        [name, percent(calibration.error, 1), percent(calibration.confidence, 1), percent(calibration.right, 1)]
+        for name, calibration in zip(names, comparison.calibration, strict=True)
+        if calibration is not None
     ]
     table = PageTable(
         ["model", "error", "confidence", "right"],

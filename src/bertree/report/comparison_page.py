@@ -162,7 +162,7 @@ def comparison_rows(comparison: Comparison) -> list[ComparisonRow]:
     """Return scores, size, then speed on each device."""
     rows = [row for name in comparison.scores for row in _score(comparison, name)]
     if any(comparison.calibration):
-        errors = ["–" if one is None else percent(one.error, 1) for one in comparison.calibration]
+        errors = ["–" if shown is None else percent(shown.error, 1) for shown in comparison.calibration]
         rows.append(ComparisonRow("calibration error", errors, [Against("")] * (len(errors) - 1)))
     on_disk = all(model.on_disk for model in comparison.models)
     measures = _sizes("weights on disk" if on_disk else "weights")

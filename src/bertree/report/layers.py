@@ -36,7 +36,7 @@ class LayerMeasures:
 
     def as_json(self) -> Json:
         """Return plain values."""
-        return {one.name: _plain(getattr(self, one.name)) for one in fields(self)}
+        return {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
 
 
 @dataclass(frozen=True, kw_only=True)

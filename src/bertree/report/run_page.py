@@ -234,8 +234,8 @@ def _rank_table(train: Sequence[Json]) -> PageTable:
         measured = [line[rank_number] for line in lines if rank_number < len(line)]
         speeds = [
             speed
-            for one in measured
-            if isinstance(one, dict) and math.isfinite(speed := number(one.get("tokens_per_s")))
+            for entry in measured
+            if isinstance(entry, dict) and math.isfinite(speed := number(entry.get("tokens_per_s")))
         ]
         mean = quantity(sum(speeds) / len(speeds)) if speeds else "–"
         memory = number(rank.get("memory"))

@@ -71,7 +71,7 @@ def read_temperature(out: Path) -> TemperatureEffect | None:
         return None
     effect: TemperatureEffect = read(TemperatureEffect, read_json(path), str(path))
     count = len(effect.temperatures)
-    lists = [effect.entropy, *(shares for one in effect.examples for shares in one.shares)]
+    lists = [effect.entropy, *(shares for example in effect.examples for shares in example.shares)]
     lists += [effect.calibration_error] if effect.calibration_error else []
     if not count or min(effect.temperatures) <= 0 or any(len(values) != count for values in lists):
         raise UserError(f"{path}: must have a value for each temperature, and these above 0")

@@ -48,14 +48,14 @@ class StudyComparison:
     def table(self) -> str:
         """The figures as a table in Markdown."""
         lines = ["| cell | figure | first | second | difference |  |", "| --- | --- | --: | --: | --: | --- |"]
-        for one in self.differences:
-            digits = one.column.digits
-            figures = [f"{estimate.value:.{digits}f} ({estimate.seeds})" for estimate in (one.first, one.second)]
-            error = "" if one.error is None else f" ± {one.error:.{digits + 1}f}"
-            difference = f"{one.difference:+.{digits + 1}f}{error}"
-            state = "differ" if one.resolved else "not resolved"
-            label = one.column.label or one.column.name
-            lines.append(f"| {one.cell} | {label} | {' | '.join(figures)} | {difference} | {state} |")
+        for row in self.differences:
+            digits = row.column.digits
+            figures = [f"{estimate.value:.{digits}f} ({estimate.seeds})" for estimate in (row.first, row.second)]
+            error = "" if row.error is None else f" ± {row.error:.{digits + 1}f}"
+            difference = f"{row.difference:+.{digits + 1}f}{error}"
+            state = "differ" if row.resolved else "not resolved"
+            label = row.column.label or row.column.name
+            lines.append(f"| {row.cell} | {label} | {' | '.join(figures)} | {difference} | {state} |")
         return "\n".join(lines)
 
 
@@ -65,18 +65,18 @@ def compare_studies(first: str | Path, second: str | Path) -> StudyComparison:
 
     >>> bertree.compare_studies("bert-size", "bert-size-wiki").differences[0].difference
     """
-    one, other = read_results(first), read_results(second)
-    columns = {column.name: column for column in other.study.columns}
+    results, others = read_results(first), read_results(second)
+    columns = {column.name: column for column in others.study.columns}
     differences = []
-    for cell in one.study.cells:
-        if not any(cell.name == another.name for another in other.study.cells):
+    for cell in results.study.cells:
+        if not any(cell.name == another.name for another in others.study.cells):
             continue
-        for column in one.study.columns:
+        for column in results.study.columns:
             if columns.get(column.name, column).figure != column.figure or column.name not in columns:
                 continue
-            figures = one.estimate(cell.name, column), other.estimate(cell.name, columns[column.name])
+            figures = results.estimate(cell.name, column), others.estimate(cell.name, columns[column.name])
             if figures[0] is not None and figures[1] is not None:
                 differences.append(FigureDifference(cell=cell.name, column=column, first=figures[0], second=figures[1]))
     if not differences:
         raise UserError(f"{first} and {second}: have no figure in common; give two folders of one study")
-    return StudyComparison(first=one, second=other, differences=differences)
+    return StudyComparison(first=results, second=others, differences=differences)

@@ -57,4 +57,4 @@ def token_losses(name: str, device: str, data: Path, contexts: range, tokens: in
     ends = np.unique(np.linspace(contexts[-1], len(ids) - 1, tokens).astype(int)).tolist()
     windows = [[*before, *ids[end - min(context, most) : end + 1]] for context in contexts for end in ends]
     scored = score(model, windows, [len(window) - 1 for window in windows])
-    return np.array([one.losses[0] for one in scored]).reshape(len(contexts), len(ends))
+    return np.array([window.losses[0] for window in scored]).reshape(len(contexts), len(ends))

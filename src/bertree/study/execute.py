@@ -114,13 +114,13 @@ def _waiting(plan: StudyPlan, folder: Path) -> list[PlannedStep]:
     """Return the steps that are not done: those that failed, too, and those whose model is gone but needed again."""
     waiting = {step.identity for step in plan.distinct if not _is_done(folder / step.folder / RESULT)}
     while True:
-        sources = {one.identity for step in plan.distinct if step.identity in waiting for one in step.sources}
+        sources = {source.identity for step in plan.distinct if step.identity in waiting for source in step.sources}
         gone = {
             step.identity
             for step in plan.distinct
             if step.identity in sources - waiting and not (folder / step.folder / RUN / MODEL).is_dir()
         }
-        gone = {one.identity for one in plan.distinct if one.identity in gone and _state(one, folder) == "done"}
+        gone = {step.identity for step in plan.distinct if step.identity in gone and _state(step, folder) == "done"}
         if not gone:
             return [step for step in plan.distinct if step.identity in waiting]
         waiting |= gone

@@ -111,7 +111,7 @@ def _check(study: Study, where: str) -> None:
 def _check_column(column: Column, study: Study, place: str) -> None:
     steps = [step.key for step in study.steps]
     check_names([figure.partition(".")[0] for figure in column.figure.split()], steps, f"{place}: figure")
-    plain = [one.name for one in study.columns if not (one.mean or one.ratio or one.relative)]
+    plain = [other.name for other in study.columns if not (other.mean or other.ratio or other.relative)]
     check_names(column.mean, plain, f"{place}: mean")
     check_names(column.ratio, plain, f"{place}: ratio")
     if column.ratio and len(column.ratio) != 2:
@@ -143,7 +143,7 @@ def _check_step(step: StudyStep, before: Sequence[StudyStep], place: str) -> Non
     needs_model = step.do not in ("pretrain", *EXACT) and not step.glove and not step.recipe
     if step.do == "ensemble":
         return
-    if (needs_model or step.do == "plan") and not step.model and not any(one.trains for one in before):
+    if (needs_model or step.do == "plan") and not step.model and not any(earlier.trains for earlier in before):
         raise UserError(f"{place}: model: no step before it trains a model; name a preset or a model folder")
 
 

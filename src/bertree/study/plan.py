@@ -152,7 +152,7 @@ def _plan_cell(
             student="" if step.student in planned else student,
             model_step=source,
             student_step=planned.get(step.student),
-            chosen_by=next((one for one in first if one.step.key == step.key), None) if step.choose else None,
+            chosen_by=next((choice for choice in first if choice.step.key == step.key), None) if step.choose else None,
             store=inputs.store,
             text=inputs.text if step.reads_store or model in PRESETS else "",
             data=tuple(_find_data(step, name, inputs.tasks) for name in (step.data, *step.more_data) if name),

@@ -35,7 +35,7 @@ def _curves(results: StudyResults, plot: Plot) -> list[Block]:
         rows = [row for row in results.rows if row["cell"] == cell.name and row["step"] == plot.step]
         runs = [row["curve"][kind or "eval"] for row in rows if "curve" in row]
         key = KEYS[plot.x]
-        points = [[(one[key], one[figure]) for one in run if figure in one] for run in runs]
+        points = [[(entry[key], entry[figure]) for entry in run if figure in entry] for run in runs]
         if points := [run for run in points if run]:
             x, y = mean_curve([np.array(run, dtype=float) for run in points])
             series.append(Series(name=cell.name, x=x, y=y))

@@ -75,9 +75,10 @@ def published_table(study: Study) -> str:
     lines += ["", "Claims that are checked:", ""]
     labels = {column.name: column.label or column.name for column in study.columns}
     for verdict in empty.verdicts():
-        one, difference = verdict.pattern, verdict.published
+        pattern, difference = verdict.pattern, verdict.published
         published = "" if difference is None else f" (published: {difference:+z.2f})"
-        lines.append(f"- {one.claim}: {labels[one.column]} of {one.better} against {one.worse}{published}")
+        figure = f"{labels[pattern.column]} of {pattern.better} against {pattern.worse}"
+        lines.append(f"- {pattern.claim}: {figure}{published}")
     return "\n".join(lines)
 
 
@@ -234,8 +235,8 @@ def remarks(results: StudyResults) -> list[str]:
     if jobs > 1:
         lines[f"Up to {jobs} steps ran side by side, so the times of single steps cannot be compared."] = None
     if measured := [session for session in results.sessions if "minutes" in session]:
-        machines = ", ".join(dict.fromkeys(f"{one['machine']} (torch {one['torch']})" for one in measured))
-        lines[f"Cost: {sum(one['minutes'] for one in measured):.1f} minutes of {machines}."] = None
+        machines = ", ".join(dict.fromkeys(f"{session['machine']} (torch {session['torch']})" for session in measured))
+        lines[f"Cost: {sum(session['minutes'] for session in measured):.1f} minutes of {machines}."] = None
     return list(lines)
 
 

@@ -170,7 +170,7 @@ class StudyResults:
             (counts[UNRESOLVED], "is not resolved", "are not resolved"),
             (left, "has no figures here", "have no figures here"),
         ]
-        outcomes = ", ".join(f"{count} {one if count == 1 else several}" for count, one, several in parts if count)
+        outcomes = ", ".join(f"{count} {verb if count == 1 else verbs}" for count, verb, verbs in parts if count)
         why = (
             " Not resolved: the difference is below twice its standard error, or there are too few seeds."
             if counts[UNRESOLVED]

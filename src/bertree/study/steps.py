@@ -192,15 +192,15 @@ def attribution(model: Model, rows: Sequence[Json]) -> Figures:
     and how often it is more likely than another."""
     if "url" not in rows[0]:
         named = model.attribute([row["text"] for row in rows])
-        right = [row["code"] == one.codes[0].code for row, one in zip(rows, named, strict=True)]
+        right = [row["code"] == attribution.codes[0].code for row, attribution in zip(rows, named, strict=True)]
         return {"accuracy": mean(right), "texts": float(len(rows))}
     ranks = []
     for number, row in enumerate(rows):
         others = {rows[(number + after) % len(rows)]["url"] for after in range(1, ADDRESSES)} - {row["url"]}
         (ranked,) = model.attribute(row["text"], given=[row["url"], *sorted(others)])
-        best = {one.given: one.log_likelihood for one in reversed(ranked)}  # of all codes
+        best = {score.given: score.log_likelihood for score in reversed(ranked)}  # of all codes
         ranks.append([best[row["url"]] > best[other] for other in others])
-    beaten = [one for rank in ranks for one in rank]
+    beaten = [win for rank in ranks for win in rank]
     return {"accuracy": mean(map(all, ranks)), "before_another": mean(beaten), "texts": float(len(rows))}
 
 
@@ -219,7 +219,7 @@ def _ensemble(planned: PlannedStep, folder: Path, out: Path) -> Figures:
 def _context(planned: PlannedStep, folder: Path, out: Path) -> Figures:
     assert planned.model_step is not None
     own = [member.identity for member in planned.members].index(planned.model_step.identity)
-    models = [model_path(one, folder, "") for one in planned.members]
+    models = [model_path(member, folder, "") for member in planned.members]
     options = dict(map(_parse_setting, planned.settings))
     return context_lengths(models, own, planned.data[0], planned.device or "auto", **options)
 

@@ -72,7 +72,8 @@ def _texts(planned: PlannedStep, task: Task[Any] | None) -> list[Any]:
     """Return the texts of a file or the examples of a task's dev split."""
     step = planned.step
     if task is not None:
-        texts = [one for part in read_scored(task, planned.data[0], step.split or None, []) for one in part.examples]
+        splits = read_scored(task, planned.data[0], step.split or None, [])
+        texts = [example for part in splits for example in part.examples]
     else:
         texts = read_texts(planned.data[0], lines=True)
     return texts[: step.texts] if step.texts else texts
@@ -110,20 +111,20 @@ class TextReader:
             self.tokens = 0
             for text in texts:
                 encoded = self._encode([text])
-                self._plain.hidden([one.ids for one in encoded])
-                self.tokens += sum(len(one.ids) for one in encoded)
+                self._plain.hidden([sequence.ids for sequence in encoded])
+                self.tokens += sum(len(sequence.ids) for sequence in encoded)
             return
         encoded = self._encode(texts)
-        self.tokens = sum(len(one.ids) for one in encoded)
+        self.tokens = sum(len(sequence.ids) for sequence in encoded)
         if self._reading == "packed" and self._sort:
-            self._plain.hidden([one.ids for one in encoded])
+            self._plain.hidden([sequence.ids for sequence in encoded])
             return
         if self._sort:
-            encoded = sorted(encoded, key=lambda one: len(one.ids), reverse=True)
+            encoded = sorted(encoded, key=lambda sequence: len(sequence.ids), reverse=True)
         for start in range(0, len(encoded), BATCH):
             batch = encoded[start : start + BATCH]
             if self._padded is None:
-                self._plain.hidden([one.ids for one in batch])
+                self._plain.hidden([sequence.ids for sequence in batch])
             else:
                 self._run_padded(self._padded, batch)
 
@@ -136,14 +137,14 @@ class TextReader:
 
     @torch.no_grad()
     def _run_padded(self, padded: PaddedModel, batch: Sequence[Encoded]) -> None:
-        longest = max(len(one.ids) for one in batch)
+        longest = max(len(sequence.ids) for sequence in batch)
         ids_bl = torch.zeros(len(batch), longest, dtype=torch.int64)
         mask_bl, segments_bl = torch.zeros_like(ids_bl), torch.zeros_like(ids_bl)
-        for row, one in enumerate(batch):
-            ids_bl[row, : len(one.ids)] = torch.tensor(one.ids)
-            mask_bl[row, : len(one.ids)] = 1
-            if one.segments is not None:
-                segments_bl[row, : len(one.ids)] = torch.tensor(one.segments)
+        for row, sequence in enumerate(batch):
+            ids_bl[row, : len(sequence.ids)] = torch.tensor(sequence.ids)
+            mask_bl[row, : len(sequence.ids)] = 1
+            if sequence.segments is not None:
+                segments_bl[row, : len(sequence.ids)] = torch.tensor(sequence.segments)
         inputs = [ids_bl, mask_bl, segments_bl][: len(padded.names)]
         padded(*(tensor.to(self._model.device) for tensor in inputs))
 

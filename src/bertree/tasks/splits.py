@@ -144,6 +144,6 @@ def _best(folder: Path, fits: Sequence[_Fit], parts: Sequence[str]) -> tuple[Pat
     shards = {match[1] if (match := SHARD.fullmatch(rest)) else "" for rest in rests}
     together = shards == {str(len(equals))} or all(rest[1:] in parts for rest in rests)
     if len(equals) > 1 and not (together and len(rests) == len(equals)):
-        those = ", ".join(fit.path.name for fit in equals)
-        raise UserError(f"{folder}: several files could be {equals[0].split}: {those}; give the file itself")
+        names = ", ".join(fit.path.name for fit in equals)
+        raise UserError(f"{folder}: several files could be {equals[0].split}: {names}; give the file itself")
     return tuple(fit.path for fit in equals)

@@ -22,8 +22,8 @@ def print_embedding_scores(scores: EmbeddingScores) -> None:
     """Print the correlations of every encoder on every set."""
     sets, rows = scores.sets, [result.row for result in scores.results]
     console = make_console()
-    for number, one in enumerate(sets):
-        console.print(Text(f"{one.name}: {one.pairs:,} pairs", style="bold"))
+    for number, pairs in enumerate(sets):
+        console.print(Text(f"{pairs.name}: {pairs.pairs:,} pairs", style="bold"))
         table = Table(box=None, pad_edge=False, padding=(0, 1))
         table.add_column("", no_wrap=True)
         for kind in KINDS:
@@ -55,7 +55,7 @@ def _intervals(row: EncoderScores, intervals: Mapping[str, Interval]) -> Text:
 
 def _summary(console: Console, sets: Sequence[PairSet], rows: Sequence[EncoderScores]) -> None:
     console.print(Text("Spearman of the cosine, all pairs of each set", style="bold"))
-    table = Table("", *(escape(one.name) for one in sets), "average", box=None, pad_edge=False, padding=(0, 1))
+    table = Table("", *(escape(pairs.name) for pairs in sets), "average", box=None, pad_edge=False, padding=(0, 1))
     for column in table.columns[1:]:
         column.justify = "right"
     for row in rows:

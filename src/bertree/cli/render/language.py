@@ -53,13 +53,13 @@ def print_last_words(result: LastWords) -> None:
 def print_attributions(attributions: Sequence[Attribution], k: int) -> None:
     """Print the codes of each text with a bar for their probability."""
     console = make_console()
-    for one in attributions:
+    for attribution in attributions:
         if len(attributions) > 1:
-            words = " ".join(one.text.split())
+            words = " ".join(attribution.text.split())
             console.print(Text(words if len(words) <= SHOWN else words[: SHOWN - 1] + "…"))
-        has_given = any(score.given for score in one.codes)
+        has_given = any(score.given for score in attribution.codes)
         table = Table("code", *(["given"] if has_given else []), "probability", "loss", "", box=None, pad_edge=False)
-        for score in one.codes[:k]:
+        for score in attribution.codes[:k]:
             bar = "█" * round(score.probability * 30)
             named = [Text(score.code, "bold"), *([Text(score.given)] if has_given else [])]
             table.add_row(*named, f"{score.probability:.4f}", f"{score.loss:.4f}", Text(bar, "green"))

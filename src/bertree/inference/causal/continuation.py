@@ -95,9 +95,11 @@ def continue_all(
 
 
 @torch.inference_mode()
-def continue_one(make: Callable[[], Decoder], one: GeneratedSequence, choice: Choice, on_gpu: bool) -> Iterator[None]:
+def continue_one(
+    make: Callable[[], Decoder], sequence: GeneratedSequence, choice: Choice, on_gpu: bool
+) -> Iterator[None]:
     """Continue a sequence by one token per iteration."""
-    yield from _Group(make(), [one], choice, "cuda" if on_gpu else "cpu", lambda row, token: None).run()
+    yield from _Group(make(), [sequence], choice, "cuda" if on_gpu else "cpu", lambda row, token: None).run()
 
 
 class _Group:
@@ -108,7 +110,7 @@ class _Group:
     ) -> None:
         self.decoder, self.group, self.choice, self.device, self.seen = decoder, group, choice, device, seen
         self.lanes = list(range(len(group)))
-        self.steps = max(one.most for one in group)
+        self.steps = max(sequence.most for sequence in group)
         self.read_every = READ_EVERY[device] if seen is None else 1
         self.finite: Tensor | None = None  # whether all logits so far were; read with the tokens
 
@@ -140,12 +142,12 @@ class _Group:
 
     def _read_prompts(self) -> Tensor:
         """Read every prompt once and return the logits of each sequence's first token."""
-        prompts = list(dict.fromkeys(tuple(one.prompt) for one in self.group))
-        capacity = max(len(one.prompt) + one.most for one in self.group)
+        prompts = list(dict.fromkeys(tuple(sequence.prompt) for sequence in self.group))
+        capacity = max(len(sequence.prompt) + sequence.most for sequence in self.group)
         logits_sv = self.decoder.start(prompts, capacity)
         if len(prompts) == len(self.group):
             return logits_sv
-        rows = [prompts.index(tuple(one.prompt)) for one in self.group]
+        rows = [prompts.index(tuple(sequence.prompt)) for sequence in self.group]
         self.decoder.keep(rows)
         return logits_sv[rows]
 
@@ -161,12 +163,12 @@ class _Group:
             raise NotFinite
         for ids in torch.stack(waiting).tolist():
             for row, token in zip(self.lanes, ids, strict=True):
-                one = self.group[row]
-                if one.complete:
+                sequence = self.group[row]
+                if sequence.complete:
                     continue
-                one.ended = token == self.choice.end
-                if not one.ended:
-                    one.ids.append(token)
+                sequence.ended = token == self.choice.end
+                if not sequence.ended:
+                    sequence.ids.append(token)
                     if self.seen is not None:
                         self.seen(row, token)
         waiting.clear()
@@ -175,7 +177,8 @@ class _Group:
         """Return the random numbers of each sequence (s x steps); None if none are needed."""
         if self.choice.sampling.temperature == 0:
             return None
-        drawn = [draw_numbers(self.choice.seed, one.prompt, one.number, self.steps) for one in self.group]
+        seed, steps = self.choice.seed, self.steps
+        drawn = [draw_numbers(seed, sequence.prompt, sequence.number, steps) for sequence in self.group]
         return torch.tensor(drawn, dtype=torch.float64, device=device)
 
     def _used(self, logits_sv: Tensor) -> Tensor | None:
@@ -183,8 +186,8 @@ class _Group:
         if self.choice.sampling.penalty == 1:
             return None
         used_sv = torch.zeros_like(logits_sv[:, : self.choice.vocabulary], dtype=torch.bool)
-        for row, one in enumerate(self.group):
-            used_sv[row, list(one.prompt)] = True
+        for row, sequence in enumerate(self.group):
+            used_sv[row, list(sequence.prompt)] = True
         return used_sv
 
 
@@ -216,7 +219,7 @@ def search(
             if token == choice.end:
                 finished.append(_Finished(score / step, texts[lane], True))
         texts = [[*texts[lane], token] for _, lane, token in continuing]
-        finished = sorted(finished, key=lambda one: -one.score)[:count]
+        finished = sorted(finished, key=lambda text: -text.score)[:count]
         if step == most or (len(finished) == count and finished[-1].score >= continuing[0][0] / step):
             break
         decoder.keep([lane for _, lane, _ in continuing])
@@ -224,8 +227,8 @@ def search(
         logits_bv = decoder.step(torch.tensor([token for _, _, token in continuing], device=scores_b.device))
     if step == most:
         finished += [_Finished(score / step, ids, False) for (score, _, _), ids in zip(continuing, texts, strict=True)]
-    best = sorted(finished, key=lambda one: -one.score)[:count]
-    return [GeneratedSequence(prompt, number, most, one.ids, one.ended) for number, one in enumerate(best)]
+    best = sorted(finished, key=lambda text: -text.score)[:count]
+    return [GeneratedSequence(prompt, number, most, text.ids, text.ended) for number, text in enumerate(best)]
 
 
 def _best(

@@ -143,18 +143,20 @@ def generate(
 
             continue_all(make, sequences, choice, model.device.type == "cuda", show if on_text and pieces else None)
     texts, backward = [], is_backward(model)
-    for row, one in enumerate(sequences):
+    for row, sequence in enumerate(sequences):
         text = ""
         if backward and model.tokenizer is not None:
-            text = text_before(model.tokenizer, one.prompt, one.ids)
+            text = text_before(model.tokenizer, sequence.prompt, sequence.ids)
         elif pieces:
-            pieces[row].ids = one.ids
+            pieces[row].ids = sequence.ids
             text = pieces[row].text
             if on_text is not None and (rest := pieces[row].finish()):
                 on_text(row, rest)
         prompt = read[row // options.count].text
         texts.append(
-            GeneratedText(prompt, text, one.ids, one.ended, one.number, options.control, options.given, backward)
+            GeneratedText(
+                prompt, text, sequence.ids, sequence.ended, sequence.number, options.control, options.given, backward
+            )
         )
     return Generation(texts, time.perf_counter() - begun)
 
@@ -206,8 +208,10 @@ class TextStream(Iterator[str]):
     @property
     def result(self) -> GeneratedText:
         """The text so far."""
-        one, text, options = self._sequence, self._decoder.text, self._options
-        return GeneratedText(self._prompt.text, text, one.ids, one.ended, one.number, options.control, options.given)
+        sequence, text, options = self._sequence, self._decoder.text, self._options
+        return GeneratedText(
+            self._prompt.text, text, sequence.ids, sequence.ended, sequence.number, options.control, options.given
+        )
 
     def _generate(self) -> Iterator[str]:
         model, choice = self._model, _choice(self._model, self._options)
@@ -237,7 +241,7 @@ def _choice(model: LoadedModel, options: GenerationOptions) -> Choice:
 def _pieces(model: LoadedModel, sequences: Sequence[GeneratedSequence]) -> list[PieceDecoder]:
     """Return what turns tokens into text as they come; empty if they come from the end of the text."""
     tokenizer = None if is_backward(model) else model.tokenizer
-    return [PieceDecoder(tokenizer, one.prompt) for one in sequences] if tokenizer else []
+    return [PieceDecoder(tokenizer, sequence.prompt) for sequence in sequences] if tokenizer else []
 
 
 def _read_prompt(model: LoadedModel, prompt: Input, options: GenerationOptions) -> Prompt:

@@ -76,7 +76,7 @@ def predict_last_words(model: LoadedModel, passages: Sequence[str]) -> LastWords
         raise UserError("lambada: there are no passages")
     with bar("words", sum(map(len, sequences)) - sum(first), speed="tokens") as progress:
         scored = score(model, sequences, first, progress.advance, stop_word_ids(tokenizer))
-    loss = sum(float(one.losses.sum()) for one in scored) / len(scored)
-    right = sum(bool(one.right.all()) for one in scored) / len(scored)
-    filtered = sum(bool(one.first_right and one.right[1:].all()) for one in scored) / len(scored)
+    loss = sum(float(word.losses.sum()) for word in scored) / len(scored)
+    right = sum(bool(word.right.all()) for word in scored) / len(scored)
+    filtered = sum(bool(word.first_right and word.right[1:].all()) for word in scored) / len(scored)
     return LastWords(right, filtered, math.exp(min(loss, 700)), len(scored), time.perf_counter() - begun)

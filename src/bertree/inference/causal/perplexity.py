@@ -199,7 +199,7 @@ def _score_windows(
     windows = [window for ids in documents for window in cut_windows(ids, prefix, start, context, stride)]
     scored = score(model, [window.ids for window in windows], [window.first for window in windows], advance)
     seen = [np.arange(window.first, len(window.ids)) for window in windows]
-    return np.concatenate([one.losses for one in scored]), np.concatenate(seen)
+    return np.concatenate([window_scores.losses for window_scores in scored]), np.concatenate(seen)
 
 
 def _check_texts(texts: Iterable[str] | str) -> list[str]:

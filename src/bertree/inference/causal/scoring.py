@@ -69,14 +69,14 @@ def score(
             logits_sv = network.mask_logits(hidden_th, first_s - 1)
             logits_sv[:, list(never)] = -torch.inf
             chosen = (logits_sv.argmax(1) == batch.ids[first_s]).tolist()
-            scored = [replace(one, first_right=right) for one, right in zip(scored, chosen, strict=True)]
+            scored = [replace(tokens, first_right=right) for tokens, right in zip(scored, chosen, strict=True)]
         return rows, scored
 
     by_row: dict[int, ScoredTokens] = {}
     with model.evaluating():
         for rows, scored in map_jobs(work, batch_by_length(list(map(len, sequences)), device), device):
             by_row.update(zip(rows, scored, strict=True))
-            advance(sum(len(one.losses) for one in scored))
+            advance(sum(len(tokens.losses) for tokens in scored))
     return [by_row[row] for row in range(len(sequences))]
 
 
@@ -109,7 +109,8 @@ def token_logs(
             own_m = logs_mv.gather(1, batch.ids[rows_m + 1].long()[:, None])[:, 0].tolist()
             best = logs_mv.topk(min(k, logs_mv.shape[1]))
             likeliest = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-            logs += [(own, list(zip(*one, strict=True))) for own, one in zip(own_m, likeliest, strict=True)]
+            pairs = (list(zip(ids, values, strict=True)) for ids, values in likeliest)
+            logs += zip(own_m, pairs, strict=True)
     return logs
 
 
@@ -118,7 +119,7 @@ def split_scores(losses_m: Tensor, right_m: Tensor, counts: Sequence[int]) -> li
     ends = np.cumsum(counts)[:-1]
     losses = np.split(losses_m.double().cpu().numpy(), ends)
     right = np.split(right_m.cpu().numpy(), ends)
-    return [ScoredTokens(*one) for one in zip(losses, right, strict=True)]
+    return [ScoredTokens(*parts) for parts in zip(losses, right, strict=True)]
 
 
 SEGMENT = 128  # tokens

@@ -48,12 +48,12 @@ def layers(
     with showing(progress):
         target = _check_page(out)
         rows = TextRows(str(texts), text, format)
-        models = [_load(one, device, tokenizer) for one in (model, other) if one is not None]
+        models = [_load(name, device, tokenizer) for name in (model, other) if name is not None]
         first: list[str] = []
         analysis = analyze(models, _filled(rows, first), max_length or None, batch_tokens)
         if empty := rows.counts.empty:
             note(f"{rows.name}: {empty:,} of {rows.counts.rows:,} rows are empty and were left out")
-        examples = [{"text": one, "models": [_example(reader, one) for reader in models]} for one in first]
+        examples = [{"text": example, "models": [_example(reader, example) for reader in models]} for example in first]
         analysis = replace(analysis, examples=examples)
         if target is not None:
             write_into_folder(target, layers_page(analysis, rows.name))
@@ -93,18 +93,19 @@ def _filled(rows: TextRows, first: list[str]) -> Iterator[str]:
 
 def _example(model: LoadedModel, text: str) -> Json:
     """Return one text in every layer, as the page's script reads it: two bytes for a weight."""
-    one = inspect_text(model, text, CANDIDATES, EXAMPLE_TOKENS)
+    inspection = inspect_text(model, text, CANDIDATES, EXAMPLE_TOKENS)
     attention = None
-    if one.attention is not None:
-        weights = (one.attention.clamp(0, 1) * 65535).round().cpu().numpy().astype("<u2")
+    if inspection.attention is not None:
+        weights = (inspection.attention.clamp(0, 1) * 65535).round().cpu().numpy().astype("<u2")
         attention = [b64encode(layer.tobytes()).decode() for layer in weights]
     lens = (
         None
-        if one.lens is None
+        if inspection.lens is None
         else [
             [[{"text": c.token, "probability": round(c.probability, 6)} for c in token] for token in layer]
-            for layer in one.lens
+            for layer in inspection.lens
         ]
     )
-    norms = one.norms.double().cpu().numpy().round(4).tolist()
-    return {"tokens": one.tokens, "attention": attention, "lens": lens, "norms": norms, "cut": one.dropped > 0}
+    norms = inspection.norms.double().cpu().numpy().round(4).tolist()
+    tokens, cut = inspection.tokens, inspection.dropped > 0
+    return {"tokens": tokens, "attention": attention, "lens": lens, "norms": norms, "cut": cut}

@@ -45,12 +45,13 @@ def analyze(
         while block := list(islice(source, BLOCK)):
             encoded = [tokenize_inputs(block, m.tokenizer, m.architecture, limit, m.name) for m in models]
             note_cuts(encoded[0], limit)
-            rows = [row for row in range(len(block)) if all(one[row].ids for one in encoded)]
+            rows = [row for row in range(len(block)) if all(of_model[row].ids for of_model in encoded)]
             lengths = [len(encoded[0][row].ids) for row in rows]
             tokens = batch_tokens or (GPU_TOKENS if models[0].device.type == "cuda" else 0)
             for places in batch_by_length(lengths, models[0].device, tokens):
                 chosen = [rows[place] for place in places]
-                between.add([r.add([one[row] for row in chosen]) for r, one in zip(readers, encoded, strict=True)])
+                sequences = ([of_model[row] for row in chosen] for of_model in encoded)
+                between.add([reader.add(batch) for reader, batch in zip(readers, sequences, strict=True)])
                 shown.advance(len(chosen))
             count += len(rows)
     if count < 2:
@@ -79,7 +80,7 @@ class ModelSums:
         size = model.architecture.vocab_size if tokenizer is None else tokenizer.size
         self._lens = LensSums(network, size) if has_lens(network) else None
         special = () if tokenizer is None else (tokenizer.id_of("cls"), tokenizer.id_of("sep"), tokenizer.end_id)
-        self._special = torch.tensor([one for one in special if one is not None], device=model.device)
+        self._special = torch.tensor([token for token in special if token is not None], device=model.device)
 
     def add(self, encoded: Sequence[Encoded]) -> tuple[Batch, list[Tensor]]:
         """Add a batch; return it, and the states of its tokens in all layers, in float32."""

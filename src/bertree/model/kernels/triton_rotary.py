@@ -57,10 +57,10 @@ if triton is not None:
         rows = tl.arange(0, TURNED)[:, None]
         live = rows < 2 * HEADS
         offset = token * (3 * HEADS * WIDTH) + rows * WIDTH + half[None, :]
-        one = tl.load(qkv + offset, mask=live, other=0.0).to(tl.float32)
-        two = tl.load(qkv + offset + WIDTH // 2, mask=live, other=0.0).to(tl.float32)
-        tl.store(out + offset, one * c - two * s, mask=live)
-        tl.store(out + offset + WIDTH // 2, two * c + one * s, mask=live)
+        left = tl.load(qkv + offset, mask=live, other=0.0).to(tl.float32)
+        right = tl.load(qkv + offset + WIDTH // 2, mask=live, other=0.0).to(tl.float32)
+        tl.store(out + offset, left * c - right * s, mask=live)
+        tl.store(out + offset + WIDTH // 2, right * c + left * s, mask=live)
         rows = tl.arange(0, COPIED)[:, None]
         live = rows < HEADS
         offset = token * (3 * HEADS * WIDTH) + (2 * HEADS + rows) * WIDTH + tl.arange(0, WIDTH)[None, :]

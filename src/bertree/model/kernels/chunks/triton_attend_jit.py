@@ -191,9 +191,9 @@ if triton is not None:
         share = tl.zeros([ROWS], tl.float32)
         mixed = tl.zeros([ROWS, PADDED], tl.float32)
         for number in range(ROUNDS):
-            one = tl.exp2(tl.load(sums + number * count + row, mask=live, other=0.0) - high)
-            share += one
-            mixed += one[:, None] * load_rows(parts, number * count + row, live, WIDTH, 0, WIDTH, PADDED)
+            weight = tl.exp2(tl.load(sums + number * count + row, mask=live, other=0.0) - high)
+            share += weight
+            mixed += weight[:, None] * load_rows(parts, number * count + row, live, WIDTH, 0, WIDTH, PADDED)
         _put(out, mixed / share[:, None], row, live, WIDTH, 0, WIDTH, PADDED)
         tl.store(total + row, high + tl.log2(share), mask=live)
 
