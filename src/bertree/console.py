@@ -117,7 +117,7 @@ def note(message: str | BertreeWarning) -> None:
 
 
 def _calling_frame() -> FrameType:
-    """Return the frame that called this package first; other libraries may stand between two functions of it."""
+    """Return the frame that called this package first; frames of other libraries may be between two of its own."""
     caller = sys._getframe()
     frame: FrameType | None = caller
     while frame is not None:

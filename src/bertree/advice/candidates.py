@@ -1,7 +1,7 @@
-"""Candidates: a model and a way to use it, with size, latency on this machine, and the score that is to be expected.
+"""The candidates of `bertree advise`: a model and a way to use it, with its size, its latency here and a likely score.
 
-Latency is measured with the network that is run in the end, on one text of the requested length. A student that does
-not exist yet, and a member whose weights are not here, are timed with random weights: that makes no difference to time.
+Latency is measured with the network that will be used in the end, on one text of the requested length. A student that
+does not exist yet, or a preset without weights here, is timed with random weights: these take the same time.
 """
 
 import math
@@ -30,7 +30,7 @@ from bertree.model.architecture import Architecture
 from bertree.model.presets import PRESETS
 
 SECONDS, MOST_RUNS, WARM_UP = 0.6, 12, 2  # of timing one network
-BUSY = 1.2  # programs per core that want to run, on average over a minute, above which it is busy
+BUSY = 1.2  # load average per core above which the machine counts as busy
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ class CandidateModel:
     """A model folder, or a member of the family whose weights are not here."""
 
     name: str
-    folder: str  # "": it has none
+    folder: str  # "" if its weights are not here
     architecture: Architecture
-    longest: int  # tokens that it reads
+    longest: int  # tokens of the longest text it reads
     file_bytes: int = 0
 
 
@@ -50,7 +50,7 @@ class Expected:
 
     score: float
     source: str
-    inferred: bool  # not measured in this way, with this number of examples
+    inferred: bool  # not measured with this way and this number of examples
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,16 +59,16 @@ class AdviceCandidate:
 
     encoder: CandidateModel
     way: Way
-    runs: Architecture  # the network that answers
+    runs: Architecture  # the network that is used in the end
     weight_bytes: int
-    memory: int  # of the weights as float32 and of one text
+    memory: int  # bytes for float32 weights and one text
     training_gib: float  # 0: nothing is trained
     latency_ms: float
-    timed: bool  # False: by the number of its operations
+    timed: bool  # False: latency is estimated from the number of operations
     expected: Expected | None = None
-    points: float = 0.0  # of the rules
+    points: float = 0.0  # that rules add to the score
     misses: dict[str, float] = field(default_factory=dict)  # limit -> how many times it is exceeded
-    why_not: str = ""  # besides the limits
+    why_not: str = ""  # why it is excluded, apart from limits
 
     @property
     def name(self) -> str:
@@ -82,12 +82,12 @@ class AdviceCandidate:
 
     @property
     def worth(self) -> float:
-        """What candidates are ranked by."""
+        """The score by which candidates are ranked."""
         return self.expected.score + self.points if self.expected else -math.inf
 
 
 def read_folder(name: str | Path) -> tuple[CandidateModel, Model]:
-    """Load a model that was named; it must have weights."""
+    """Load a model that the user has named; refuse one without weights or tokenizer."""
     if str(name) in PRESETS and not resolve_model_path(name).is_dir():
         raise UserError(f"{name}: is a preset, which has random weights; `models` takes folders with weights")
     model = load(name)
@@ -108,12 +108,12 @@ class TrialRow(NamedTuple):
     interval: tuple[float, float]
 
 
-Trial = Mapping[str, TrialRow]  # the one with most examples, by model
+Trial = Mapping[str, TrialRow]  # model -> its row with the most examples
 
 
 class Speeds:
-    """Latencies of networks on this machine, each measured once. On a busy machine a text takes as long as the others
-    let it; there the time of the processor is taken, as if its threads shared the work evenly."""
+    """Latencies of networks on this machine, each measured once. On a busy machine, where elapsed time depends on other
+    programs, processor time divided by the number of threads is measured instead."""
 
     def __init__(self, base: Model, request: Request, device: str) -> None:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -172,7 +172,7 @@ def _processor_time() -> float:
 def make_candidates(
     facts: Knowledge, request: Request, encoders: Sequence[CandidateModel], speeds: Speeds, trial: Trial
 ) -> Iterator[AdviceCandidate]:
-    """Yield what there is for a task: each model in each way."""
+    """Yield a candidate for each model and each way that is possible for the task."""
     for encoder in encoders:
         for way in facts.ways:
             runs = student_of(encoder.architecture, way.student)
@@ -198,14 +198,14 @@ def make_candidates(
 
 
 def student_of(a: Architecture, student: str) -> Architecture | None:
-    """Return the network that a way runs in the end; None if it cannot be made of this one."""
+    """Return the network that a way runs in the end; None if it cannot be built from this one."""
     if student == "half":
         return a.with_values({"layers": a.layers // 2}) if a.layers > 1 else None
     return PRESETS[student].architecture.with_values({"vocab_size": a.vocab_size}) if student else a
 
 
 def _with_limits(candidate: AdviceCandidate, facts: Knowledge, request: Request, trial: Trial) -> AdviceCandidate:
-    """Say which limits a candidate exceeds, and which rules and numbers of examples speak against it."""
+    """Return a candidate with the limits it exceeds, the points that rules give it, and why it is excluded."""
     misses = {
         name: value / limit
         for name, value, limit in (
@@ -233,7 +233,7 @@ def _with_limits(candidate: AdviceCandidate, facts: Knowledge, request: Request,
 
 
 def rule_applies(when: Conditions, request: Request) -> bool:
-    """Whether the conditions on what the user asks for hold."""
+    """Whether a rule's conditions on the request hold."""
     return (
         (not when.tasks or request.kind in when.tasks)
         and (not when.examples_below or request.examples < when.examples_below)
@@ -245,17 +245,18 @@ def rule_applies(when: Conditions, request: Request) -> bool:
 
 
 def rule_concerns(when: Conditions, candidate: AdviceCandidate) -> bool:
-    """Whether the conditions on the way and the model hold."""
+    """Whether a rule's conditions on the way and the model hold."""
     by_way = not when.ways or candidate.way.name in when.ways
     return by_way and (not when.members or candidate.encoder.name in when.members)
 
 
 def expected(facts: Knowledge, request: Request, candidate: AdviceCandidate, trial: Trial) -> Expected | None:
-    """Return the score that a candidate should reach, from the nearest row; None if no row says anything.
+    """Return the score that a candidate should reach, from the nearest measured row; None if there is none.
 
-    A row of another number of examples, or of another way, is moved by what that changes for the base model."""
+    If the row has another number of examples or another way, its score is shifted by the difference that this makes for
+    the base model."""
     name, way, examples = candidate.encoder.name, candidate.way.name, request.examples
-    if tried := trial.get(name):  # on as many examples as there are, so that only the way may differ
+    if tried := trial.get(name):  # with all examples of the user, so that only the way may differ
         row, own_way = Scored(name, examples, tried.score), tried.way
         source = f"measured on your data ({own_way}, {tried.examples:,} examples: {row.score:.1f})"
     else:
@@ -265,21 +266,21 @@ def expected(facts: Knowledge, request: Request, candidate: AdviceCandidate, tri
         row, rows = nearest
         source, own_way = f"{row.model}, {row.examples:,} examples: {row.score:g} ({rows.source})", rows.way
         base = trial.get(facts.base)
-        at = facts.curve(request.kind, base.way, base.examples) if base else None
-        if base and at is not None:  # how much harder or easier the user's task is
-            row = replace(row, score=row.score + base.score - at)
+        usual = facts.curve(request.kind, base.way, base.examples) if base else None
+        if base and usual is not None:  # shift by how much easier the user's task is for the base model
+            row = replace(row, score=row.score + base.score - usual)
     if (way, examples) == (own_way, row.examples):
         return Expected(row.score, source, name not in trial and row.model != name)
-    wanted, measured = facts.curve(request.kind, way, examples), facts.curve(request.kind, own_way, row.examples)
-    if wanted is None or measured is None:
+    target, measured = facts.curve(request.kind, way, examples), facts.curve(request.kind, own_way, row.examples)
+    if target is None or measured is None:
         near = way == own_way and row.examples <= facts.reach * max(1, examples)
         return Expected(row.score, source, True) if near else None
-    return Expected(max(0.0, min(100.0, row.score + wanted - measured)), f"inferred from {source}", True)
+    return Expected(max(0.0, min(100.0, row.score + target - measured)), f"inferred from {source}", True)
 
 
 def _nearest_row(facts: Knowledge, request: Request, candidate: AdviceCandidate) -> tuple[Scored, MeasuredRows] | None:
-    """Return the row of a model that is nearest in way and number of examples; of a folder without rows of its own,
-    that of the model with rows that is nearest in size."""
+    """Return the row of a model with the nearest way and number of examples. For a folder without rows, use those of
+    the model that is nearest in size."""
     of_kind = [rows for rows in facts.rows if rows.task == request.kind]
     names = {row.model for rows in of_kind for row in rows.scores}
     if candidate.encoder.name not in names and not candidate.encoder.folder:

@@ -1,4 +1,4 @@
-"""Advice as a page: the choices with their commands, the trial as a learning curve, all others, and the rules."""
+"""The HTML page of `bertree advise`: choices with commands, learning curves of the trial, rules, other candidates."""
 
 from collections.abc import Sequence
 
@@ -19,7 +19,7 @@ RULES = ("rule", "source", "our own studies")
 
 def advice_page(advice: Advice) -> str:
     """Return the page."""
-    fetch = "They meet the limits too. Put a folder with the weights and that name beside you."
+    fetch = "They meet the limits too. Put the weights into a folder of that name here."
     nearest = [advice.nearest] if advice.nearest else []
     star = "*: from the number of its operations, not measured."
     sections = [

@@ -19,7 +19,7 @@ def register(app: typer.Typer) -> None:
         "teacher": Option(metavar="TEACHER", help="Folder of the trained model to learn from."),
         "task": Option(help="Task to learn instead, as in `bertree finetune`."),
         "layers": Option(help="The teacher's layers the student begins with, from 1: 1,3,5; else evenly spread."),
-        "seconds": Option(min=0, max=86400, help="Time for timing teacher and student; 0: they are not."),
+        "seconds": Option(min=0, max=86400, help="Time for timing teacher and student; 0: no timing."),
     }
     python_verb(app, "distillation.distill.distill", ("teacher", "settings"), panel=TRAIN, own=own, on_ranks=True)(
         distill

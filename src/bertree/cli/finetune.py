@@ -192,17 +192,17 @@ def predict(
         task = loaded.find_task(text=text, pair=pair)
     except UserError as error:
         raise UserError(f"{model}: {error}") from None
-    rest, done = _examples(task, texts or [], file, question, literal), 0
-    while chunk := list(islice(rest, CHUNK)):
+    examples, predicted = _examples(task, texts or [], file, question, literal), 0
+    while chunk := list(islice(examples, CHUNK)):
         for line in loaded.predict_examples(task, chunk, max_length):
             print(json_text(line) if as_json else task.prediction_text(line))
-        done += len(chunk)
-    if not done:
+        predicted += len(chunk)
+    if not predicted:
         raise UserError(f"{file or 'standard input'}: nothing to predict: the input is empty")
 
 
 def _examples(task: Any, texts: Sequence[str], file: Path | None, question: str | None, literal: bool) -> Iterator[Any]:
-    """Yield what is to be predicted: the examples of files, of texts of the command line, or of standard input."""
+    """Yield the examples to predict: those of files, of texts on the command line, or of standard input."""
     from bertree.tasks.files import parse_inputs, parse_line, read_inputs
 
     if file is not None:

@@ -59,7 +59,7 @@ def build(
 ) -> None:
     """Build an index of documents. After a stop, run it again to go on.
 
-    Documents are cut into passages at the ends of sentences; a passage knows where in its document it stands.
+    Documents are cut into passages at the ends of sentences; a passage keeps its position in the document.
 
     [dim]bertree index build default corpus/books.txt --blocks --out my-index
     bertree index build my-model mail.jsonl --text body --id message --out my-mail[/dim]
@@ -117,7 +117,7 @@ def add(
     address: AddressOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Add documents. A document replaces the one with its id; one that is there unchanged costs nothing.
+    """Add documents. A document replaces the one with the same id; an unchanged document costs nothing.
 
     Killed at any moment, the index stays as it was after its last commit; the same command goes on.
 
@@ -177,7 +177,7 @@ def remove(
 
 
 def upgrade(folder: IndexArgument, as_json: JsonOption = False) -> None:
-    """Make the word index of an index anew: of one that has none, or whose parts disagree.
+    """Rebuild the word index: of an index that has none, or whose parts disagree.
 
     Killed at any moment, the index stays as it was.
 

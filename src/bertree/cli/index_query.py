@@ -60,23 +60,23 @@ def query(
     for option, value in (("--label", label), ("--candidates", candidates)):
         if value is not None and rerank is None:
             raise UserError(f"{option}: is for a second model, which --rerank names")
-    with open_index(index, None, schema, table) as closed:
-        name, passages, state = closed.name, len(closed), closed.state
-        chosen_mode = choose_mode(mode, closed.has_words, name)
-        chosen = "" if chosen_mode == "words" else model or closed.model_path
+    with open_index(index, None, schema, table) as unloaded:
+        name, passages, state = unloaded.name, len(unloaded), unloaded.state
+        chosen_mode = choose_mode(mode, unloaded.has_words, name)
+        chosen = "" if chosen_mode == "words" else model or unloaded.model_path
         if mode is None and chosen_mode == "vectors":
             note(f"{name}: has no word index, so it is searched by meaning only; `bertree index upgrade` makes one")
     if not getattr(state, "complete", True):
         note(f"{name}: is not finished; what is there is searched (run `bertree index build` again to go on)")
     encoder = load_encoder(chosen, device, precision) if chosen else None
     with open_index(index, encoder, schema, table) as opened:
-        second = load(rerank, device=choose_device(device)) if rerank else None
+        reranker = load(rerank, device=choose_device(device)) if rerank else None
         hits = opened.search(
             question,
             k,
             mode=chosen_mode,
             where=filters(where or []),
-            rerank=second,
+            rerank=reranker,
             candidates=candidates or CANDIDATES,
             label=label,
         )
@@ -115,7 +115,7 @@ def evaluate(
 ) -> None:
     """Evaluate an index on questions: recall, MRR and nDCG of words, vectors and both, with intervals.
 
-    A question counts by documents: a document has the place of its first passage.
+    Ranks count documents: a document has the rank of its best passage.
 
     [dim]bertree index evaluate my-index --questions questions.jsonl --out scores
     bertree index evaluate my-index --questions questions.csv --document id --tune[/dim]
@@ -126,11 +126,11 @@ def evaluate(
     from bertree.search.index import open_index
 
     asked = read_questions(questions, question, document)  # raises for a wrong file before a model is loaded
-    with open_index(index, None, schema, table) as closed:
-        chosen = model or closed.model_path
-    second = load(rerank, device=choose_device(device)) if rerank else None
+    with open_index(index, None, schema, table) as unloaded:
+        chosen = model or unloaded.model_path
+    reranker = load(rerank, device=choose_device(device)) if rerank else None
     with open_index(index, load_encoder(chosen, device, precision), schema, table) as opened:
-        result = evaluate_search(opened, asked, rerank=second, candidates=candidates, label=label, tune=tune, out=out)
+        result = evaluate_search(opened, asked, rerank=reranker, candidates=candidates, label=label, tune=tune, out=out)
     print_json(result.json()) if as_json else print_evaluation(result)
     if out is not None and not as_json:
         print(out / "report.html")
@@ -163,8 +163,8 @@ def mine(
     from bertree.search.index import open_index
     from bertree.search.mining import mine_negatives
 
-    with open_index(index, None, schema, table) as closed:
-        chosen = model or closed.model_path
+    with open_index(index, None, schema, table) as unloaded:
+        chosen = model or unloaded.model_path
     columns = {"question": question, "document": document}
     with open_index(index, load_encoder(chosen, device, precision), schema, table) as opened:
         mined = mine_negatives(opened, questions, out, negatives=negatives, skip=skip, mode=mode, **columns)
@@ -241,9 +241,9 @@ def export(
                     progress.relabel(doing, of)
                     progress.move_to(count)
 
-                done = index.export(to, schema=schema, table=table, replace=replace, watch=watch)
+                exported = index.export(to, schema=schema, table=table, replace=replace, watch=watch)
         except KeyboardInterrupt:
             raise Interrupted(f"{folder}: interrupted; the database is as it was") from None
-    if not done.graph:
+    if not exported.graph:
         note("these vectors have too many numbers for an HNSW index of pgvector, so queries compare all of them")
-    print_json(vars(done)) if as_json else print_exported(done)
+    print_json(vars(exported)) if as_json else print_exported(exported)

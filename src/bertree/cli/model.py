@@ -180,8 +180,8 @@ def convert(architecture: "Architecture", options: SimpleNamespace) -> None:
 def verify(verification: "Verification", options: SimpleNamespace) -> None:
     """Read every byte and compare it with its checksums; the first damaged file is named, with exit code 2.
 
-    Of a model, names, shapes and values of all weights are checked too, and that the tokenizer fits. What others have
-    written has no checksums; it says what could not be checked.
+    For a model, names, shapes and values of all weights are checked too, and whether the tokenizer fits. Files of other
+    programs have no checksums; the output lists what could not be checked.
 
     [dim]bertree verify my-model
     bertree verify my-run --json[/dim]

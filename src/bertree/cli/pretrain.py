@@ -24,7 +24,7 @@ PLAN_OWN = {
     "length": Option(min=1, help="Tokens of a sequence; up to 1024, or the recipe's."),
     "zero": Option(min=0, max=3, help="Show this ZeRO stage alone."),
     "tensor": Option(min=1, help="Show this number of ranks that share each layer."),
-    "recompute": Option(help="Layers again in the backward pass; else where needed."),
+    "recompute": Option(help="Compute layers again in the backward pass; default: where needed."),
     "sequence_parallel": Option(help="Split norms and dropout by tokens."),
     "peak": Option(min=0.001, max=1e6, help="TFLOP/s of a device in bf16."),
     "efficiency": Option(min=0.01, max=1, help="Share of the peak that computing reaches."),

@@ -1,4 +1,4 @@
-"""What the answers of models on the same examples tell: calibration, significance of a difference, disagreements.
+"""Compare the answers of models to the same examples: calibration, significance of differences, disagreements.
 
 A task says what a right answer is (`Task.error`), how sure a model is of one (`Task.confidence`) and what its scores
 are made of (`Task.statistics`); the rest holds for all tasks. Numbers and tagged sentences have no confidence.
@@ -19,13 +19,13 @@ from bertree.report.formats import digits
 from bertree.tasks.intervals import Interval, paired_difference
 from bertree.tasks.task import Task
 
-SHOWN = 5  # examples of each side
-ROOM = 320  # characters of a text
+SHOWN = 5  # examples on which a model is better than the other
+ROOM = 320  # characters of a text that are shown
 
 
 @dataclass(frozen=True)
 class ModelScores:
-    """The scores of several models with their intervals, and what their answers tell."""
+    """The scores of several models with their intervals, and the comparison of their answers."""
 
     values: dict[str, list[float | None]] = field(default_factory=dict)
     intervals: dict[str, tuple[Interval | None, ...]] = field(default_factory=dict)
@@ -35,8 +35,8 @@ class ModelScores:
 
 
 def model_scores(tasks: Sequence[Task[Any]], scored: Sequence[Sequence[ScoredSplit]]) -> ModelScores:
-    """Return the scores of each model on all splits, the task's metric first, and what the answers on the first split
-    tell."""
+    """Return the scores of each model on all splits, the task's metric first, and compare the answers on the first
+    split."""
     values = [
         {split.prefix + key: value for split in splits for key, value in split.scores.items()} for splits in scored
     ]
@@ -67,7 +67,7 @@ def calibrations(task: Task[Any], splits: Sequence[ScoredSplit]) -> tuple[Calibr
 
 
 def differences(tasks: Sequence[Task[Any]], splits: Sequence[ScoredSplit]) -> tuple[ScoreDifference, ...]:
-    """Return by how much each model but the first differs from it in the task's metric."""
+    """Return the difference in the task's metric of each other model from the first."""
     name = splits[0].prefix + tasks[0].metric
     first, *others = (
         task.statistics(split.examples, split.predictions)[tasks[0].metric]
@@ -77,7 +77,7 @@ def differences(tasks: Sequence[Task[Any]], splits: Sequence[ScoredSplit]) -> tu
 
 
 def disagreements(task: Task[Any], splits: Sequence[ScoredSplit]) -> tuple[Disagreement, ...]:
-    """Return where each model but the first answers better or worse than it."""
+    """Return the examples on which each other model answers better or worse than the first."""
     first, *others = ([line for line in split.predictions if line.get("gold") is not None] for split in splits)
     return tuple(_disagreement(task, first, other) for other in others)
 
@@ -113,14 +113,14 @@ def _example(task: Task[Any], pair: tuple[Json, Json], better: int) -> AnsweredE
     texts = [str(line[name]) for name in ("question", "text", "pair", "context") if line.get(name)]
     if "options" in line:
         texts.append(" / ".join(map(str, line["options"])))
-    kept = tuple(text[:ROOM] + ("…" if len(text) > ROOM else "") for text in texts)
+    shortened = tuple(text[:ROOM] + ("…" if len(text) > ROOM else "") for text in texts)
     gold, *answers = (_answer(pair, side) for side in (line["gold"], *(prediction["predicted"] for prediction in pair)))
     sure = tuple(task.confidence(prediction) for prediction in pair)
-    return AnsweredExample(kept, gold, (answers[0], answers[1]), (sure[0], sure[1]), better)
+    return AnsweredExample(shortened, gold, (answers[0], answers[1]), (sure[0], sure[1]), better)
 
 
 def _answer(pair: tuple[Json, Json], answer: Any) -> str:
-    """Return an answer in words: of a sentence the tags that are not the same everywhere."""
+    """Return an answer in words. Of a tagged sentence, only the words with different tags are shown."""
     if isinstance(answer, float):
         return digits(answer, 4)
     if "options" in pair[0] and isinstance(answer, int):

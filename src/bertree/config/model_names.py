@@ -1,8 +1,8 @@
 """Names of models: a folder, `default` for the model bundled with bertree, or a model in the local Hugging Face cache.
 
-The folder of a run stands for the model in it. A folder of that name comes first, so a folder called `default` hides
-the bundled model. The network is never used: a
-cached model lies in models--ORG--NAME, where refs/main holds the hash of a commit and snapshots/HASH its files.
+The folder of a run stands for the model in it. An existing folder is preferred, so a folder called `default` hides the
+bundled model. The network is never used. A cached model is in models--ORG--NAME, where refs/main holds the hash of a
+commit and snapshots/HASH its files.
 """
 
 import os
@@ -13,7 +13,7 @@ from bertree.errors import UserError
 from bertree.model.presets import DEFAULT, PRESETS
 from bertree.run_folder import MODEL
 
-FOLDER = Path(__file__).parent.parent / DEFAULT
+FOLDER = Path(__file__).parent.parent / DEFAULT  # of the bundled model
 MODEL_FILES = ("config.json", "bertree.toml")  # a model folder has one of them, or both
 CARD = "README.md"  # in the folder: the model card
 NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
@@ -57,7 +57,7 @@ def holds_model(folder: Path) -> bool:
 
 
 def cache_folder() -> Path:
-    """Return the folder of the cache, as Hugging Face's tools find it."""
+    """Return the folder of the Hugging Face cache, by the environment variables of its own tools."""
     for variable, below in (("HF_HUB_CACHE", ""), ("HUGGINGFACE_HUB_CACHE", ""), ("HF_HOME", "hub")):
         if folder := os.environ.get(variable):
             return Path(folder).expanduser() / below
@@ -70,7 +70,7 @@ def is_hub_name(name: str) -> bool:
 
 
 def find_cached(name: str) -> Path | None:
-    """Return the folder of a model's files in the cache; None if it is not there."""
+    """Return the folder of a model's files in the cache; None if the model is not cached."""
     if not is_hub_name(name):
         return None
     cache = cache_folder()

@@ -15,7 +15,7 @@ from bertree.report.layers import LayerAnalysis, LayerMeasures
 from bertree.report.scales import Axis
 from bertree.report.tables import HeatTable, PageTable, Section, Tile
 
-# Scripts in the order in which one uses the other, and the style of what they draw.
+# Scripts, each after those it uses.
 SCRIPTS = (
     "parts/dom.js",
     "parts/colours.js",
@@ -25,7 +25,7 @@ SCRIPTS = (
     "layers_page.js",
 )
 IMPORT, EXPORT = re.compile(r"^import [^;]*;\n", re.MULTILINE), re.compile(r"^export ", re.MULTILINE)
-# name of the field, title of the chart, whether there is a number for the embeddings too
+# field of LayerMeasures, title of the chart, whether the embeddings have a value too
 CURVES = (
     ("distance", "L2 distance of a layer's input and output", False),
     ("cosine", "Cosine of a layer's input and output", False),

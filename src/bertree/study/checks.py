@@ -12,7 +12,7 @@ from bertree.finetuning import config as finetune_config
 from bertree.finetuning.store_evaluation import OBJECTIVES
 from bertree.inference.load import identify
 from bertree.model.presets import PRESETS
-from bertree.objectives.embedding_losses import loss_named
+from bertree.objectives.embedding_losses import CROSS, loss_named
 from bertree.pretraining import build
 from bertree.pretraining import recipe as recipes
 from bertree.study.load import check_names
@@ -21,12 +21,11 @@ from bertree.tasks.files import TaskFiles
 from bertree.tasks.registry import make_task
 from bertree.text.records import read_records
 
-NO_MODEL_TASKS = ("perplexity", "lambada", "questions", "cloze", "attribution")  # that need no fine-tuned head
-CROSS = "cross"
+HEADLESS_TASKS = ("perplexity", "lambada", "questions", "cloze", "attribution")  # that need no fine-tuned head
 
 
 def check_step(planned: PlannedStep, brief: bool = False) -> None:
-    """Raise an error if a step cannot be computed. `brief`: it is only tried out, so its masks need not repeat."""
+    """Raise an error if a step cannot be computed. `brief`: a short trial, whose masks need not repeat."""
     step = planned.step
     if planned.model and planned.model not in PRESETS:
         identify(planned.model)
@@ -47,12 +46,12 @@ def check_step(planned: PlannedStep, brief: bool = False) -> None:
         axes(planned)
     elif step.task == "attribution":
         _check_attribution(planned)
-    elif step.task and step.task not in NO_MODEL_TASKS:
+    elif step.task and step.task not in HEADLESS_TASKS:
         make_task(step.task)
 
 
 def axes(planned: PlannedStep) -> list[str]:
-    """Return the axes that a step `info` changes, checked."""
+    """Check the axes that a step `info` changes, and return them."""
     if planned.recipe:
         recipe = recipes.load(planned.recipe, planned.settings)
         return [f"{key}={str(value).lower()}" for key, value in recipe.axes.items()]
@@ -74,7 +73,7 @@ def _check_task(planned: PlannedStep) -> None:
 
 
 def _check_attribution(planned: PlannedStep) -> None:
-    """Check that a model that a step trains has codes, and given texts where addresses are attributed."""
+    """Check that the store of a model to train has control codes, and given texts if addresses are attributed."""
     (_, record), *_ = read_records(planned.data[0])
     if planned.model_step is None or planned.store is None:
         return
@@ -103,15 +102,9 @@ def _check_pretraining(planned: PlannedStep, brief: bool) -> None:
         raise UserError(f"{planned.store}: has {train.tokens:,} tokens to train on, fewer than one batch; prepare more")
     masking = Masking.parse(recipe.data.masking)
     epochs = sum(phase.steps * phase.batch_tokens for phase in recipe.phases) / train.tokens
-    varied = any(text.partition("=")[0].endswith("masking") for text in planned.settings)
-    if (
-        varied
-        and not brief
-        and masking
-        and masking.duplicates
-        and epochs <= masking.duplicates
-        and not recipe.run.minutes
-    ):
+    compares_masking = any(text.partition("=")[0].endswith("masking") for text in planned.settings)
+    never_repeats = masking and masking.duplicates and epochs <= masking.duplicates
+    if compares_masking and never_repeats and not brief and not recipe.run.minutes:
         raise UserError(
             f"data.masking={recipe.data.masking}: the run reads its text {epochs:.1f} times, so its masks never repeat "
             "and it equals a run with dynamic masks; use fewer duplicates, more steps or less text (data.share)"

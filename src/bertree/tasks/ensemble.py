@@ -1,8 +1,8 @@
-"""The mean of several models' predictions on one task.
+"""Average the predictions of several models on one task, for `evaluate(ensemble=True)`.
 
-Averaged are probabilities of classes, options and tags, the numbers of a regression, and the logits of a span's first
-and last token. A CRF has no probability for a word: each model has one vote. The models read the same examples, each
-with its own tokenizer; only spans need the same tokens.
+The mean is taken over the probabilities of classes, options and tags, the numbers of a regression, and the logits of a
+span's first and last token. A CRF gives no probabilities, so each of its models has one vote for each word. All models
+read the same examples, each with its own tokenizer; only spans need the same tokens.
 """
 
 from collections.abc import Sequence
@@ -16,12 +16,12 @@ from bertree.tasks.metrics import softmax
 from bertree.tasks.task import Logits, Task, Unit
 
 Rows = NDArray[np.float64]
-LEAST = 1e-30  # probability whose logarithm is taken at least
-AVERAGED = ("sequence", "token", "choice", "span")  # heads
+SMALLEST = 1e-30  # replaces smaller probabilities, so that the logarithm is finite
+AVERAGED = ("sequence", "token", "choice", "span")  # heads whose predictions can be averaged
 
 
 class Member(NamedTuple):
-    """A model's task with its own labels, the units that it has read, and its logits of each."""
+    """A model of the ensemble: the task with its labels, the units it reads, and its logits for each of them."""
 
     task: Task[Any]
     units: Sequence[Unit]
@@ -29,7 +29,7 @@ class Member(NamedTuple):
 
 
 def check_ensemble(tasks: Sequence[Task[Any]]) -> None:
-    """Refuse models whose predictions cannot be averaged. One model is always right."""
+    """Refuse models whose predictions cannot be averaged."""
     first = tasks[0]
     for task in tasks[1:]:
         if (task.name, task.head, task.regression) != (first.name, first.head, first.regression):
@@ -52,12 +52,12 @@ def average(members: Sequence[Member]) -> list[Logits]:
     rows = [_by_example(member) for member in members]
     means = [np.mean(of_example, 0) for of_example in zip(*rows, strict=True)]
     if not first.task.regression and not _has_votes(first):
-        means = [np.log(np.maximum(mean, LEAST)) for mean in means]
+        means = [np.log(np.maximum(mean, SMALLEST)) for mean in means]
     return _by_unit(means, first)
 
 
 def _by_example(member: Member) -> list[Rows]:
-    """Return what is averaged, a row for each row of an example, with the classes in the order of their names."""
+    """Return the rows of each example to average: probabilities, numbers or votes, with classes sorted by name."""
     rows: dict[int, list[Rows]] = {}
     order = np.argsort(np.array(member.task.labels)) if member.task.labels else slice(None)
     for unit, logits in zip(member.units, member.logits, strict=True):
@@ -69,27 +69,27 @@ def _by_example(member: Member) -> list[Rows]:
 
 
 def _by_unit(means: Sequence[Rows], member: Member) -> list[Logits]:
-    """Split the rows of examples into those of a member's units, with the classes in its order."""
+    """Split the rows of each example by the member's units, and put the classes into the member's order."""
     order = np.argsort(np.argsort(np.array(member.task.labels))) if member.task.labels else slice(None)
-    taken = dict[int, int]()
+    used_rows = dict[int, int]()
     numbers = {example: place for place, example in enumerate(sorted({unit.example for unit in member.units}))}
     pieces = []
     for unit, logits in zip(member.units, member.logits, strict=True):
-        start = taken.get(unit.example, 0)
-        taken[unit.example] = start + len(logits)
+        start = used_rows.get(unit.example, 0)
+        used_rows[unit.example] = start + len(logits)
         piece = means[numbers[unit.example]][start : start + len(logits)]
         pieces.append(piece[:, order].astype(np.float32))
     return pieces
 
 
 def _mean_logits(members: Sequence[Member]) -> list[Logits]:
-    """Return the mean of what models with the same tokens say of each."""
+    """Average the logits of models whose units have the same tokens."""
     for member in members[1:]:
-        same = len(member.units) == len(members[0].units) and all(
-            one.sequences[0].ids == other.sequences[0].ids and one.chosen == other.chosen
-            for one, other in zip(members[0].units, member.units, strict=True)
+        same_tokens = len(member.units) == len(members[0].units) and all(
+            first.sequences[0].ids == unit.sequences[0].ids and first.chosen == unit.chosen
+            for first, unit in zip(members[0].units, member.units, strict=True)
         )
-        if not same:
+        if not same_tokens:
             raise UserError(
                 "`ensemble=True`: spans are averaged by tokens, so the models need one tokenizer, stride and max_length"
             )

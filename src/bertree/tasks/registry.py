@@ -29,10 +29,10 @@ Registered = TypeVar("Registered", bound="Task[Any] | Callable[..., Task[Any]]")
 class TaskEntry:
     """A known task: how it is made, and its description for help texts."""
 
-    task: Task[Any]  # as it is without any column named
+    task: Task[Any]  # with the default columns
     make: Callable[..., Task[Any]]
     columns: tuple[str, ...] = ()  # columns that the user may name
-    own_data: bool = False  # for files of one's own, not for a published data set
+    own_data: bool = False  # for the user's own files, not for a published data set
     aliases: tuple[str, ...] = ()
 
     @property
@@ -178,8 +178,8 @@ def _text(value: object) -> str | None:
 
 def with_model_layout(task: Task[Any], stored: Json) -> Task[Any]:
     """Return the task with the layout of a model, from the settings `stored` in its folder."""
-    usual = {field.name: field.default for field in fields(task) if field.name in task.layout}
-    return configure_task(task, {key: stored.get(key, value) for key, value in usual.items()}, DESCRIPTION)
+    defaults = {field.name: field.default for field in fields(task) if field.name in task.layout}
+    return configure_task(task, {key: stored.get(key, value) for key, value in defaults.items()}, DESCRIPTION)
 
 
 def with_model_labels(task: Task[Any], heads: Mapping[str, int], labels: Sequence[str]) -> Task[Any]:
@@ -197,15 +197,15 @@ def with_model_labels(task: Task[Any], heads: Mapping[str, int], labels: Sequenc
         if classes != 1:
             raise UserError(f"{task.name} needs one score, but the model's head has {classes} classes")
         return task
-    # transformers does not write down the names of two classes that have none.
+    # transformers writes no names if there are two classes without names.
     named = list(labels) if len(labels) == classes else [f"LABEL_{number}" for number in range(classes)]
     if not task.labels:
         return task.with_labels(named)
     aliases = {alias.lower(): label for alias, label in getattr(task, "aliases", {}).items()}
     aliases |= {label.lower(): label for label in task.labels}
-    meant = [aliases.get(label.lower()) for label in named]
-    if set(meant) == set(task.labels):
-        return task.with_labels([label for label in meant if label is not None])
+    own = [aliases.get(label.lower()) for label in named]
+    if set(own) == set(task.labels):
+        return task.with_labels([label for label in own if label is not None])
     nameless = all(NAMELESS.fullmatch(label) for label in named) or all(label.isdecimal() for label in task.labels)
     if nameless and classes == len(task.labels):
         return task

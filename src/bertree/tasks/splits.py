@@ -15,7 +15,7 @@ from bertree.tasks.task import Splits
 from bertree.text.sources import COMPRESSED, FORMATS, format_of
 
 WORDS = {"train": "train", "dev": "dev", "validation": "dev", "valid": "dev", "val": "dev", "test": "test"}
-BEHIND_PREFIX = 3
+BEHIND_PREFIX = 3  # rank of a file whose name has a prefix before the split's word
 SHARD = re.compile(r"-\d+-of-0*([1-9]\d*)")  # train-00000-of-00003.parquet: one file in three pieces
 ORDER = ("train", "dev", "dev-mismatched", "test", "test-mismatched")
 
@@ -24,7 +24,7 @@ class _Fit(NamedTuple):
     path: Path
     split: str
     rank: int  # how well the name fits, 0 best
-    rest: str  # of the name, behind the split's word
+    rest: str  # what follows the split's word in the name
 
 
 def normalize_name(name: str) -> str:
@@ -65,7 +65,7 @@ def find_splits(
 
 
 def split_folders(folder: Path, names: Sequence[str]) -> dict[str, Path]:
-    """Return folders that are named like splits, for releases with one file for each example."""
+    """Return the folders of splits, for releases with a file for each example in folders named like splits."""
     for candidate in _candidate_folders(folder, names):
         below = {path.name.casefold(): path for path in _visible(candidate) if path.is_dir()}
         if by_split := {WORDS[word]: below[word] for word in reversed(WORDS) if word in below}:
@@ -74,7 +74,7 @@ def split_folders(folder: Path, names: Sequence[str]) -> dict[str, Path]:
 
 
 def split_of_folder(folder: Path) -> str:
-    """Return the split that a folder's name says, or dev, since a folder alone is most often evaluated."""
+    """Return the split that a folder is named after; dev if none, since a single folder is most often evaluated."""
     return split_in_name(folder.resolve().name) or "dev"
 
 

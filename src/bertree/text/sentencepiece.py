@@ -1,4 +1,4 @@
-"""Read the models of SentencePiece, and build a tokenizer that does what SentencePiece does with one."""
+"""Read the models of SentencePiece, and build tokenizers that give the same ids as SentencePiece."""
 
 import struct
 from typing import Any, NamedTuple
@@ -29,7 +29,7 @@ class PieceModel(NamedTuple):
 
 
 def read_sentencepiece(data: bytes) -> PieceModel:
-    """Read a model; UserError if it is none, or damaged.
+    """Read a model; raise UserError if the file is no model, or is damaged.
 
     The file is one protocol-buffer message; few fields are needed, so it is parsed here.
     """

@@ -3,7 +3,7 @@
 Fine-tuning takes thousands of steps of a few hundred tokens. Each launches about a thousand kernels of a few
 microseconds, and launching them takes longer than running them. So the step (forward, backward, clipping, optimizer) is
 recorded as a CUDA graph the first time a shape of batch is met, and replayed in one call afterwards. The price: batches
-must come in a few shapes, and all inputs of a step, the learning rate too, lie on the GPU.
+must have few different shapes, and all inputs of a step, including the learning rate, must be on the GPU.
 """
 
 import gc
@@ -24,9 +24,9 @@ from bertree.train.loop import Loop, StepRecorder, plain_gradients
 @dataclass
 class _Recording:
     graph: torch.cuda.CUDAGraph
-    batch: Batch  # where the graph reads
-    scales: Tensor  # factor of each term's sum
-    numbers: Tensor  # where it writes: norm of the gradient, sum of each term
+    batch: Batch  # input of the graph: each step copies its batch here
+    scales: Tensor  # input: the factor of each term's sum
+    numbers: Tensor  # output: norm of the gradient, sum of each term
 
 
 @contextmanager
@@ -81,7 +81,7 @@ class CudaGraphRecorder(StepRecorder):
         self._stream.wait_stream(torch.cuda.current_stream())
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(self._stream):
-            # Once without recording: kernels are loaded, the optimizer makes its state, no parameter changes.
+            # Once without recording: this loads kernels and creates the optimizer's state, but changes no parameter.
             self._compute(inputs, counts, scales, skip_update=True)
             optimizer.zero_grad()
             torch.cuda.synchronize()

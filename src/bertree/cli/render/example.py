@@ -1,8 +1,8 @@
-"""An example of a token store on the terminal.
+"""Print an example of a token store, for `bertree store show`.
 
-Colours help, but it can be read without them: `seen{original}` marks every token that the model must predict, also one
-that is unchanged. Where tokens are predicted in a random order, `token{3}` is the third of it, and a grid shows what
-each may see.
+It can be read without colours: `seen{original}` marks every token that the model must predict, including unchanged
+ones. Where tokens are predicted in a random order, `token{3}` is the third in this order, and a grid shows which tokens
+each one may see.
 """
 
 from rich.console import Console, Group, RenderableType
@@ -13,9 +13,9 @@ from bertree.cli.render import make_console
 from bertree.data.preview import BLANK, ExamplePreview, PreviewToken
 
 STYLES = {"masked": "bold red", "random": "bold yellow", "kept": "bold magenta", "ordered": "bold red"}
-NAMES, SEGMENTS = "AB-", ("cyan", "green", "dim")  # the third is that of a [CLS] with a segment of its own
+NAMES, SEGMENTS = "AB-", ("cyan", "green", "dim")  # the third: a [CLS] with a segment of its own
 SEEN, HIDDEN, ITSELF = "x", ".", "?"
-MOST_NAMED = 6  # earlier tokens of an order that are named; more of them are counted
+MOST_NAMED = 6  # earlier tokens that are listed by name; if there are more, only their number is printed
 
 
 def print_example(example: ExamplePreview, console: Console | None = None) -> None:
@@ -42,7 +42,7 @@ def _header(example: ExamplePreview) -> Text:
 
 def _text(tokens: list[PreviewToken], segment: int) -> Text:
     text = Text(f"{NAMES[segment]} ", style="dim")
-    after_special = True  # or at the start: with a space in any case
+    after_special = True  # a space follows a special token, and precedes the first token
     for token in tokens:
         space = " " if after_special or token.special or token.starts_word else ""
         after_special = token.special
@@ -61,8 +61,8 @@ def _table(example: ExamplePreview) -> Table:
     table = Table("position", "segment", "the model sees", "it must predict", "how", box=None, pad_edge=False)
     for token in example.tokens:
         if token.target is not None:
-            words = (Text(token.text, style=STYLES[token.action]), Text(token.target))
-            table.add_row(str(token.position), NAMES[token.segment], *words, token.action)
+            cells = (Text(token.text, style=STYLES[token.action]), Text(token.target))
+            table.add_row(str(token.position), NAMES[token.segment], *cells, token.action)
     return table
 
 
@@ -71,7 +71,7 @@ def _in_order(example: ExamplePreview) -> list[PreviewToken]:
 
 
 def _order(example: ExamplePreview) -> Table:
-    """List the tokens in their order, each with what it is predicted from."""
+    """List the tokens in the order of prediction, each with the tokens it is predicted from."""
     table = Table("order", "position", "segment", "token", "is predicted from", box=None, pad_edge=False)
     earlier: list[str] = []
     for token in _in_order(example):
@@ -87,7 +87,7 @@ def _order(example: ExamplePreview) -> Table:
 
 
 def _grid(example: ExamplePreview, width: int) -> list[RenderableType]:
-    """Draw what each target may see, one column a token, if the terminal is wide enough."""
+    """Draw which tokens each target may see, one column for each token, if the terminal is wide enough."""
     targets = [token for token in _in_order(example) if token.target is not None]
     names = max((len(token.text) for token in targets), default=0)
     if names + 2 + len(example.tokens) > width:

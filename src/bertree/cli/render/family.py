@@ -26,7 +26,7 @@ EMBEDDING_PARTS = {
 
 
 def print_tree(console: Console) -> None:
-    """The family, every preset with its parameters."""
+    """Print the family tree: every preset with its number of parameters."""
     root = PRESETS["bert-base"]
     console.print(_grow(Tree(_line(root), guide_style="dim"), root.name))
     console.print(
@@ -78,7 +78,7 @@ def _study_table(points: list[Preset]) -> Table:
 
 
 def print_point(console: Console, point: Preset, batch: int, length: int, card: float) -> None:
-    """One point: axes, differences from its parent, and costs."""
+    """Print one point: its axes, its differences from its parent, and its costs."""
     a = point.architecture
     if length > a.longest_input:
         raise UserError(f"--length {length}: the architecture has only {a.longest_input} positions")
@@ -103,7 +103,7 @@ def _dropout_note(a: Architecture) -> str:
 
 
 def _print_folder(console: Console, folder: Path) -> None:
-    """Where a model lies, what it weighs there, and where it is described. Paths are not wrapped: they are copied."""
+    """Print a model's folder, size, maximum length and card. Paths are not wrapped, so that they can be copied."""
     size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
     console.print(Text(f"in {folder}, {size / 1e6:,.1f} MB"), soft_wrap=True)
     longest, positions = read_max_length(folder), read_architecture(folder).max_positions
@@ -120,7 +120,7 @@ def _axes(point: Preset) -> Table:
     table = Table("axis", "value", f"in {point.parent}" if parent else "", "what it is", box=None, pad_edge=False)
     own, fixed = point.architecture.written_axes(), point.architecture.fixed_axes()
     for name, value in own.items():
-        if name in fixed:  # the file has it, but it says nothing about this kind of model
+        if name in fixed:  # in the file, but without effect on this kind of model
             continue
         shown, meaning = _value(value), f"[dim]{MEANING[name]}[/]"
         if name in changed:
@@ -142,7 +142,7 @@ def _value(value: Any) -> str:
 
 def _parameters(point: Preset) -> Table:
     counts = cost.parameters(point.architecture)
-    everything = counts.total + counts.mlm_head
+    weights = counts.total + counts.mlm_head
     table = Table("parameters", "", box=None, pad_edge=False)
     table.columns[1].justify = "right"
     for name, value in counts.as_dict().items():
@@ -156,8 +156,8 @@ def _parameters(point: Preset) -> Table:
                 table.add_row(f"  {EMBEDDING_PARTS[part]}", f"{number:,}", style="dim")
     for texts, count in cost.costs(point.architecture).classifiers().items():
         table.add_row(f"LSTM and classifier of {texts}", f"{count:,}")
-    headed = "weights with MLM head" if counts.mlm_head else "weights"
-    table.add_row(headed, f"{4 * everything / 1e6:,.1f} MB in fp32, {2 * everything / 1e6:,.1f} MB in bf16")
+    label = "weights with MLM head" if counts.mlm_head else "weights"
+    table.add_row(label, f"{4 * weights / 1e6:,.1f} MB in fp32, {2 * weights / 1e6:,.1f} MB in bf16")
     if point.published:
         table.add_row("published", point.published)
     return table

@@ -63,15 +63,15 @@ class ScreenedOutput:
         `banned_v`: -inf for tokens that are not to be considered, else 0."""
         rough_v = self.rough(x_1h)[0]
         step = x_1h.abs().amax().clamp(min=TINY) / STEPS  # a state is rounded by half of it at most
-        moved = step * (x_1h.shape[1] ** 0.5 / 2)
-        margin_v = (self.error_v * x_1h.norm()).addcmul_(self.norm_v, moved)
+        rounding = step * (x_1h.shape[1] ** 0.5 / 2)
+        margin_v = (self.error_v * x_1h.norm()).addcmul_(self.norm_v, rounding)
         if banned_v is not None:
             rough_v += banned_v
-        may_m = (rough_v + margin_v >= (rough_v - margin_v).amax()).nonzero()[:, 0]
-        exact_m = self.weight_vh[may_m] @ x_1h[0]
+        likely_m = (rough_v + margin_v >= (rough_v - margin_v).amax()).nonzero()[:, 0]
+        exact_m = self.weight_vh[likely_m] @ x_1h[0]
         if self.bias_v is not None:
-            exact_m += self.bias_v[may_m]
-        return rough_v.fill_(-torch.inf).index_copy_(0, may_m, exact_m)[None]
+            exact_m += self.bias_v[likely_m]
+        return rough_v.fill_(-torch.inf).index_copy_(0, likely_m, exact_m)[None]
 
 
 def can_screen() -> bool:
