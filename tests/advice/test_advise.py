@@ -150,9 +150,10 @@ def test_commands_parse_as_they_are_printed(task: str) -> None:
         request=request, nearest=None, metric="", device="", columns=" --text body", data="a b.csv", **nothing
     )
     options = list(make_candidates(KNOWN, request, encoders(), GivenSpeeds(), {}))
-    assert {one.way.name for one in options} == {way.name for way in KNOWN.ways if request.kind in way.tasks}
-    for one in options:
-        for command in blank.commands(one):
+    names = {way.name for way in KNOWN.ways if request.kind in way.tasks}
+    assert {candidate.way.name for candidate in options} == names
+    for candidate in options:
+        for command in blank.commands(candidate):
             program, *words = shlex.split(command)
             assert program == "bertree"
             parse(words)
@@ -162,18 +163,18 @@ def test_commands_parse_as_they_are_printed(task: str) -> None:
 
 def test_choices_meet_the_limits_and_the_best_comes_first() -> None:
     order = ranked(ask(latency_ms=6, memory=3e8))
-    taken = [one for one in order if one.meets]
+    taken = [candidate for candidate in order if candidate.meets]
     assert taken
-    assert all(one.latency_ms <= 6 and one.memory <= 3e8 for one in taken)
-    assert {name for one in order for name in one.misses} == {"latency", "memory"}
+    assert all(candidate.latency_ms <= 6 and candidate.memory <= 3e8 for candidate in taken)
+    assert {name for candidate in order for name in candidate.misses} == {"latency", "memory"}
     for better, worse in pairwise(order):
         near = better.worth >= worse.worth - KNOWN.tie_points
         assert near or worse.worth == -math.inf
-    assert all(one.misses == {} for one in ranked(ask()) if one.encoder.name == KNOWN.base)
+    assert all(candidate.misses == {} for candidate in ranked(ask()) if candidate.encoder.name == KNOWN.base)
 
 
 def test_a_score_follows_the_base_model_from_the_nearest_row_to_the_number_of_examples() -> None:
-    by_name = {(one.encoder.name, one.way.name): one for one in ranked(ask(examples=500))}
+    by_name = {(candidate.encoder.name, candidate.way.name): candidate for candidate in ranked(ask(examples=500))}
     member = by_name["bert-base", "finetune"]
     at_500, full = (KNOWN.curve("classification", "finetune", examples) for examples in (500, 67349))
     assert at_500 is not None
@@ -190,15 +191,16 @@ def test_a_score_follows_the_base_model_from_the_nearest_row_to_the_number_of_ex
 
 
 def test_a_rule_refuses_what_it_names_and_only_under_its_conditions() -> None:
-    ways = [{one.way.name for one in ranked(ask("similarity", pairs=pairs)) if one.meets} for pairs in (10, 10**6)]
+    ranks = [ranked(ask("similarity", pairs=pairs)) for pairs in (10, 10**6)]
+    ways = [{candidate.way.name for candidate in candidates if candidate.meets} for candidates in ranks]
     assert ways[0] - ways[1] == {"cross-encoder"}
     rule = next(rule for rule in KNOWN.rules if rule.when.length_above)
     assert [rule_applies(rule.when, ask(length=length)) for length in (512, 513)] == [False, True]
 
 
 def test_a_card_that_is_too_small_and_a_text_that_is_too_long_are_misses() -> None:
-    assert {"card"} <= set(next(one for one in ranked(ask(card=0.1)) if one.way.least).misses)
-    assert all("length" in one.misses for one in ranked(ask(length=513)))
+    assert {"card"} <= set(next(candidate for candidate in ranked(ask(card=0.1)) if candidate.way.least).misses)
+    assert all("length" in candidate.misses for candidate in ranked(ask(length=513)))
 
 
 @pytest.mark.parametrize(
@@ -225,7 +227,7 @@ def test_a_mistake_is_one_line(
     (tmp_path / "few.csv").write_text("text,label\na,x\nb,y\nc,x\n")
     result = command("advise", *words)
     assert result.code == 2
-    assert len([one for one in result.lines if "note:" not in one]) == 1
+    assert len([line for line in result.lines if "note:" not in line]) == 1
     assert line in result.err
 
 

@@ -219,17 +219,17 @@ def test_cluster_into_so_many(command: Command, minilm: Path, texts: Path) -> No
 
 
 def test_mistakes_are_one_line(command: Command, minilm: Path, texts: Path, tmp_path: Path) -> None:
-    one = tmp_path / "one.txt"
-    one.write_text("alone\n")
+    file = tmp_path / "one.txt"
+    file.write_text("alone\n")
     (tmp_path / "there.csv").write_text("")
     (tmp_path / "table.csv").write_text("a,b\n1,2\n")
     for arguments, says in (
-        (("cluster", minilm, one, "--clusters", "2"), "one.txt has 1 text; ask for fewer"),
+        (("cluster", minilm, file, "--clusters", "2"), "one.txt has 1 text; ask for fewer"),
         (("cluster", minilm, texts, "--min-similarity", "2"), "a cosine lies between -1 and 1"),
         (("cluster", minilm, texts, "--out", tmp_path / "there.csv"), "exists already"),
         (("cluster", minilm, texts, "--out", tmp_path / "there.xls"), "give it such an ending"),
         (("cluster", minilm, tmp_path / "table.csv"), "which column is the text"),
-        (("pairs", minilm, one), "pairs need two"),
+        (("pairs", minilm, file), "pairs need two"),
         (("pairs", minilm, tmp_path / "no.txt"), "no such file"),
         (("pairs", minilm, texts, "--vectors", tmp_path / "no.npy"), "cannot be read"),
         (("similar", tmp_path / "no", "a", "b"), "no such folder"),

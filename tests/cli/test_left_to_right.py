@@ -21,13 +21,13 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_one_text_is_printed_as_it_comes_and_several_one_after_the_other(command: Command, models: Path) -> None:
-    one = command.well("generate", models / "gpt", "the boat", "--tokens", 12, "--seed", 3).out
-    assert one.startswith("the boat ")
+    text = command.well("generate", models / "gpt", "the boat", "--tokens", 12, "--seed", 3).out
+    assert text.startswith("the boat ")
     again = command.well("generate", models / "gpt", "the boat", "--tokens", 12, "--seed", 3, "--json").json
-    assert again["prompt"] + str(again["text"]) == one.removesuffix("\n")
+    assert again["prompt"] + str(again["text"]) == text.removesuffix("\n")
     assert again["number"] == 0
     several = command.well("generate", models / "gpt", "the boat", "tree", "-n", 2, "--tokens", 12, "--seed", 3).out
-    assert f"--- 1\n{one}" in several
+    assert f"--- 1\n{text}" in several
     assert several.count("--- ") == 4
 
 
@@ -73,7 +73,7 @@ def test_codes_are_shown_with_bars(command: Command, models: Path) -> None:
     assert all(code in output for code in CODES)
     assert "█" in output
     report = command.well("attribute", models / "ctrl", "the lamp", "--code", "tree", "--code", "boat", "--json").json
-    assert {one["code"] for one in report["codes"]} == {"tree", "boat"}
+    assert {code["code"] for code in report["codes"]} == {"tree", "boat"}
     coded = command.well("generate", models / "ctrl", "the", "--control", "boat", "--tokens", 4, "--json").json
     assert coded["control"] == "boat"
 

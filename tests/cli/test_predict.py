@@ -110,12 +110,12 @@ def test_answers_stand_in_the_context_as_it_was_given(name: str, trained: Traine
         assert line["context"] == text
         assert line["predicted"] == text[line["start"] : line["end"]]
         assert line["predicted"] == answer or text is long  # the model has never seen the end of a window
-    one = json.dumps({"question": asked, "context": context})
+    record = json.dumps({"question": asked, "context": context})
     # Beside another text a score may be rounded differently.
     line = predictions[0]
     near = {key: pytest.approx(value, abs=1e-4) if isinstance(value, float) else value for key, value in line.items()}
-    assert objects(command.well("predict", model, one, f"{asked}\t{context}", "--json")) == [near, near]
-    shown = command.well("predict", model, one).out.rstrip("\n").split("\t")
+    assert objects(command.well("predict", model, record, f"{asked}\t{context}", "--json")) == [near, near]
+    shown = command.well("predict", model, record).out.rstrip("\n").split("\t")
     assert shown[0] == "blue"
     assert shown[2] == f"{context.index('blue')}-{context.index('blue') + 4}"
     if name == "squad2":

@@ -47,7 +47,7 @@ def test_calibration_is_that_of_a_plain_loop_and_of_scikit_learn() -> None:
     assert calibration.confidence == pytest.approx(confidence.mean())
     curves = pytest.importorskip("sklearn.calibration")
     theirs = curves.calibration_curve(right, confidence, n_bins=BINS, strategy="uniform")
-    ours = [[one.right for one in calibration.bins], [one.confidence for one in calibration.bins]]
+    ours = [[part.right for part in calibration.bins], [part.confidence for part in calibration.bins]]
     np.testing.assert_allclose(ours, theirs)
     assert calibrate(np.array([np.nan]), np.array([1.0])) is None
 
@@ -66,7 +66,7 @@ def test_disagreements_of_classes_are_counted_and_the_surest_mistakes_shown() ->
     (difference,) = differences([task, task], [first, other])
     assert (difference.score, difference.value) == ("accuracy", pytest.approx(1 / 6))
     assert difference.verdict == "not significant"
-    assert all(one is not None for one in calibrations(task, [first, other]))
+    assert all(calibration is not None for calibration in calibrations(task, [first, other]))
 
 
 def test_numbers_and_tags_have_no_calibration_and_differ_by_how_far_they_are_off() -> None:

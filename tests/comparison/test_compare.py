@@ -464,16 +464,16 @@ def test_the_verb_scores_and_times(words: Tokenizer, tmp_path: Path, command: Co
 
 
 def test_the_verb_without_a_task(words: Tokenizer, tmp_path: Path, command: Command) -> None:
-    one, two = learnable.model(tmp_path / "one", words), learnable.model(tmp_path / "two", words, 1)
+    left, right = learnable.model(tmp_path / "one", words), learnable.model(tmp_path / "two", words, 1)
     texts = tmp_path / "texts.jsonl"
     texts.write_text('{"text": "a boat", "pair": "the tree"}\n{"text": "a lamp"}\n')
-    report = command.well("compare", one, two, one, "--texts", texts, "--seconds", 0.2, "--json").json
+    report = command.well("compare", left, right, left, "--texts", texts, "--seconds", 0.2, "--json").json
     assert len({m["name"] for m in report["models"]}) == 3  # told apart, though two are the same
     assert report["measured_on"] == "2 texts of texts.jsonl"
     assert report["scores"] == {}
     assert report["models"][0]["head"] == 32 * 33, "the pooler"
     assert report["models"][0]["tokens_a_text"] == (7 + 4) / 2
-    result = command.well("compare", "bert-tiny", two, "--tokenizer", one, "--seconds", 0.2)
+    result = command.well("compare", "bert-tiny", right, "--tokenizer", left, "--seconds", 0.2)
     assert "random weights" in result.err
     assert f"{len(SENTENCES)} built-in sentences" in result.out
     assert "x smaller" in result.out

@@ -100,7 +100,7 @@ class PowerCuts:
             before = kind(self.recording[cut.operations - 1]) if cut.operations else "start"
             self.distinct.setdefault("end" if cut.operations == last else before, []).append(cut)
             for name in self.case.atomic if not self.case.index else ():
-                old, new, now = (below(one, name) for one in (disk.source, after, state))
+                old, new, now = (below(root, name) for root in (disk.source, after, state))
                 if now != new and cut.operations == last:
                     count.faults.setdefault(f"{name}: a finished command's result is lost", str(cut))
                 elif now not in (old, new):

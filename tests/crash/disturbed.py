@@ -67,13 +67,14 @@ class DisturbedTrials(Trials):
             second.join(BESIDE)
         finally:
             os.kill(process.pid, signal.SIGCONT)
-        for one in (process, second):
-            one.join(PATIENCE)
-            if one.exitcode is None:
-                one.kill()
+        for program in (process, second):
+            program.join(PATIENCE)
+            if program.exitcode is None:
+                program.kill()
         output = self.folders.read_output()
-        good = [succeeded(one.exitcode, output) for one in (process, second)]
-        if not any(good) or not all(one.exitcode in (0, 1, 2) for one in (process, second)) or "Traceback" in output:
+        good = [succeeded(program.exitcode, output) for program in (process, second)]
+        codes = {program.exitcode for program in (process, second)}
+        if not any(good) or not codes <= {0, 1, 2} or "Traceback" in output:
             codes = f"{process.exitcode} and {second.exitcode}"
             verdict.lost.append(f"two writers: exit codes {codes}: {output.strip()[-600:]}")
         return True

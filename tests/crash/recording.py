@@ -177,9 +177,9 @@ def record(root: Path, log: Path) -> Recorder:
         with recorder.lock:
             recorder.scan()
             done = exchange(first, second)
-            one, other = recorder.relative(first), recorder.relative(second)
-            if done and one is not None and other is not None:
-                recorder.moved("exchange", one, other)
+            source, target = recorder.relative(first), recorder.relative(second)
+            if done and source is not None and target is not None:
+                recorder.moved("exchange", source, target)
             return done
 
     def opened(file: Any, mode: str = "r", *arguments: Any, **named: Any) -> Any:

@@ -30,13 +30,13 @@ def streams(shape: list[list[int]], format: str, fixed: bool = False) -> tuple[S
 def test_the_same_texts_with_cls_behind_them(format: str, shape: list[list[int]]) -> None:
     first, last = streams(shape, format)
     for number in range(first.examples):
-        one, other = first.example(number), last.example(number)
-        ids, segments = one.ids.tolist(), one.segments.tolist()
+        left, right = first.example(number), last.example(number)
+        ids, segments = left.ids.tolist(), left.segments.tolist()
         assert ids[0] == CLS
-        assert other.ids.tolist() == [*ids[1:], CLS]
-        assert other.segments.tolist() == [*segments[1:], 2]
-        if one.labels.pairs is not None:
-            assert one.labels.pairs.tolist() == other.labels.pairs.tolist()
+        assert right.ids.tolist() == [*ids[1:], CLS]
+        assert right.segments.tolist() == [*segments[1:], 2]
+        if left.labels.pairs is not None:
+            assert left.labels.pairs.tolist() == right.labels.pairs.tolist()
 
 
 def test_only_whole_pairs_are_asked_for() -> None:
@@ -56,9 +56,9 @@ def test_only_whole_pairs_are_asked_for() -> None:
 
 def test_streams_have_no_cls() -> None:
     first, last = streams([[7, 5], [9]] * 3, "stream")
-    for one, other in zip(first.one_epoch(), last.one_epoch(), strict=True):
-        assert one.ids.tolist() == other.ids.tolist()
-        assert not other.segments.any()
+    for left, right in zip(first.one_epoch(), last.one_epoch(), strict=True):
+        assert left.ids.tolist() == right.ids.tolist()
+        assert not right.segments.any()
 
 
 def test_from_text_to_xlnet(tmp_path: Path) -> None:

@@ -87,17 +87,17 @@ def check(sample: Corpus, batch: Batch, masking: str, first: bool = True) -> lis
 @given(shapes, settings_of_streams, st.integers(1, 6), st.integers(1, 3))
 def test_every_sequence_begins_with_its_code(shape, setting, budget, shards) -> None:
     sample = coded(shape, shards)
-    one = stream(sample, budget, **setting)
+    batches = stream(sample, budget, **setting)
     text: list[int] = []
-    for batch in one.one_epoch():
-        assert batch.ids.numel() <= one.batch_tokens
+    for batch in batches.one_epoch():
+        assert batch.ids.numel() <= batches.batch_tokens
         assert batch.max_seqlen <= setting["max_length"]
         text += check(sample, batch, setting["masking"])
     assert len(set(text)) == len(text), "no token is read twice"
     lost = sample.store.tokens - len(text)
-    assert lost <= one.steps_per_epoch * len(LONG) * 2, "only the first tokens after a cut are left out"
+    assert lost <= batches.steps_per_epoch * len(LONG) * 2, "only the first tokens after a cut are left out"
     other = stream(sample, budget, **setting)
-    assert all(same(one[step], other[step]) for step in (3, 0, 7))
+    assert all(same(batches[step], other[step]) for step in (3, 0, 7))
 
 
 @pytest.mark.slow
@@ -108,10 +108,10 @@ def test_every_lane_reads_the_code_again_and_goes_on(shape, lanes, length, epoch
     with mock.patch.object(example_index, "CHUNK_TOKENS", 64):
         if sample.store.tokens // lanes < 2 * length:
             return
-        one = LaneStream(sample.store, lanes=lanes, length=length)
+        batches = LaneStream(sample.store, lanes=lanes, length=length)
         text: list[list[int]] = [[] for _ in range(lanes)]
-        for batch in one.one_epoch(epoch):
-            assert batch.ids.numel() <= one.batch_tokens
+        for batch in batches.one_epoch(epoch):
+            assert batch.ids.numel() <= batches.batch_tokens
             assert batch.continuation is not None
             check(sample, batch, "next", first=False)
             rows = zip(batch.continuation.lanes.tolist(), batch.continuation.fresh.tolist(), strict=True)
@@ -130,13 +130,13 @@ def test_every_lane_reads_the_code_again_and_goes_on(shape, lanes, length, epoch
         assert len({token for tokens in text for token in tokens}) == sum(map(len, text))
         assert sum(map(len, text)) >= sample.store.tokens - lanes * (lanes + len(LONG))
         again = LaneStream(sample.store, lanes=lanes, length=length)
-        assert all(same(one[step], again[step]) for step in (2, 0, 5))
+        assert all(same(batches[step], again[step]) for step in (2, 0, 5))
 
 
 def test_lanes_predict_every_token_of_the_text_once() -> None:
     sample = coded([[7, 5], [30], [1], [6, 6, 6], [40]])
-    one = LaneStream(sample.store, lanes=1, length=10)
-    answers = [token for batch in one.one_epoch() for token in PretrainingLabels.of(batch).predicted[1].tolist()]
+    batches = LaneStream(sample.store, lanes=1, length=10)
+    answers = [token for batch in batches.one_epoch() for token in PretrainingLabels.of(batch).predicted[1].tolist()]
     assert sorted(token for token in answers if token != SEP) == list(range(FIRST, FIRST + sample.store.tokens))
     assert answers.count(SEP) == sample.store.documents
 
@@ -178,9 +178,9 @@ def test_a_length_without_room_for_text_is_refused() -> None:
 
 def test_a_mask_never_hides_a_code() -> None:
     sample = coded([[8] * 4] * 20)
-    one = Stream(sample.store, format="doc-sentences", masking="token", batch_tokens=256, max_length=16)
+    batches = Stream(sample.store, format="doc-sentences", masking="token", batch_tokens=256, max_length=16)
     for step in range(10):
-        for ids in sequences(one[step]):
+        for ids in sequences(batches[step]):
             assert MASK not in ids[: len(SHORT)]
 
 

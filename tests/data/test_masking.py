@@ -258,8 +258,8 @@ def test_static_masks_repeat_and_dynamic_ones_do_not(name: str, chunk: int, monk
     for count in range(1, 8):  # epochs
         assert len({tuple(sorted(epoch)) for epoch in epochs[:count]}) == min(3, count), "static: N different masks"
         assert len({tuple(sorted(epoch)) for epoch in fresh[:count]}) == count, "dynamic: new ones in every epoch"
-    for one, other in (*itertools.combinations(map(set, epochs[:3]), 2), *itertools.combinations(fresh, 2)):
-        assert len(one & other) <= len(one) // 20  # two short sequences may agree by chance
+    for left, right in (*itertools.combinations(map(set, epochs[:3]), 2), *itertools.combinations(fresh, 2)):
+        assert len(left & right) <= len(left) // 20  # two short sequences may agree by chance
 
 
 def test_names() -> None:

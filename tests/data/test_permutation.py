@@ -189,8 +189,8 @@ def test_a_span_stands_in_a_context_k_times_as_long() -> None:
         assert lengths.max() <= 5
         assert lengths.sum() == count
         gaps = np.diff(edges)[1::2]
-        for (one, other), gap in zip(pairwise(lengths), gaps, strict=True):
-            assert 1 <= gap <= 5 * (one + other) + 2
+        for (shorter, longer), gap in zip(pairwise(lengths), gaps, strict=True):
+            assert 1 <= gap <= 5 * (shorter + longer) + 2
 
 
 def test_orders_are_a_function_of_the_draws() -> None:

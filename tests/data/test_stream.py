@@ -51,11 +51,11 @@ def stream(sample, budget: int = 4, **settings) -> Stream:
 )
 def test_a_step_is_the_same_whatever_was_read_before(shape, setting, budget, shards, steps) -> None:
     sample = corpus(shape, shards)
-    one = stream(sample, budget, **setting)
-    before = {step: one[step] for step in sorted(set(steps))}
+    batches = stream(sample, budget, **setting)
+    before = {step: batches[step] for step in sorted(set(steps))}
     other = stream(sample, budget, **setting)
     assert all(same(other[step], before[step]) for step in steps)
-    assert all(same(one[step], before[step]) for step in steps)
+    assert all(same(batches[step], before[step]) for step in steps)
 
 
 @pytest.mark.slow
@@ -200,8 +200,8 @@ def test_order_changes_with_epoch_and_seed() -> None:
         )
         for s, e in ((0, 0), (0, 1), (1, 0))
     ]
-    for one, other in itertools.combinations(orders, 2):
-        assert (one[:640] == other[:640]).float().mean() < 0.2
+    for left, right in itertools.combinations(orders, 2):
+        assert (left[:640] == right[:640]).float().mean() < 0.2
 
 
 def test_threads_read_what_one_reader_reads() -> None:

@@ -40,9 +40,9 @@ def test_a_store_without_what_the_format_needs_is_refused() -> None:
         Format("segment-pair", separators=3)
     with pytest.raises(UserError, match="has no tokens"):
         Stream(memory_store([], vocab_size=9, special=SPECIAL), batch_tokens=64, max_length=16)
-    one = memory_store(TINY[:1], vocab_size=100, special=SPECIAL)
+    single = memory_store(TINY[:1], vocab_size=100, special=SPECIAL)
     with pytest.raises(UserError, match="NSP needs two documents"):
-        Stream(one, format="segment-pair+nsp", batch_tokens=64, max_length=16)
+        Stream(single, format="segment-pair+nsp", batch_tokens=64, max_length=16)
     lines = memory_store([[[10]], [[11, 12]]], vocab_size=100, special=SPECIAL)
     with pytest.raises(UserError, match="no document has two sentences"):
         Stream(lines, format="segment-pair+sop", batch_tokens=64, max_length=16)

@@ -111,15 +111,15 @@ def test_pieces_are_one_to_five_words_in_a_row() -> None:
 
 def test_pairs_are_spoiled_on_one_side_the_other_and_both_in_turn() -> None:
     firsts, seconds = numbered(50, 30), [(text.replace("w", "v"),) for (text,) in numbered(50, 30)]
-    pairs = [(one, two) for (one,), (two,) in zip(firsts, seconds, strict=True)]
+    pairs = [(left, right) for (left,), (right,) in zip(firsts, seconds, strict=True)]
     copies = augment(pairs, 6, 0, mask=M, masking=0.5, replacing=0.0, ngram=0.0)
     assert len(copies) == 300
-    for number, (one, two) in enumerate(copies):
+    for number, (left, right) in enumerate(copies):
         before = pairs[number // 6]
-        assert ((one != before[0]), (two != before[1])) == ((True, False), (False, True), (True, True))[number % 3]
+        assert ((left != before[0]), (right != before[1])) == ((True, False), (False, True), (True, True))[number % 3]
     both = [pair for number, pair in enumerate(copies) if number % 3 == 2]
     places = [[[word == M for word in text.split()] for text in pair] for pair in both]
-    assert all(one != two for one, two in places), "each side has draws of its own"
+    assert all(left != right for left, right in places), "each side has draws of its own"
 
 
 def test_it_is_a_function_of_seed_and_index(monkeypatch: pytest.MonkeyPatch) -> None:

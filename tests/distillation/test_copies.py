@@ -39,10 +39,10 @@ def test_masks_are_spelled_as_each_tokenizer_does(command: Command, trained: Tra
     rates = ("copies=2", "masking=0.5", "replacing=0", "ngram=0", "epochs=0.1")
     command.well(*command_of(trained, "classification", tmp_path / "a", *rates, student="half"))
     command.well(*command_of(trained, "classification", tmp_path / "b", *rates, student=other))
-    one, two = (load_file(tmp_path / out / teacher.SCORES_FILE)["scores"] for out in "ab")
-    assert one.shape == two.shape
-    assert abs(one - two).max() < 1e-4
-    assert abs(one[:240] - one[240:480]).max() > 1e-2, "masks must change something"
+    left, right = (load_file(tmp_path / out / teacher.SCORES_FILE)["scores"] for out in "ab")
+    assert left.shape == right.shape
+    assert abs(left - right).max() < 1e-4
+    assert abs(left[:240] - left[240:480]).max() > 1e-2, "masks must change something"
 
 
 def test_a_bilstm_learns_from_copies(command: Command, trained: Trained, tmp_path: Path) -> None:

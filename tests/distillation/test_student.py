@@ -74,8 +74,9 @@ def test_warm_start_takes_the_layers_named() -> None:
     assert copy_weights(student, teacher, [4, 2])[:3] == (len(student.state_dict()), 2, "")
     for mine, teacher_layer in ((0, 3), (1, 1)):
         for part in ("attention", "ffn"):
-            one, other = getattr(student.encoder.stack, part)[mine], getattr(teacher.encoder.stack, part)[teacher_layer]
-            assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+            copy = getattr(student.encoder.stack, part)[mine]
+            original = getattr(teacher.encoder.stack, part)[teacher_layer]
+            assert all(torch.equal(a, b) for a, b in zip(copy.parameters(), original.parameters(), strict=True))
     assert torch.equal(student.heads["mask"].dense.weight, teacher.heads["mask"].dense.weight)
 
 

@@ -133,7 +133,7 @@ def test_scores_of_something_else_are_not_taken(tmp_path: Path) -> None:
     teacher.write_scores(tmp_path, teacher.TeacherScores(rows, {"accuracy": 0.5}), "this", 3)
     scores = teacher.read_scores(tmp_path, "this", [2, 1], 3)
     assert scores is not None
-    assert [one.tolist() for one in scores.rows] == [one.tolist() for one in rows]
+    assert [row.tolist() for row in scores.rows] == [row.tolist() for row in rows]
     assert scores.figures == {"accuracy": 0.5}
     assert teacher.read_scores(tmp_path, "that", [2, 1], 3) is None
     with pytest.warns(BertreeWarning, match="damaged"):
@@ -319,9 +319,9 @@ def test_no_label_at_all(command: Command, trained: Trained, tmp_path: Path) -> 
     assert losses(tmp_path / "out")[0]["hard"] == 0
 
 
-def apart(one: Path, other: Path, data: Path) -> float:
+def apart(left: Path, right: Path, data: Path) -> float:
     """How far a model's spans are from another's, in nats: the mean of the divergences of starts and of ends."""
-    models = [bertree.load(path) for path in (one, other)]
+    models = [bertree.load(path) for path in (left, right)]
     task = models[0].find_task()
     units, _ = task.units(task.read([data]), models[0].required_tokenizer, 64)
     total = 0.0

@@ -29,13 +29,13 @@ def newest(out: Path) -> int:
     return max((int(path.name[5:]) for path in (out / "seed-0" / "checkpoints").glob("step-*")), default=0)
 
 
-def same(one: Path, other: Path) -> None:
+def same(left: Path, right: Path) -> None:
     names = ("model/model.safetensors", "model/bertree.toml", "metrics.json", "predictions.jsonl", teacher.SCORES_FILE)
     names += (TEMPERATURE,)
     for name in names:
-        assert (one / name).read_bytes() == (other / name).read_bytes(), name
-    assert not list(one.rglob(".*"))
-    assert json.loads((one / "metrics.json").read_text())["distillation"]["kept"] > 0
+        assert (left / name).read_bytes() == (right / name).read_bytes(), name
+    assert not list(left.rglob(".*"))
+    assert json.loads((left / "metrics.json").read_text())["distillation"]["kept"] > 0
 
 
 def test_killed_and_gone_on_with(whole: Path, trained: Trained, tmp_path: Path) -> None:

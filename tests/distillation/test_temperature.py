@@ -64,8 +64,8 @@ def test_every_head_has_its_answers() -> None:
     assert effect.calibration_error[effect.at(1)] == pytest.approx(plain.error)
     effect = effect_of("choice", [random.normal(size=(3, 1)) for _ in range(9)], [1] * 8 + [None])
     assert effect.answers == 9
-    assert {one.gold for one in effect.examples} <= {"y", None}
-    assert all(sum(share[0] for share in one.shares) == pytest.approx(1) for one in effect.examples)
+    assert {example.gold for example in effect.examples} <= {"y", None}
+    assert all(sum(share[0] for share in example.shares) == pytest.approx(1) for example in effect.examples)
     effect = effect_of("span", [random.normal(size=(n, 2)) for n in (5, 8)], [(0, 1), (2, 2)])
     assert (effect.answers, effect.examples) == (4, ()), "start and end of each, over tokens"
     assert effect_of("sequence", [SEVEN[None]], [None]).best is None

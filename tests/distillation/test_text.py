@@ -76,7 +76,7 @@ def _write_stories(folder: Path) -> None:
     folder.mkdir()
     draw = np.random.default_rng(0)
     halves = [first + second for first in "bdfgklmnprst" for second in "aeiou"]
-    words = [one + other for one in halves[:6] for other in halves[20:25]]
+    words = [start + end for start in halves[:6] for end in halves[20:25]]
     texts = [" ".join(draw.choice(draw.choice(words, 3, replace=False), 28)) + " ." for _ in range(1500)]
     (folder / "text.txt").write_text("\n\n".join(texts))
     tokenizer = tokenizer_training.train(lambda: texts, "wordpiece", VOCABULARY)
@@ -199,7 +199,8 @@ def test_the_run_is_sized_by_the_text_and_by_what_is_told(teacher: Path, stories
     assert phase("phases.0={steps=7, batch_tokens=1024, max_length=16}", "schedule.warmup=2") == (7, 1024, 16, 2)
     two = ["phases=[{steps=7, max_length=16}, {steps=3, max_length=32}]", "schedule.warmup=2"]
     recipe = text_recipe.find_recipe("half", {"data.store": str(stories)}, two)
-    assert [one.steps for one in text_recipe.set_sizes(recipe, "half", 0.0, Store.open(stories), 32).phases] == [7, 3]
+    phases = text_recipe.set_sizes(recipe, "half", 0.0, Store.open(stories), 32).phases
+    assert [phase.steps for phase in phases] == [7, 3]
     with pytest.raises(UserError, match=r"phases.0.steps says the same"):
         phase("phases=[{steps=7}]", "schedule.warmup=2", epochs=1.0)
     assert phase("phases.0.batch_tokens=512", "schedule.warmup=9", epochs=1.0) == (math.ceil(tokens / 512), 512, 32, 9)
@@ -237,8 +238,8 @@ def test_pieces_of_a_batch_add_up(teacher: Path) -> None:
             assert all(p.grad is None for p in model.network.parameters()), "the teacher does not learn"
         assert counts["mlm"] == 3
         assert counts["ce"] == (12 if everywhere else 3)
-        for one, other in zip(*gradients, strict=True):
-            assert torch.allclose(one, other, atol=1e-5)
+        for left, right in zip(*gradients, strict=True):
+            assert torch.allclose(left, right, atol=1e-5)
 
 
 def part(sequences: list[list[int]], masked: list[list[int]], targets: list[list[int]], rows: list[int]) -> Batch:

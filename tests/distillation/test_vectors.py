@@ -142,7 +142,7 @@ def test_empty_sequences_that_fill_up_a_shape_are_not_counted(encoder: Path) -> 
     labels = PretrainingLabels(torch.tensor([1]), torch.tensor([20]))
     batch = replace(Batch.pack([[2, 4, 21, 3]]), labels=labels)
     padded = replace(batch, cu_seqlens=torch.cat([batch.cu_seqlens, batch.cu_seqlens[-1:].expand(3)]))
-    losses = [objective(learner, one).losses["vector"].sum for one in (batch, padded)]
+    losses = [objective(learner, inputs).losses["vector"].sum for inputs in (batch, padded)]
     assert float(losses[0].detach()) == pytest.approx(float(losses[1].detach()))
     assert objective.counts(padded) == {"vector": 1}
     losses[1].backward()

@@ -43,13 +43,13 @@ def test_k_means_finds_what_is_there(seed: int) -> None:
 
 def test_k_means_is_the_same_for_one_seed_and_no_worse_than_one_run() -> None:
     vectors = np.random.default_rng(3).standard_normal((300, 24)).astype(np.float32)
-    one, other = k_means(vectors, 12, 7), k_means(vectors, 12, 7)
-    assert np.array_equal(one.labels, other.labels)
+    left, right = k_means(vectors, 12, 7), k_means(vectors, 12, 7)
+    assert np.array_equal(left.labels, right.labels)
 
     def worth(clusters: clustering.Clusters) -> float:
         return sum(cluster.mean * len(cluster.rows) for cluster in clusters.clusters)
 
-    assert worth(one) >= worth(k_means(vectors, 12, 7, restarts=1)) - 1e-6
+    assert worth(left) >= worth(k_means(vectors, 12, 7, restarts=1)) - 1e-6
 
 
 def test_every_cluster_has_a_row_even_among_copies() -> None:

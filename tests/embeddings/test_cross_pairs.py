@@ -29,7 +29,9 @@ def classifier(trained: learnable.Trained) -> Path:
 def test_the_best_pairs_of_all(classifier: Path, file: Path, tmp_path: Path, command: Command) -> None:
     model, every = bertree.load(classifier), list(combinations(range(len(TEXTS)), 2))
     predictions = model.predict([(TEXTS[i], TEXTS[j]) for i, j in every])
-    scores = {(i + 1, j + 1): pair_score(one, "good") for (i, j), one in zip(every, predictions, strict=True)}
+    scores = {
+        (i + 1, j + 1): pair_score(prediction, "good") for (i, j), prediction in zip(every, predictions, strict=True)
+    }
     expected = sorted((score for score in scores.values() if score >= 0.6), reverse=True)
     assert 0 < len(expected) < len(every)
 

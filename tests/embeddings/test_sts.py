@@ -83,18 +83,18 @@ def test_the_benchmark_in_three_layouts(tmp_path: Path) -> None:
     glue(tmp_path / "STS-B" / "test.tsv", None)
     (tmp_path / "CoLA").mkdir()
     (tmp_path / "CoLA" / "dev.tsv").write_text("gj04\t1\t\tThe cat sat.\n")
-    sets = {one.name: one for one in find([tmp_path])}
+    sets = {pairs.name: pairs for pairs in find([tmp_path])}
     assert set(sets) == {"STS-B dev", "STS-B test"}
     assert sets["STS-B test"].parts[0].first[0] == 'a "half quoted one 0'
     assert sets["STS-B test"].parts[0].gold.tolist() == [5.0, 0.2, 3.0]
     assert "no gold for test, so dev" in sets["STS-B dev"].notes[0]
-    assert [one.name for one in find([tmp_path / "STSBenchmark"], split="all")] == ["STS-B test", "STS-B dev"]
+    assert [pairs.name for pairs in find([tmp_path / "STSBenchmark"], split="all")] == ["STS-B test", "STS-B dev"]
 
 
 def test_sets_of_one_name_are_told_apart(tmp_path: Path) -> None:
     for folder in ("one", "two"):
         benchmark(tmp_path / folder / "sts-test.csv", ["5", "1"])
-    assert [one.name for one in find([tmp_path])] == ["STS-B test (one)", "STS-B test (two)"]
+    assert [pairs.name for pairs in find([tmp_path])] == ["STS-B test (one)", "STS-B test (two)"]
 
 
 def test_sick_in_one_file_and_in_several(tmp_path: Path) -> None:

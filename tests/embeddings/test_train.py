@@ -73,8 +73,8 @@ def test_every_loss_learns(
     trained = bertree.load(out / "model")
     assert not trained.classes
     assert trained.max_length == 32
-    one, other = (trained.embed([str(line[side]) for line in lines]) for side in ("text", "pair"))
-    cosines = (one * other).sum(1) / np.linalg.norm(one, axis=1) / np.linalg.norm(other, axis=1)
+    left, right = (trained.embed([str(line[side]) for line in lines]) for side in ("text", "pair"))
+    cosines = (left * right).sum(1) / np.linalg.norm(left, axis=1) / np.linalg.norm(right, axis=1)
     assert cosines == pytest.approx([line["score"] for line in lines], abs=1e-5)
 
 
@@ -361,8 +361,8 @@ def test_vectors_can_be_truncated(place: Path, command: Command, tmp_path: Path)
         assert ("dimensions = [32, 4]" in recipe) == bool(more)
         assert ("dimensions" in recipe) == bool(more)
         trained = bertree.load(tmp_path / name / "model")
-        one, other = (trained.embed([row[side] for row in rows])[:, :4] for side in ("sentence1", "sentence2"))
-        cosines = (one * other).sum(1) / np.linalg.norm(one, axis=1) / np.linalg.norm(other, axis=1)
+        left, right = (trained.embed([row[side] for row in rows])[:, :4] for side in ("sentence1", "sentence2"))
+        cosines = (left * right).sum(1) / np.linalg.norm(left, axis=1) / np.linalg.norm(right, axis=1)
         scores[name] = spearman([row["score"] for row in rows], cosines)
     assert scores["some"] > scores["full"]
     assert scores["some"] > 0.6

@@ -71,7 +71,7 @@ def test_segments_stay_what_the_tokenizer_says(tokenizers: dict[str, Tokenizer])
     assert pair.second == 0
     task = registry.make_task("classification", pair="two")
     for kind, has_places in (("wordpiece", False), ("bpe", True)):
-        examples = [task.parse({"text": one, "two": two}) for one, two in PAIRS]
+        examples = [task.parse({"text": left, "two": right}) for left, right in PAIRS]
         units, _ = task.units(examples, tokenizers[kind], 64)
         batch = collate(units, "sequence")
         assert (batch.second is not None) == has_places

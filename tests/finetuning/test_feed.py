@@ -41,8 +41,8 @@ def test_padding_changes_nothing(head: str, regression: bool, seed: int, positio
     plain, full = weighed(model, batch, head, regression), weighed(model, filled, head, regression)
     assert full[0] == pytest.approx(plain[0], rel=1e-6, abs=1e-7)
     assert full[1] == plain[1]
-    for one, other in zip(plain[2], full[2], strict=True):
-        assert (one - other).abs().max() <= 1e-6 * max(1.0, float(one.abs().max()))
+    for left, right in zip(plain[2], full[2], strict=True):
+        assert (left - right).abs().max() <= 1e-6 * max(1.0, float(left.abs().max()))
 
 
 @pytest.mark.parametrize("seed", range(6))

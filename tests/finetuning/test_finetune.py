@@ -76,9 +76,9 @@ def test_the_saved_model_scores_the_same(name: str, trained: Trained, command: C
     figures = [key for key, value in report.items() if isinstance(value, float)]
     assert kind.metric in figures
     assert {key: report[key] for key in figures} == pytest.approx({key: wanted[key] for key in figures}, abs=1e-6)
-    for one, other in zip(predictions(out), predictions(tmp_path / "again"), strict=True):
+    for left, right in zip(predictions(out), predictions(tmp_path / "again"), strict=True):
         near = name == "regression"
-        assert one["predicted"] == (pytest.approx(other["predicted"], abs=1e-5) if near else other["predicted"])
+        assert left["predicted"] == (pytest.approx(right["predicted"], abs=1e-5) if near else right["predicted"])
     assert scores_of(tmp_path / "again" / "metrics.json")["task"] == kind.options[1]
 
 
@@ -268,12 +268,12 @@ def test_micro_batches_change_next_to_nothing(name: str, trained: Trained, comma
     for number, extra in enumerate([(), ("micro_tokens=100",)]):
         outs.append(tmp_path / str(number))
         command.well(*trained.command(name, outs[-1]), "epochs=1", "lr=1e-3", "batch=16", *extra)
-    one, two = (bertree.load(out / "model").network.state_dict() for out in outs)
+    left, right = (bertree.load(out / "model").network.state_dict() for out in outs)
     start = bertree.load(trained.start).network.state_dict()
-    moved = max(float((one[n] - start[n]).abs().max()) for n in one if n in start)
+    moved = max(float((left[n] - start[n]).abs().max()) for n in left if n in start)
     assert moved > 1e-3
     # Adam makes much of little, and a bias that is added to every option has no gradient but rounding.
-    apart = {n: float((one[n] - two[n]).abs().max()) for n in one if n != "heads.choice.out.bias"}
+    apart = {n: float((left[n] - right[n]).abs().max()) for n in left if n != "heads.choice.out.bias"}
     assert max(apart.values()) < 0.15 * moved
     assert weights(outs[0]) != weights(outs[1]), "it was cut into pieces"
 
@@ -322,8 +322,8 @@ def test_one_goes_on_from_a_model_with_the_same_labels(trained: Trained, command
         command.well(*arguments, "lr=1e-9", "epochs=0.1", "--out", tmp_path / name)
         metrics = scores_of(tmp_path / name / "metrics.json")
         assert metrics[kind.metric] == pytest.approx(scores_of(trained(name) / "metrics.json")[kind.metric])
-        one, two = (bertree.load(path).network.state_dict() for path in (start, tmp_path / name / "model"))
-        assert all(torch.allclose(one[key], two[key], atol=1e-5) for key in one)
+        left, right = (bertree.load(path).network.state_dict() for path in (start, tmp_path / name / "model"))
+        assert all(torch.allclose(left[key], right[key], atol=1e-5) for key in left)
 
 
 def test_labels_are_never_markup(trained: Trained, command: Command, tmp_path: Path) -> None:
@@ -349,8 +349,8 @@ def test_scores_of_evaluate_go_into_the_glue_table(trained: Trained, command: Co
     arguments = ("--task", "sst-2", "--data", tmp_path / "SST-2")
     command.well("finetune", trained.start, *arguments, *SETTINGS, "epochs=0.3", "--out", tmp_path / "run")
     command.well("evaluate", tmp_path / "run" / "model", *arguments, "--out", tmp_path / "scores")
-    one, two = (command.well("glue", tmp_path / name).out for name in ("run", "scores"))
-    for message in (one, two):
+    left, right = (command.well("glue", tmp_path / name).out for name in ("run", "scores"))
+    for message in (left, right):
         assert "sst-2" in message
         assert f"accuracy {100 * scores_of(tmp_path / 'run/metrics.json')['accuracy']:.1f}" in message
     assert math.isfinite(scores_of(tmp_path / "scores/metrics.json")["accuracy"])

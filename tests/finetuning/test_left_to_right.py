@@ -69,10 +69,11 @@ def test_only_the_order_of_similar_texts_has_no_meaning() -> None:
 
 def test_both_orders_are_read_and_their_states_are_added() -> None:
     words, task = learnable.tokenizer(), make_task("mrpc").for_direction("forward")
-    examples = [task.parse({"sentence1": one, "sentence2": two}) for one, two in PAIRS]
+    examples = [task.parse({"sentence1": left, "sentence2": right}) for left, right in PAIRS]
     units_read, _ = task.units(examples, words, 32)
-    for unit, (one, two) in zip(units_read, PAIRS, strict=True):
-        assert [s.ids for s in unit.sequences] == [words.encode([pair])[0].ids for pair in ((one, two), (two, one))]
+    for unit, (left, right) in zip(units_read, PAIRS, strict=True):
+        orders = (left, right), (right, left)
+        assert [s.ids for s in unit.sequences] == [words.encode([pair])[0].ids for pair in orders]
     net = language_model(words.size)
     rows = logits(net, "sequence", units_read)
     head = net.heads["sequence"]
@@ -81,7 +82,7 @@ def test_both_orders_are_read_and_their_states_are_added() -> None:
             batch = Batch.pack([s.ids for s in unit.sequences], [s.segments for s in unit.sequences])
             pooled = net.encoder.pool(net(batch), batch)
             assert np.allclose(row, head.out(pooled[0] + pooled[1]).numpy(), atol=1e-6)
-    swapped = [task.parse({"sentence1": two, "sentence2": one}) for one, two in PAIRS]
+    swapped = [task.parse({"sentence1": right, "sentence2": left}) for left, right in PAIRS]
     again = logits(net, "sequence", task.units(swapped, words, 32)[0])
     assert np.allclose(np.concatenate(rows), np.concatenate(again), atol=1e-6), "the order has no meaning"
 
@@ -135,7 +136,7 @@ def test_the_loss_is_the_tasks_and_half_the_language_models(head: str, name: str
 
     def gradients(loss: torch.Tensor) -> list[torch.Tensor]:
         gradients = torch.autograd.grad(loss, model.parameters(), allow_unused=True)
-        return [torch.zeros(()) if one is None else one for one in gradients]
+        return [torch.zeros(()) if gradient is None else gradient for gradient in gradients]
 
     text = batch.labels.texts
     masked, targets = model.encoder.predictions(batch, text.masked, text.targets)  # of each direction
@@ -217,8 +218,8 @@ def test_both_orders_are_stored_and_used_again(gpt: Path, command: Command, tmp_
     tasks: list[Any] = [model.find_task(), model.find_task("qqp")]  # whatever the task's name is
     assert all(task.both_orders for task in tasks)
     pair = ("a fine lamp", "the road")
-    one, other = (model.predict([p])[0]["probabilities"] for p in (pair, pair[::-1]))
-    assert one == pytest.approx(other, abs=1e-6)
+    forward, swapped = (model.predict([p])[0]["probabilities"] for p in (pair, pair[::-1]))
+    assert forward == pytest.approx(swapped, abs=1e-6)
     recipe = (tmp_path / "o" / "seed-0" / "recipe.toml").read_text()
     assert "lm = 0.25" in recipe
     off = tmp_path / "off"
@@ -268,12 +269,12 @@ def test_every_member_gets_new_tokens(name: str, tmp_path: Path) -> None:
     ids = model.tokenizer.encode(["a lamp on the road"])[0].ids
     assert torch.equal(model.hidden([ids])[0], grown.hidden([ids])[0])
     with torch.no_grad():
-        one, other = (m.network.mask_logits(m.network(b := m.batch([ids])), b.last) for m in (model, grown))
-    size = len(one[0])
-    assert len(other[0]) == size + 3
+        before, after = (m.network.mask_logits(m.network(b := m.batch([ids])), b.last) for m in (model, grown))
+    size = len(before[0])
+    assert len(after[0]) == size + 3
     for start, end in pairwise(axes_of(model).cluster_starts):  # new tokens take their share of the last cluster
-        before, after = (logits[:, start:end].softmax(-1) for logits in (one, other))
-        assert torch.allclose(before, after, atol=1e-6), "what was known is as likely, compared with each other"
+        shares, grown_shares = (logits[:, start:end].softmax(-1) for logits in (before, after))
+        assert torch.allclose(shares, grown_shares, atol=1e-6), "what was known is as likely, compared with each other"
     grown.save(tmp_path / "grown")
     again = bertree.load(tmp_path / "grown")
     text = "a lamp on the road"

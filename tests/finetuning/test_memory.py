@@ -100,6 +100,6 @@ def test_a_rate_that_is_too_low_is_said(run: bertree.Run, trained: Trained, comm
 
 def test_what_examples_share_is_what_the_model_reads() -> None:
     task: Task[object] = bertree.TextTask("mine")
-    one, same, other = (task.parse(record) for record in ("a text", {"text": "a text"}, "another"))
-    assert task.input_of(one) == task.input_of(same) != task.input_of(other)
+    left, same, other = (task.parse(record) for record in ("a text", {"text": "a text"}, "another"))
+    assert task.input_of(left) == task.input_of(same) != task.input_of(other)
     assert task.input_of(object()) is None, "of an example of an unknown kind nothing is known"

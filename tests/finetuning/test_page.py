@@ -125,7 +125,8 @@ def test_entities_by_type_and_by_confusion(score: float | None) -> None:
         sentence("Kiev and Bonn", "B-LOC O B-LOC", "B-LOC O B-LOC", ("LOC", 0, 1), ("LOC", 2, 3)),
     ]
     lines = [
-        line | {"score": score, "entities": [one | {"score": score} for one in line["entities"]]} for line in lines
+        line | {"score": score, "entities": [entity | {"score": score} for entity in line["entities"]]}
+        for line in lines
     ]
     task = make_task("ner").with_labels(["O", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC"])
     page = rendered(task, lines)

@@ -75,7 +75,7 @@ def test_a_memory_is_not_used_by_tasks(xlnet: Path, command: Command, tmp_path: 
     for start, where in ((xlnet, tmp_path / "without"), (tmp_path / "memory", tmp_path / "with")):
         out = finetune(command, start, "classification", where, "epochs=0.5")
         weights.append(bertree.load(out / "model").network.state_dict())
-    assert all(torch.equal(one, weights[1][name]) for name, one in weights[0].items())
+    assert all(torch.equal(tensor, weights[1][name]) for name, tensor in weights[0].items())
 
 
 def test_both_texts_and_the_summary_are_told_apart(model: Model) -> None:
@@ -197,12 +197,12 @@ def test_the_fast_engine_leaves_it_to_the_network(model: Model) -> None:
 
 
 def test_a_pair_in_the_other_order_is_another_input(model: Model) -> None:
-    one, other = model.hidden([PAIR, PAIR[::-1]])
-    assert not torch.allclose(one[-1], other[-1], atol=1e-4)
+    forward, swapped = model.hidden([PAIR, PAIR[::-1]])
+    assert not torch.allclose(forward[-1], swapped[-1], atol=1e-4)
     (encoded,) = model.tokenize([PAIR])
     flat = Batch.pack([encoded.ids], [[0] * len(encoded.ids)])
     with torch.no_grad():
-        assert not torch.allclose(model.network(flat)[-1], one[-1], atol=1e-4), "segments are read"
+        assert not torch.allclose(model.network(flat)[-1], forward[-1], atol=1e-4), "segments are read"
 
 
 def test_a_student_of_an_xlnet(tuned: Trained, command: Command, tmp_path: Path) -> None:
@@ -237,5 +237,5 @@ def test_logits_do_not_depend_on_the_batch(tuned: Trained) -> None:
     examples = task.read([tuned.root / "beam" / "data" / "dev-v2.0.json"])
     units, _ = task.units(examples, model.required_tokenizer, 64)
     together, alone = logits(model.network, task.head, units), [logits(model.network, task.head, [u])[0] for u in units]
-    for one, other in zip(together, alone, strict=True):
-        assert np.allclose(one, other, atol=1e-4)
+    for left, right in zip(together, alone, strict=True):
+        assert np.allclose(left, right, atol=1e-4)

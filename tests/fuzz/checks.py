@@ -50,7 +50,7 @@ class Snapshot:
 
 
 def _within(name: str, allowed: tuple[str, ...]) -> bool:
-    return any(one == "." or name == one or name.startswith(f"{one}/") for one in allowed)
+    return any(path == "." or name == path or name.startswith(f"{path}/") for path in allowed)
 
 
 def violations(case: Case, folder: Path, result: Result, before: Snapshot, runner: Runner) -> list[Violation]:

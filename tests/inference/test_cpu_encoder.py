@@ -133,8 +133,8 @@ def test_a_cpu_without_wide_vectors_gives_the_same(tmp_path: Path) -> None:
         here = bertree.load("default", precision=asked).embed(TEXTS)
         elsewhere = np.load(tmp_path / f"{asked}.npy")
         values = [vectors.astype(np.float64) for vectors in (here, elsewhere)]
-        one, other = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True) for vectors in values)
-        assert (one * other).sum(1).min() > (0.99999 if asked == "float32" else 0.99)
+        left, right = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True) for vectors in values)
+        assert (left * right).sum(1).min() > (0.99999 if asked == "float32" else 0.99)
 
 
 @pytest.mark.parametrize("member", ["bert", "albert", "pre-norm"])

@@ -69,7 +69,7 @@ def check_attention_and_lens(model: bertree.Model, report: Any) -> None:
     shares, entropies, scores = [], [], []
     for text in TEXTS:
         weights = model.attentions(text).double().numpy()
-        is_special = np.isin(tokenizer.encode(text), [one for one in special if one is not None])
+        is_special = np.isin(tokenizer.encode(text), [token for token in special if token is not None])
         shares.append(np.stack([weights[..., is_special].sum(-1), np.einsum("lnii->lni", weights)]))
         entropies.append(-np.where(weights > 0, weights * np.log(np.maximum(weights, 1e-300)), 0).sum(-1))
         states = model.hidden(text, "all")[:, lens_tokens(len(is_special))]
@@ -108,7 +108,7 @@ def test_memory_does_not_grow_with_the_texts(monkeypatch: pytest.MonkeyPatch) ->
     measures = ModelSums.measures
 
     def sized(self: ModelSums, *args: Any) -> Any:
-        parts = [x for one in (self._states, self._products, self._attention) for x in vars(one).values()]
+        parts = [x for sums in (self._states, self._products, self._attention) for x in vars(sums).values()]
         sizes.append(
             sum(x.numel() for part in parts if isinstance(part, list) for x in part if isinstance(x, torch.Tensor))
         )
@@ -144,13 +144,13 @@ def test_attention_and_lens_of_the_page_are_those_of_transformers(tmp_path: Path
     block = re.search(r'<script type="application/json" id="examples">(.*?)</script>', page)
     assert block is not None
     examples = json.loads(block[1])
-    assert [one["text"] for one in examples] == TEXTS[:3]
-    for one in examples:
-        ids = torch.tensor([tokenizer.encode(one["text"])])
+    assert [example["text"] for example in examples] == TEXTS[:3]
+    for example in examples:
+        ids = torch.tensor([tokenizer.encode(example["text"])])
         with torch.no_grad():
             outputs = theirs(ids, output_attentions=True, output_hidden_states=True)
             lens = [theirs.cls(state)[0].softmax(-1).max(-1) for state in outputs.hidden_states]
-        (shown,) = one["models"]
+        (shown,) = example["models"]
         for layer, weights in zip(shown["attention"], outputs.attentions, strict=True):
             decoded = np.frombuffer(base64.b64decode(layer), "<u2").reshape(weights[0].shape) / 65535
             assert decoded == pytest.approx(weights[0].numpy(), abs=1e-5)
@@ -184,7 +184,7 @@ def test_mistakes_are_one_line(arguments: list[str], message: str, tmp_path: Pat
     places["empty"].mkdir()
     places["texts"].write_text("\n".join(TEXTS))
     places["one"].write_text(TEXTS[0] + "\n")
-    result = CliRunner().invoke(app, ["layers", *(one.format(**places) for one in arguments)])
+    result = CliRunner().invoke(app, ["layers", *(argument.format(**places) for argument in arguments)])
     assert isinstance(result.exception, UserError)
     assert message in str(result.exception).replace("\n", " ")
     assert "\n" not in str(result.exception)

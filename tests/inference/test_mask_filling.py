@@ -19,10 +19,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> bertree.Model:
 
 
 def close(some: list[FilledMask], others: list[FilledMask]) -> None:
-    for one, other in zip(some, others, strict=True):
-        assert one[:2] == other[:2]
-        assert [c.id for c in one.candidates] == [c.id for c in other.candidates]
-        for a, b in zip(one.candidates, other.candidates, strict=True):
+    for left, right in zip(some, others, strict=True):
+        assert left[:2] == right[:2]
+        assert [c.id for c in left.candidates] == [c.id for c in right.candidates]
+        for a, b in zip(left.candidates, right.candidates, strict=True):
             assert a.probability == pytest.approx(b.probability, abs=1e-6)
 
 
@@ -33,11 +33,11 @@ def test_masks_have_their_places_in_the_text_as_it_was_given(model: bertree.Mode
 
 
 def test_texts_that_are_filled_together_are_filled_as_alone(model: bertree.Model, tmp_path: Path) -> None:
-    for one in (model, bertree.load(save_xlnet(tmp_path / "xlnet"))):
+    for loaded in (model, bertree.load(save_xlnet(tmp_path / "xlnet"))):
         texts = [(TEXT, 3), ("the <mask>", 1), ("[MASK] and [MASK] of the boat", 2)]
-        together = one.fill_prepared([one.prepare_masks(text, k) for text, k in texts])
+        together = loaded.fill_prepared([loaded.prepare_masks(text, k) for text, k in texts])
         for (text, k), masks in zip(texts, together, strict=True):
-            close(masks, one.fill_masks(text, k))
+            close(masks, loaded.fill_masks(text, k))
             assert {len(mask.candidates) for mask in masks} == {k}
 
 

@@ -70,8 +70,8 @@ def test_batches_are_cut_by_tokens(minilm: Path, monkeypatch: pytest.MonkeyPatch
     texts = ["one two three", "four", "five six seven eight nine ten"] * 5
     whole = model.hidden(texts)
     monkeypatch.setitem(BATCH_TOKENS, "cpu", 7)
-    for one, other in zip(whole, model.hidden(texts), strict=True):
-        assert (one - other).abs().max() < 1e-5
+    for left, right in zip(whole, model.hidden(texts), strict=True):
+        assert (left - right).abs().max() < 1e-5
 
 
 def test_threads_are_used_and_left_as_they_were(minilm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +81,7 @@ def test_threads_are_used_and_left_as_they_were(minilm: Path, monkeypatch: pytes
         torch.set_num_threads(threads)
         counts.append(model.hidden(texts))
         assert torch.get_num_threads() == threads
-    assert all((one - other).abs().max() < 1e-5 for one, other in zip(*counts, strict=True))
+    assert all((left - right).abs().max() < 1e-5 for left, right in zip(*counts, strict=True))
     assert not counts[0][0].requires_grad
 
 

@@ -30,10 +30,10 @@ def test_equal_to_transformers(member: str, seed: int, tmp_path: Path) -> None:
         assert states.shape == (model.architecture.layers + 1, len(ids[row]), model.architecture.width)
         wanted = torch.stack([state[row, : len(ids[row])] for state in hidden])
         torch.testing.assert_close(states, wanted, atol=1e-5, rtol=1e-4)
-    for one in ids:
+    for sequence in ids:
         with torch.no_grad():
-            out = theirs(**padded(theirs, [one], [[0] * len(one)]), output_attentions=True)
-        torch.testing.assert_close(model.attentions(one), torch.cat(out.attentions), atol=1e-5, rtol=1e-4)
+            out = theirs(**padded(theirs, [sequence], [[0] * len(sequence)]), output_attentions=True)
+        torch.testing.assert_close(model.attentions(sequence), torch.cat(out.attentions), atol=1e-5, rtol=1e-4)
 
 
 def test_which_layers() -> None:
@@ -103,8 +103,8 @@ def test_tokens_stand_beside_attention(small_folder: Path) -> None:
 def test_attentions_of_a_list_are_those_of_each_input(small_folder: Path) -> None:
     model = bertree.load(small_folder)
     inputs = ["a word", ("one", "two"), [5, 6, 7]]
-    for several, one in zip(model.attentions(inputs), inputs, strict=True):
-        torch.testing.assert_close(several, model.attentions(one))
+    for in_list, text in zip(model.attentions(inputs), inputs, strict=True):
+        torch.testing.assert_close(in_list, model.attentions(text))
     assert [attentions.shape[-1] for attentions in model.attentions([[5, 6], [7, 8, 9]])] == [2, 3]
     assert model.attentions(torch.tensor([5, 6, 7])).shape[-1] == 3
     assert model.attentions(iter(["a"]))[0].ndim == 4

@@ -59,9 +59,9 @@ def test_the_fast_checksum_covers_every_byte(
 
 
 def test_exchanged_blocks_are_found(tmp_path: Path) -> None:
-    one, other = bytes(range(256)) * 16, bytes(reversed(range(256))) * 16
-    (tmp_path / "a").write_bytes(one + other)
-    (tmp_path / "b").write_bytes(other + one)
+    left, right = bytes(range(256)) * 16, bytes(reversed(range(256))) * 16
+    (tmp_path / "a").write_bytes(left + right)
+    (tmp_path / "b").write_bytes(right + left)
     assert description.block_sums(tmp_path / "a") != description.block_sums(tmp_path / "b")
 
 
@@ -85,7 +85,7 @@ def test_a_folder_without_checksums_loads_and_only_the_description_differs(saved
     path = tmp_path / "m" / folder.DESCRIPTION
     path.write_text(path.read_text().partition("[[files]]")[0])
     again = bertree.load(tmp_path / "m")
-    assert all(torch.equal(one, other) for one, other in zip(again.parameters(), model.parameters(), strict=True))
+    assert all(torch.equal(left, right) for left, right in zip(again.parameters(), model.parameters(), strict=True))
     again.save(tmp_path / "n")
     assert {file.name: file.read_bytes() for file in saved.iterdir()} == {
         file.name: file.read_bytes() for file in (tmp_path / "n").iterdir()

@@ -347,14 +347,14 @@ def test_what_stands_on_top_survives(readout: Readout, tmp_path: Path) -> None:
     assert (again.network.readout, again.task, again.labels) == (readout, TASK, ["O", "B", "I"])
     batch = Batch.pack([[5, 6, 7], [8, 9]])
     cells = torch.tensor([0, 1, 2, 3, 4])
-    one, two = (n.class_logits("token", n(batch), batch) for n in (network, again.network.eval()))
-    assert torch.equal(one, two)
+    left, right = (n.class_logits("token", n(batch), batch) for n in (network, again.network.eval()))
+    assert torch.equal(left, right)
     assert {n: p.requires_grad for n, p in again.network.named_parameters()} == {
         n: p.requires_grad for n, p in network.named_parameters()
     }
     if readout.crf:
         assert again.network.crf is not None
-        assert torch.equal(again.network.crf.decode(one, cells, 3), network.crf.decode(two, cells, 3))
+        assert torch.equal(again.network.crf.decode(left, cells, 3), network.crf.decode(right, cells, 3))
     with pytest.raises(UserError, match=r"Hugging Face has no model with this readout: .* = "):
         folder.write(again, tmp_path / "h", to="huggingface")
     assert not (tmp_path / "h").exists()

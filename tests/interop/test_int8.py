@@ -73,9 +73,9 @@ def test_a_saved_model_is_a_quarter_and_nearly_the_same(tmp_path: Path, monkeypa
     assert small < 0.36 * large  # names and vectors weigh more in so small a model
     again = bertree.load(tmp_path / "b")
     assert {tensor.dtype for tensor in again.network.state_dict().values()} == {torch.float32}
-    one, other = (torch.cat(m.hidden([[5, 6, 7], [8, 9]])) for m in (model, again))
-    assert torch.nn.functional.cosine_similarity(one, other).min() > 0.999
-    assert not torch.equal(one, other)
+    left, right = (torch.cat(m.hidden([[5, 6, 7], [8, 9]])) for m in (model, again))
+    assert torch.nn.functional.cosine_similarity(left, right).min() > 0.999
+    assert not torch.equal(left, right)
     monkeypatch.setattr("bertree.inference.cpu_linear.has_native_bfloat16", lambda: True)  # on any CPU
     assert bertree.load(tmp_path / "b", precision="bfloat16").hidden([[5]])[0].dtype == torch.bfloat16
 

@@ -134,7 +134,7 @@ def test_the_bias_of_older_folders_is_read(written: Path) -> None:
 def test_what_transformers_does_otherwise_is_said_on_writing(tmp_path: Path) -> None:
     with pytest.warns(BertreeWarning) as noted:
         folder.write(small({}, duplicates="once", eval_hashes=4), tmp_path / "m", to="huggingface")
-    lines = [str(one.message) for one in noted]
+    lines = [str(warning.message) for warning in noted]
     assert any("counts a token once for every hash that finds it" in line for line in lines)
     assert any("hashes 2 times; give it num_hashes=4 outside of training" in line for line in lines)
     assert len(lines) == 2

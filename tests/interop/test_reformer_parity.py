@@ -156,7 +156,7 @@ def test_what_is_read_and_written_is_the_same_for_transformers(suffix: str, name
     assert again.config.architectures == [type(model).__name__]
     row, _ = ragged([19], contents.architecture.vocab_size, 0, 0)
     with torch.no_grad():
-        before, after = (states(one, torch.tensor(row)) for one in (model, again))
+        before, after = (states(network, torch.tensor(row)) for network in (model, again))
     assert torch.equal(before, after)
     if HEADS[suffix] == "mask":
         assert torch.equal(again.lm_head.bias, model.lm_head.bias)

@@ -37,7 +37,7 @@ def main() -> None:
     if arguments.signals:
         cases = [case for case in cases if case.trains]
     faults = [
-        Fault(kind, float(at)) for kind, at in (one.split(":") for one in (arguments.fault or "").split(",") if one)
+        Fault(kind, float(at)) for kind, at in (text.split(":") for text in (arguments.fault or "").split(",") if text)
     ]
     counts = []
     with tempfile.TemporaryDirectory() as name:

@@ -141,7 +141,7 @@ def verbs() -> dict[str, set[str]]:
 
     def walk(command: Any, path: str) -> dict[str, set[str]]:
         if below := getattr(command, "commands", None):
-            return {name: value for key, one in below.items() for name, value in walk(one, f"{path} {key}").items()}
+            return {name: value for key, part in below.items() for name, value in walk(part, f"{path} {key}").items()}
         return {path.strip(): {name for option in command.params for name in option.opts}}
 
     return walk(typer.main.get_command(app), "")

@@ -88,11 +88,11 @@ def _page_text(page: str) -> str:
     return re.sub(r"\*(?:\s+\*)+", "*", "\n".join(lines))
 
 
-def differences(one: State, other: State) -> list[str]:
+def differences(left: State, right: State) -> list[str]:
     """Name the files that differ, with the first lines that do."""
     messages = []
-    for name in sorted(one.keys() | other.keys()):
-        first, second = one.get(name), other.get(name)
+    for name in sorted(left.keys() | right.keys()):
+        first, second = left.get(name), right.get(name)
         if first is None or second is None:
             messages.append(f"{name}: is only in {'the second' if first is None else 'the first'}")
         elif first != second:

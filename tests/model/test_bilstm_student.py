@@ -80,7 +80,8 @@ def test_a_packed_text_is_read_as_if_alone(lengths: list[int], layers: int, seed
     states = network(batch)
     alone = [read_alone(network, text, layers) for text in texts]
     assert torch.allclose(states, torch.cat(alone), atol=1e-6)
-    assert torch.allclose(network.sequence_states(states, batch), torch.stack([ends(one) for one in alone]), atol=1e-6)
+    expected = torch.stack([ends(state) for state in alone])
+    assert torch.allclose(network.sequence_states(states, batch), expected, atol=1e-6)
 
 
 def test_every_depth_is_given() -> None:
@@ -178,9 +179,9 @@ def test_what_has_no_meaning_does_no_harm() -> None:
     for axes in ({}, idle):
         torch.manual_seed(0)
         networks.append(build(point(**axes)).eval())
-    one, other = networks
+    left, right = networks
     batch = Batch.pack([[5, 6, 7], [8]])
-    assert torch.equal(one(batch), other(batch))
+    assert torch.equal(left(batch), right(batch))
     assert cost.parameters(point()) == cost.parameters(point(**idle))
     assert point(**idle).with_values({"residual": "post-norm"}).embedding_norm is False
 

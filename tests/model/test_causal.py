@@ -57,9 +57,9 @@ def test_what_reads_a_sequence_reads_its_last_token(sequence_head: str, head: di
     assert batch.last.tolist() == [2, 2, 4]
     assert Batch.pack([[], [4]]).last.tolist() == [0, 0]
     network = build(architecture(sequence_head=sequence_head, init_std=0.5), head).eval()
-    one, two = (network.class_logits(name, network(b), b) for b in (batch, other))
-    assert (one[0] - two[0]).abs().max() > 1e-4
-    assert torch.allclose(one[2], two[2], atol=1e-5)
+    left, right = (network.class_logits(name, network(b), b) for b in (batch, other))
+    assert (left[0] - right[0]).abs().max() > 1e-4
+    assert torch.allclose(left[2], right[2], atol=1e-5)
 
 
 def test_the_axis_in_files_and_costs(tmp_path: Path) -> None:

@@ -68,8 +68,8 @@ def test_states_of_both_directions_are_those_of_each() -> None:
         assert torch.equal(state_th, flip(reverse_th, batch))
     both = list(nets["both"].encoder.states(batch))
     assert len(both) == 4
-    for joined, one, other in zip(both, ahead, back, strict=True):
-        assert torch.equal(joined, torch.cat([one, other], -1))
+    for joined, forward, backward in zip(both, ahead, back, strict=True):
+        assert torch.equal(joined, torch.cat([forward, backward], -1))
     assert torch.equal(nets["both"](batch), both[-1])
     assert torch.equal(encoder.sequence_states(back[-1], batch), back[-1][batch.first])
     ends = nets["both"].encoder.sequence_states(torch.cat(both[-2:], -1), batch)

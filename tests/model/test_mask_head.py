@@ -37,6 +37,6 @@ def test_chunks_change_nothing_but_memory(transform: bool) -> None:
     whole, parts = (loss_and_gradients(chunk, mask_transform=transform) for chunk in (0, 16))
     assert parts[0] == pytest.approx(whole[0], rel=1e-6)
     assert len(parts[1]) == len(whole[1]) > 1
-    for one, other in zip(whole[1], parts[1], strict=True):
-        assert torch.allclose(one, other, atol=1e-5)
+    for left, right in zip(whole[1], parts[1], strict=True):
+        assert torch.allclose(left, right, atol=1e-5)
     assert parts[2] < whole[2]

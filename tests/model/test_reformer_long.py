@@ -60,9 +60,9 @@ def plain(encoder: TransformerEncoder, batch: Batch) -> Tensor:
     return last
 
 
-def difference(one: Tensor, other: Tensor) -> float:
+def difference(left: Tensor, right: Tensor) -> float:
     """Norm of the difference, relative."""
-    return float((one - other).double().norm() / other.double().norm())
+    return float((left - right).double().norm() / right.double().norm())
 
 
 @torch.no_grad()

@@ -54,8 +54,8 @@ def test_flash_attention_gives_what_the_public_function_gives() -> None:
                 grad, q, k, v, mixed, sums, is_causal=causal, attn_mask=mask
             )
         assert torch.allclose(mixed, expected, atol=1e-5)
-        for one, other in zip(grads, torch.autograd.grad(expected, (q, k, v), grad), strict=True):
-            assert torch.allclose(one, other, atol=1e-5)
+        for left, right in zip(grads, torch.autograd.grad(expected, (q, k, v), grad), strict=True):
+            assert torch.allclose(left, right, atol=1e-5)
     scores = q @ k.mT * 8**-0.5
     _, sums = internals.flash_attention_for_cpu(q.detach(), k.detach(), v.detach())
     assert torch.allclose(sums, scores.logsumexp(-1), atol=1e-5), "the second result is the log-sum-exp"

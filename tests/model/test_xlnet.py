@@ -94,7 +94,7 @@ def test_three_segments_with_memory_equal_transformers(memory: int, kept: int | 
         if ordered:
             batch = with_order(batch, ranks, chosen)
             each = [masks_of(*pair) for pair in zip(ranks, chosen, strict=True)]
-            masks = {name: torch.cat([one[name] for one in each]) for name in each[0]}
+            masks = {name: torch.cat([mask[name] for mask in each]) for name in each[0]}
         hidden, state = network.encode(batch, state)
         outputs = model(
             torch.stack(ids), token_type_ids=torch.stack(segments), mems=theirs_state, use_mems=True, **masks
@@ -136,7 +136,7 @@ def test_backward_lanes_equal_reversed_texts_with_negated_positions(kept: int | 
             mems=theirs_state,
             use_mems=True,
             output_hidden_states=True,
-            **{name: torch.cat([one[name] for one in masks]) for name in masks[0]},
+            **{name: torch.cat([mask[name] for mask in masks]) for name in masks[0]},
         )
         theirs_state = outputs.mems
         queries = hidden[lanes * length :].view(lanes, 2, -1)
@@ -211,7 +211,7 @@ def test_a_training_step_is_compiled_once_and_whole() -> None:
         network.zero_grad()
     assert counter.frame_count == 1
     assert graphs[0][:4] == pytest.approx(graphs[1][:4], rel=1e-4)
-    assert all((one - other).abs().max() < 1e-4 for one, other in zip(graphs[0][4:], graphs[1][4:], strict=True))
+    assert all((left - right).abs().max() < 1e-4 for left, right in zip(graphs[0][4:], graphs[1][4:], strict=True))
 
 
 def test_the_token_that_represents_a_sequence() -> None:
@@ -243,4 +243,4 @@ def test_recomputed_activations_give_the_same_gradients(memory: int) -> None:
             hidden, state = network.encode(with_order(batch, *draw_orders((8, 8), seed=step)), state)
         weighted(hidden).backward()
         grads.append([p.grad for p in network.parameters()])
-    assert all(torch.equal(one, other) for one, other in zip(*grads, strict=True))
+    assert all(torch.equal(left, right) for left, right in zip(*grads, strict=True))

@@ -155,9 +155,9 @@ def softmaxes(head: str) -> list[tuple[list[float], list[float], float]]:
     """Student, teacher and weight of every softmax that the hand-made units of a head are asked for."""
     some, student = HANDS[head]
     pairs, place = [], 0
-    for one in some:
-        count = logit_rows(one, head)
-        mine, teacher_rows = np.array(student[place : place + count]), one.teacher_logits
+    for unit in some:
+        count = logit_rows(unit, head)
+        mine, teacher_rows = np.array(student[place : place + count]), unit.teacher_logits
         place += count
         if head in ("sequence", "token"):
             pairs += [(list(a), list(b), 1.0) for a, b in zip(mine, teacher_rows, strict=True)]
@@ -229,9 +229,9 @@ def asked(head: str, regression: bool, count: int, seed: int) -> list[Unit]:
     draw = np.random.default_rng(seed)
     classes = 1 if regression else CLASSES[head]
     labeled = []
-    for number, one in enumerate(units(head, count, seed, regression)):
-        logits = draw.normal(size=(logit_rows(one, head), classes)).astype(np.float32)
-        labeled.append(one._replace(teacher_logits=None if number % 4 == 3 else logits))
+    for number, unit in enumerate(units(head, count, seed, regression)):
+        logits = draw.normal(size=(logit_rows(unit, head), classes)).astype(np.float32)
+        labeled.append(unit._replace(teacher_logits=None if number % 4 == 3 else logits))
     return labeled
 
 
@@ -247,9 +247,9 @@ def test_filling_counts_for_nothing(head: str, regression: bool, kind: str) -> N
     objective = task_distillation_objective(head, regression, kind, 0.3, 2.0)
     assert objective.counts(filled) == objective.counts(batch)
     both = []
-    for one in (batch, filled):
+    for inputs in (batch, filled):
         model.zero_grad()
-        losses = objective(model, one).losses
+        losses = objective(model, inputs).losses
         (losses["hard"].sum + losses["soft"].sum).backward()
         sums = {name: loss.sum.item() for name, loss in losses.items()}
         both.append((sums, [p.grad.clone() if p.grad is not None else torch.zeros(1) for p in model.parameters()]))
@@ -263,18 +263,18 @@ def test_filling_counts_for_nothing(head: str, regression: bool, kind: str) -> N
 @pytest.mark.parametrize(("head", "regression"), TAUGHT)
 def test_the_truth_counts_where_it_is_known_and_the_teacher_everywhere(head: str, regression: bool) -> None:
     some = [
-        one._replace(teacher_logits=one.teacher_logits)
-        for one in asked(head, regression, 12, 2)
-        if one.teacher_logits is not None
+        unit._replace(teacher_logits=unit.teacher_logits)
+        for unit in asked(head, regression, 12, 2)
+        if unit.teacher_logits is not None
     ]
     batch = collate(some, head, regression)
     objective = task_distillation_objective(head, regression, "soft", 0.3, 2.0)
-    labeled = [one for one in some if one.answer is not None]
+    labeled = [unit for unit in some if unit.answer is not None]
     assert 0 < len(labeled) < len(some)
     counts = objective.counts(batch)
     if head == "token":
-        assert counts["soft"] == sum(len(one.chosen) for one in some)
-        assert counts["hard"] == sum(tag != -100 for one in labeled for tag in one.answer)
+        assert counts["soft"] == sum(len(unit.chosen) for unit in some)
+        assert counts["hard"] == sum(tag != -100 for unit in labeled for tag in unit.answer)
     else:
         assert counts == {"hard": len(labeled), "soft": len(some)}
     assert objective.weights == {"hard": 0.3, "soft": 0.7}
@@ -298,8 +298,8 @@ def test_how_a_step_is_cut_changes_nothing() -> None:
 
     some = asked("sequence", False, 12, 3)
     some = [
-        one._replace(teacher_logits=rows([0.1, 0.2, 0.4]) if one.teacher_logits is None else one.teacher_logits)
-        for one in some
+        unit._replace(teacher_logits=rows([0.1, 0.2, 0.4]) if unit.teacher_logits is None else unit.teacher_logits)
+        for unit in some
     ]
     norms = []
     for limit in (0, 30):

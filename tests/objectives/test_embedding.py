@@ -253,7 +253,7 @@ def test_cosent_and_margin_are_those_of_sentence_transformers() -> None:
     loss = CosentLoss()(None, table, scores)
     assert loss.sum.item() == pytest.approx(wanted.item(), rel=1e-5)
     assert CosentLoss().count(scores) == 1
-    (ours,), (slope,) = (torch.autograd.grad(one, table) for one in (loss.sum, wanted))
+    (ours,), (slope,) = (torch.autograd.grad(error, table) for error in (loss.sum, wanted))
     assert torch.allclose(ours, slope, atol=1e-5)
     wanted = theirs().MarginMSELoss(Columns(), similarity_fct=util.pairwise_cos_sim)(columns, 2 * scores - 1)
     loss = MarginLoss()(None, table, scores)

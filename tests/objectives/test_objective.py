@@ -96,9 +96,9 @@ def test_filling_up_the_vocabulary_changes_no_loss(dtype: torch.dtype) -> None:
     plain, filled = cross_entropy(logits, targets).sum, cross_entropy(padded, targets).sum
     assert padded.isfinite().all()
     assert float(plain) == float(filled)
-    (one,) = torch.autograd.grad(plain, table, retain_graph=True)
+    (gradient,) = torch.autograd.grad(plain, table, retain_graph=True)
     (other,) = torch.autograd.grad(filled, table)
-    assert torch.equal(one, other)
+    assert torch.equal(gradient, other)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="only a GPU fills the vocabulary up")

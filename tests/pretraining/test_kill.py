@@ -58,8 +58,8 @@ def test_killed_at_random_moments(family: str, whole: Whole, token_store: Path, 
     steps = [line["step"] for line in metrics(out, "train")]
     assert steps == list(range(1, len(steps) + 1)), "each step is written down once"
     for kind, keys in (("train", ("loss", "norm", "lr", "tokens", "epoch")), ("eval", ("loss", "perplexity"))):
-        one, other = ([[line[key] for key in keys] for line in metrics(o, kind)] for o in (out, whole[family]))
-        assert one == other
+        left, right = ([[line[key] for key in keys] for line in metrics(o, kind)] for o in (out, whole[family]))
+        assert left == right
     assert metrics(out, "sample") == metrics(whole[family], "sample")
     assert bool(metrics(out, "sample")) == (family not in runs.UNMASKED), "where masks are filled"
     held = set(load_file(max((out / "checkpoints").glob("step-*")) / "state.safetensors"))

@@ -156,17 +156,17 @@ def test_one_process_reads_what_many_have_written(mesh: str, saved: tuple[Path, 
 
 @pytest.mark.parametrize("mesh", MESHES)
 def test_files_of_all_meshes_hold_the_same_tensors(mesh: str, saved: tuple[Path, list[dict[str, Any]]]) -> None:
-    one, other = (CheckpointFolder(saved[0] / name).read(STEP).tensors for name in ("one process", mesh))
-    assert one.keys() == other.keys()
-    for name, tensor in one.items():
-        assert torch.equal(tensor.read(), other[name].read()), name
+    left, right = (CheckpointFolder(saved[0] / name).read(STEP).tensors for name in ("one process", mesh))
+    assert left.keys() == right.keys()
+    for name, tensor in left.items():
+        assert torch.equal(tensor.read(), right[name].read()), name
 
 
 @pytest.mark.parametrize("mesh", MESHES)
 def test_what_is_read_and_saved_again_has_the_same_bytes(mesh: str, saved: tuple[Path, list[dict[str, Any]]]) -> None:
-    one, other = (sorted((saved[0] / name / f"step-{STEP:08d}").iterdir()) for name in (mesh, f"{mesh}, again"))
-    assert [path.name for path in one] == [*(f"state-0000{n}-of-00004.safetensors" for n in range(1, 5)), "state.json"]
-    assert [path.read_bytes() for path in one] == [path.read_bytes() for path in other]
+    left, right = (sorted((saved[0] / name / f"step-{STEP:08d}").iterdir()) for name in (mesh, f"{mesh}, again"))
+    assert [path.name for path in left] == [*(f"state-0000{n}-of-00004.safetensors" for n in range(1, 5)), "state.json"]
+    assert [path.read_bytes() for path in left] == [path.read_bytes() for path in right]
 
 
 def test_no_number_is_written_twice(saved: tuple[Path, list[dict[str, Any]]]) -> None:

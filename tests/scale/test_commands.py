@@ -126,9 +126,9 @@ def test_a_signal_to_one_rank_stops_all_and_the_run_goes_on_on_any_mesh(
     assert models[0] == models[1]
     elsewhere = pretrain(recipe, token_store, tmp_path / "elsewhere", "run.save_every=100", "--resume", "--quiet")
     command.well(*elsewhere, "scale.zero=0")  # in one process
-    one, other = (load_file(out / "model" / "model.safetensors") for out in (outs[0], tmp_path / "elsewhere"))
-    keys = [name for name in one if not name.endswith("key.bias")]  # steps of rounding
-    assert max(float((one[name] - other[name]).norm() / one[name].norm()) for name in keys) < 1e-5
+    left, right = (load_file(out / "model" / "model.safetensors") for out in (outs[0], tmp_path / "elsewhere"))
+    keys = [name for name in left if not name.endswith("key.bias")]  # steps of rounding
+    assert max(float((left[name] - right[name]).norm() / left[name].norm()) for name in keys) < 1e-5
 
 
 def test_one_process_may_shard(recipe: Path, token_store: Path, tmp_path: Path, command: Command) -> None:

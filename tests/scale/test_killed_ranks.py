@@ -101,9 +101,9 @@ def test_a_run_goes_on_with_another_number_of_ranks(
     assert {path.name for path in (run.out / "model").iterdir()} == {
         path.name for path in (whole[family].out / "model").iterdir()
     }
-    one, two = (load_file(r.out / "model" / "model.safetensors") for r in (run, whole[family]))
-    assert one.keys() == two.keys()
-    pairs = {name: (tensor - two[name]).norm() / tensor.norm().clamp(min=1e-12) for name, tensor in one.items()}
+    left, right = (load_file(r.out / "model" / "model.safetensors") for r in (run, whole[family]))
+    assert left.keys() == right.keys()
+    pairs = {name: (tensor - right[name]).norm() / tensor.norm().clamp(min=1e-12) for name, tensor in left.items()}
     # A bias of keys, which adds the same to all scores, has no gradient but noise.
     worst = max((difference, name) for name, difference in pairs.items() if not name.endswith("key.bias"))
     assert worst[0] < 1e-5, worst

@@ -70,5 +70,5 @@ def test_a_mesh_learns_what_one_device_learns(measured: dict[int, list[dict[str,
 
 
 def test_the_same_mesh_ends_in_the_same_bytes(measured: dict[int, list[dict[str, Any]]]) -> None:
-    one, again = (measured[2][0][name]["digest"] for name in ("bert zero=3", "bert zero=3 again"))
-    assert one == again
+    digest, again = (measured[2][0][name]["digest"] for name in ("bert zero=3", "bert zero=3 again"))
+    assert digest == again

@@ -88,8 +88,8 @@ def test_recomputing_keeps_less() -> None:
 
 def test_micro_batches_add_up_in_gradients_of_whole_tensors_below_stage_2() -> None:
     a, whole = preset("megatron-gpt-1.2b").architecture, 4 * shapes(preset("megatron-gpt-1.2b").architecture).total
-    one, two = (peak(a, Mesh(8, 1, 1), MicroBatch(1024, 1024, count)).bytes for count in (1, 2))
-    assert two.gradients > 0.9 * whole > one.gradients
+    left, right = (peak(a, Mesh(8, 1, 1), MicroBatch(1024, 1024, count)).bytes for count in (1, 2))
+    assert right.gradients > 0.9 * whole > left.gradients
     assert peak(a, Mesh(8, 1, 2), MicroBatch(1024, 1024, 2)).bytes.gradients < 0.3 * whole
 
 

@@ -64,8 +64,8 @@ def test_ends_with_sentences_and_repeats_some(minilm: Path) -> None:
     for span in spans:
         assert document[span.start : span.end].startswith("Sentence")
         assert document[span.end - 1] == "."
-    for one, other in pairwise(spans):
-        repeated = document[other.start : one.end]
+    for earlier, later in pairwise(spans):
+        repeated = document[later.start : earlier.end]
         assert 1 <= repeated.count("Sentence") <= 3, "whole sentences, no more than the overlap"
         assert counted(repeated, tokenizer) <= how.overlap
     assert all(counted(document[a:b], tokenizer) > 60 for a, b in spans[:-1]), "they are filled"

@@ -72,7 +72,7 @@ def test_a_reranker_is_a_further_mode(index: Index) -> None:
 
 
 def test_an_index_without_a_model_is_scored_by_words(index: Index) -> None:
-    assert [one.mode for one in bertree.evaluate_search(Index.open(index.path), ASKED).modes] == ["words"]
+    assert [scores.mode for scores in bertree.evaluate_search(Index.open(index.path), ASKED).modes] == ["words"]
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,9 @@ def test_the_same_top_ten_as_the_flat_index(tmp_path: Path, database: str, monke
     assert "bertree_embedding_idx" in str(run_sql(by_graph, nearest)), "the HNSW index is used"
     hits = bertree.PostgresIndex(by_graph, model).search(QUESTIONS, 10, mode="vectors")
     shared = sum(
-        hit.text in {one.text for one in theirs} for mine, theirs in zip(hits, expected, strict=True) for hit in mine
+        hit.text in {other.text for other in theirs}
+        for mine, theirs in zip(hits, expected, strict=True)
+        for hit in mine
     )
     assert shared >= 0.98 * 10 * len(QUESTIONS)
 

@@ -57,9 +57,9 @@ def wait_until(bounds: ClientConnections, count: int) -> None:
 
 def pass_time(bounds: ClientConnections, state: str) -> int:
     """Let the time of connections in a state be over; return how many there are."""
-    late = [one for own in bounds.by_client.values() for one in own if one.phase() == state]
-    for one in late:
-        one.state, one.since = state, 0.0
+    late = [connection for own in bounds.by_client.values() for connection in own if connection.phase() == state]
+    for connection in late:
+        connection.state, connection.since = state, 0.0
     return len(late)
 
 
@@ -124,17 +124,17 @@ def test_a_client_that_does_not_read_is_dropped(port: int, bounds: ClientConnect
     head = f"POST /v1/embeddings HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode()
     with connect(port, head + body) as client:
         wait_until(bounds, 1)
-        (one,) = next(iter(bounds.by_client.values()))
+        (connection,) = next(iter(bounds.by_client.values()))
         end = time.monotonic() + 60
-        while one.phase() != "writing":
+        while connection.phase() != "writing":
             assert time.monotonic() < end
             time.sleep(0.01)
         now = time.monotonic()
-        assert not one.is_late(now)
-        assert one.limit > connections.WRITE_SECONDS + 10, "a large answer has more time"
-        assert not one.is_late(now + one.limit - 1)
-        assert one.is_late(now + one.limit + 1)
-        one.since -= one.limit + 1
+        assert not connection.is_late(now)
+        assert connection.limit > connections.WRITE_SECONDS + 10, "a large answer has more time"
+        assert not connection.is_late(now + connection.limit - 1)
+        assert connection.is_late(now + connection.limit + 1)
+        connection.since -= connection.limit + 1
         wait_until(bounds, 0)
         assert len(read(client)) < 20_000_000
 

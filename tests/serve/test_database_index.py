@@ -70,8 +70,8 @@ def _compare(hits: Any, expected: Any) -> None:
             _compare(hits[key], value)
     elif isinstance(expected, list):
         assert len(hits) == len(expected)
-        for one, other in zip(hits, expected, strict=True):
-            _compare(one, other)
+        for left, right in zip(hits, expected, strict=True):
+            _compare(left, right)
     else:
         assert hits == (pytest.approx(expected, abs=1e-6) if isinstance(expected, float) else expected)
 

@@ -136,8 +136,8 @@ def test_a_field_that_does_not_exist_is_refused_by_its_name(own: Asker) -> None:
 def test_forms_of_other_interfaces_give_the_answers_of_the_own_form(own: Asker) -> None:
     own_form = own.post("/fill", {"text": "the [MASK] of [MASK]", "k": 3}).json["masks"]
     other = own.post("/fill", {"inputs": "the [MASK] of [MASK]", "parameters": {"top_k": 3}}).json
-    assert [[one["token_str"] for one in mask] for mask in other] == [
-        [one["text"] for one in mask["candidates"]] for mask in own_form
+    assert [[candidate["token_str"] for candidate in mask] for mask in other] == [
+        [candidate["text"] for candidate in mask["candidates"]] for mask in own_form
     ]
     assert other[0][0]["sequence"] == f"the {other[0][0]['token_str']} of [MASK]"
     settings = {"temperature": 0.7, "seed": 3}
@@ -277,10 +277,10 @@ def test_scores_of_rerankers_are_from_0_to_1_everywhere(own: Asker) -> None:
         jina = own.post("/v1/rerank", {"model": name, "query": query, "documents": texts}).json["results"]
         hits = own.post("/search", {"query": query, "rerank": name}).json["hits"]
         by_text = {hit["text"]: hit["score"] for hit in hits}
-        for one, other in zip(ranked, jina, strict=True):
-            assert 0 <= one["score"] <= 1
-            assert one["score"] == pytest.approx(other["relevance_score"], abs=1e-6)
-            assert one["score"] == pytest.approx(by_text[texts[one["index"]]], abs=1e-5)
+        for left, right in zip(ranked, jina, strict=True):
+            assert 0 <= left["score"] <= 1
+            assert left["score"] == pytest.approx(right["relevance_score"], abs=1e-6)
+            assert left["score"] == pytest.approx(by_text[texts[left["index"]]], abs=1e-5)
 
 
 def test_a_run_is_served_by_the_name_of_its_folder(trained: Trained) -> None:

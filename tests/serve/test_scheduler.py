@@ -100,13 +100,13 @@ async def test_requests_of_the_same_size_take_turns(engine: Engine, clock: Clock
 
 @in_event_loop
 async def test_kinds_never_share_a_batch(clock: Clock) -> None:
-    one, other = Engine(), Engine()
-    scheduler, a, b = make(clock), JobKind("a", one, 100), JobKind("b", other, 100)
+    left, right = Engine(), Engine()
+    scheduler, a, b = make(clock), JobKind("a", left, 100), JobKind("b", right, 100)
     tasks = [await begin(scheduler, kind, jobs(n)) for n, kind in enumerate((a, b, a, b))]
     assert scheduler.compute_next()
     assert scheduler.compute_next()
     assert not scheduler.compute_next()
-    assert (one.batches, other.batches) == ([[0, 2]], [[1, 3]])
+    assert (left.batches, right.batches) == ([[0, 2]], [[1, 3]])
     assert [await task for task in tasks] == [[0], [2], [4], [6]]
 
 

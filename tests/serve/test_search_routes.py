@@ -16,14 +16,14 @@ QUERY = "a lamp by the river"
 
 def same(hits: list[dict[str, Any]], wanted: list[Hit]) -> None:
     assert [hit["document"] for hit in hits] == [hit.document for hit in wanted]
-    for one, hit in zip(hits, wanted, strict=True):
-        assert one["score"] == pytest.approx(hit.score, abs=1e-6)
+    for passage, hit in zip(hits, wanted, strict=True):
+        assert passage["score"] == pytest.approx(hit.score, abs=1e-6)
         for name in ("cosine", "word_score"):
             value = getattr(hit, name)
-            assert one[name] == (None if value is None else pytest.approx(value, abs=1e-6))
-        assert (one["vector_rank"], one["word_rank"]) == (hit.vector_rank, hit.word_rank)
-        assert (one["text"], one["start"], one["end"]) == (hit.text, hit.start, hit.end)
-        assert one["metadata"] == hit.metadata
+            assert passage[name] == (None if value is None else pytest.approx(value, abs=1e-6))
+        assert (passage["vector_rank"], passage["word_rank"]) == (hit.vector_rank, hit.word_rank)
+        assert (passage["text"], passage["start"], passage["end"]) == (hit.text, hit.start, hit.end)
+        assert passage["metadata"] == hit.metadata
 
 
 def test_hits_are_those_of_the_index(own: Asker) -> None:

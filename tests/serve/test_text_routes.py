@@ -20,10 +20,10 @@ def test_masks_are_filled_as_by_the_model(own: Asker) -> None:
     for mask, wanted in zip(report["masks"], model.fill_masks(text, 3), strict=True):
         assert text[mask["start"] : mask["end"]] in ("<mask>", "[MASK]")
         assert (mask["start"], mask["end"]) == (wanted.start, wanted.end)
-        for one, candidate in zip(mask["candidates"], wanted.candidates, strict=True):
-            assert one["text"] == candidate.token
-            assert model.required_tokenizer.backend.token_to_id(one["token"]) == candidate.id
-            assert one["probability"] == pytest.approx(candidate.probability, abs=1e-6)
+        for shown, candidate in zip(mask["candidates"], wanted.candidates, strict=True):
+            assert shown["text"] == candidate.token
+            assert model.required_tokenizer.backend.token_to_id(shown["token"]) == candidate.id
+            assert shown["probability"] == pytest.approx(candidate.probability, abs=1e-6)
 
 
 def test_texts_that_are_filled_at_the_same_time_get_their_own_masks(own: Asker) -> None:
@@ -32,7 +32,8 @@ def test_texts_that_are_filled_at_the_same_time_get_their_own_masks(own: Asker) 
     answers = own.post_all([("/fill", {"text": text, "k": n + 1}) for n, text in enumerate(texts)])
     for n, (text, answer) in enumerate(zip(texts, answers, strict=True)):
         wanted = model.fill_masks(text, n + 1)
-        probabilities = [[one["probability"] for one in mask["candidates"]] for mask in answer.json["masks"]]
+        masks = [mask["candidates"] for mask in answer.json["masks"]]
+        probabilities = [[candidate["probability"] for candidate in candidates] for candidates in masks]
         assert probabilities == [pytest.approx([c.probability for c in mask.candidates], abs=1e-6) for mask in wanted]
 
 
@@ -91,7 +92,8 @@ def test_the_answer_in_a_passage_is_that_of_the_model(own: Asker) -> None:
     assert (report["model"], report["answer"], report["passage"], report["cut"]) == ("squad2", "green", None, False)
     assert (report["start"], report["end"]) == (wanted.best.start, wanted.best.end)
     assert report["score"] == pytest.approx(wanted.score, abs=1e-6)
-    assert [one["answer"] for one in report["candidates"]] == [one.text for one in wanted.candidates]
+    answers = [candidate.text for candidate in wanted.candidates]
+    assert [candidate["answer"] for candidate in report["candidates"]] == answers
     none = own.post("/answer", {"question": QUESTION, "passage": "it the boat of a tree"}).json
     assert (none["answer"], none["start"], none["end"]) == (None, None, None)
     assert 0 < none["score"] <= 1
@@ -110,8 +112,8 @@ def test_a_question_is_answered_from_an_index(own: Asker) -> None:
     assert report["passage"]["document"] == hits[wanted.best.passage].document
     text = report["passage"]["text"]
     assert text[report["start"] : report["end"]] == report["answer"]
-    for one in report["candidates"]:
-        assert one["passage"]["text"][one["start"] : one["end"]] == one["answer"]
+    for candidate in report["candidates"]:
+        assert candidate["passage"]["text"][candidate["start"] : candidate["end"]] == candidate["answer"]
     only = own.post("/answer", {"question": QUESTION, "where": {"place": "garden"}, "rerank": "pair"}).json
     assert only["passage"]["metadata"]["place"] == "garden"
 

@@ -69,7 +69,7 @@ def check_answers(server: Asker, before: Contents, after: Contents, version: int
     for number in (0, 1, 3):
         id, later = f"d{number}", killing.records(version)[number]["text"]
         texts = {hit["text"] for hit in ask(server, where={"id": id})}
-        allowed = [{text for *_, text in one[id]["passages"]} if id in one else set() for one in (before, after)]
+        allowed = [{text for *_, text in state[id]["passages"]} if id in state else set() for state in (before, after)]
         # One of the group that is removed in the end may be there in its new form until then.
         assert texts in allowed or (number == 3 and texts and all(text in later for text in texts))
 

@@ -135,7 +135,7 @@ def test_every_study_cites_a_paper_and_names_what_it_computes(studies: dict[str,
         figures = {column.name for column in study.columns if column.figure or column.mean or column.ratio}
         assert {pattern.column for pattern in study.patterns} <= figures, f"{name}: a pattern that nothing decides"
         running = {cell.name for cell in study.running()}
-        assert {cell for one in study.patterns for cell in (one.better, one.worse)} <= running, name
+        assert {cell for pattern in study.patterns for cell in (pattern.better, pattern.worse)} <= running, name
         assert study.second_source or not any(cell.also_published for cell in study.cells), name
 
 

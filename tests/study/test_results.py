@@ -179,7 +179,7 @@ def test_two_folders_are_compared_by_their_standard_errors(study_file: Path, tmp
         plan = {"study": "speed", "size": "tiny", "shared": [], "steps": []}
         (folder / "plan.json").write_text(json.dumps(plan))
         rows = [row("large", seed, "pretrain", {"loss": loss}, folder=str(seed)) for seed, loss in enumerate(losses)]
-        (folder / "rows.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
+        (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (difference,) = compare_studies(tmp_path / "one", tmp_path / "two").differences
     assert difference.difference == pytest.approx(1.0)
     assert difference.error == pytest.approx(math.sqrt(2 * 0.02 / 2))

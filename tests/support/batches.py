@@ -64,9 +64,9 @@ def joined(batches: list[Batch]) -> Batch:
         packed,
         segments=torch.cat([b.segments for b in batches]),
         labels=PretrainingLabels(
-            masked=torch.cat([one.masked + s for one, s in zip(labels, starts.tolist(), strict=False)]),
-            targets=torch.cat([one.targets for one in labels]),
-            pairs=torch.cat([one.pairs for one in labels]),
+            masked=torch.cat([part.masked + s for part, s in zip(labels, starts.tolist(), strict=False)]),
+            targets=torch.cat([part.targets for part in labels]),
+            pairs=torch.cat([part.pairs for part in labels]),
         ),
     )
 

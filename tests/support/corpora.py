@@ -99,9 +99,9 @@ def sequences(batch: Batch) -> Iterator[list[int]]:
         yield ids.tolist()
 
 
-def same(one: Batch, other: Batch) -> bool:
+def same(left: Batch, right: Batch) -> bool:
     """Equal in every field."""
-    for value, theirs in zip(one.leaves(), other.leaves(), strict=True):
+    for value, theirs in zip(left.leaves(), right.leaves(), strict=True):
         if value is None or isinstance(value, int):
             if value != theirs:
                 return False

@@ -107,11 +107,13 @@ def contents(folder: Path, model: Any = None) -> dict[str, Any]:
         assert np.allclose(files.vectors[positions], fresh, atol=1e-6), "each passage has its own vector"
         analyzer = analyzer_for(state.chunking.language)
         terms = [Counter(analyzer.terms(text)) for text in texts]
-        expected = {(at, term): n for at, one in zip(positions.tolist(), terms, strict=True) for term, n in one.items()}
+        expected = {
+            (at, term): n for at, counts in zip(positions.tolist(), terms, strict=True) for term, n in counts.items()
+        }
         assert files.words is not None
         indexed = {
             (at, term): n
-            for term in {term for one in terms for term in one}
+            for term in {term for counts in terms for term in counts}
             for at, n in zip(*(column.tolist() for column in files.words.postings(term)), strict=True)
         }
         assert indexed == expected, "each passage has its own words"

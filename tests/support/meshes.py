@@ -143,9 +143,9 @@ def differences(case: Case, losses: list[float], weights: dict[str, Tensor], fol
     }
 
 
-def relative_difference(one: Tensor, other: Tensor, name: str) -> float:
+def relative_difference(left: Tensor, right: Tensor, name: str) -> float:
     """The norm of the difference, as a share. The bias of keys is left out: its gradient is 0 but for rounding, which
     Adam turns into steps."""
     if name.endswith(".qkv.bias"):
-        one, other = (torch.cat([t.chunk(3)[0], t.chunk(3)[2]]) for t in (one, other))
-    return float((one - other).norm() / other.norm().clamp(min=1e-12))
+        left, right = (torch.cat([t.chunk(3)[0], t.chunk(3)[2]]) for t in (left, right))
+    return float((left - right).norm() / right.norm().clamp(min=1e-12))

@@ -184,16 +184,16 @@ def newest_step(out: Path, seed: int = 0) -> int:
     return max((int(path.name[5:]) for path in (out / f"seed-{seed}" / "checkpoints").glob("step-*")), default=0)
 
 
-def assert_same_run(one: Path, other: Path) -> None:
+def assert_same_run(left: Path, right: Path) -> None:
     """Check that two fine-tuning runs ended in the same bytes, and that nothing is left over."""
     for name in ("model/model.safetensors", "model/bertree.toml", "metrics.json", "predictions.jsonl"):
-        assert (one / name).read_bytes() == (other / name).read_bytes(), name
+        assert (left / name).read_bytes() == (right / name).read_bytes(), name
     histories = []
-    for out in (one, other):
+    for out in (left, right):
         lines = [json.loads(line) for line in (out / "seed-0" / "metrics.jsonl").read_text().splitlines()]
         timed = ("seconds", "waited", "tokens_per_s")
         kept = [line for line in lines if line["kind"] == "eval"]
         histories.append([{key: value for key, value in line.items() if key not in timed} for line in kept])
     assert histories[0] == histories[1]
-    assert not list(one.rglob(".*")), "nothing half written is left"
-    assert not list(one.rglob("checkpoints"))
+    assert not list(left.rglob(".*")), "nothing half written is left"
+    assert not list(left.rglob("checkpoints"))

@@ -101,12 +101,12 @@ def test_race_in_lines(tmp_path: Path) -> None:
     assert len(CHOICE["race"].read(splits["train"])) == 6
     assert {example.level for example in CHOICE["race"].read(splits["dev"])} == {"middle", "high"}
     single = {"example_id": "middle12.txt", "article": "x", "question": "y", "options": ["a", "b"], "answer": "B"}
-    one = CHOICE["race"].read([put(tmp_path, "test.jsonl", PASSAGE, single)])
-    assert [example.level for example in one] == ["high"] * 3 + ["middle"]
-    assert one[3].answer == 1
+    examples = CHOICE["race"].read([put(tmp_path, "test.jsonl", PASSAGE, single)])
+    assert [example.level for example in examples] == ["high"] * 3 + ["middle"]
+    assert examples[3].answer == 1
     for text in (json.dumps([PASSAGE, single]), f"{json.dumps(PASSAGE)}\n{json.dumps(single)}"):
-        assert CHOICE["race"].read([put(tmp_path, "test.json", text)]) == one
-    assert CHOICE["race"].read([put(tmp_path, "test.json", json.dumps(PASSAGE, indent=1))]) == one[:3]
+        assert CHOICE["race"].read([put(tmp_path, "test.json", text)]) == examples
+    assert CHOICE["race"].read([put(tmp_path, "test.json", json.dumps(PASSAGE, indent=1))]) == examples[:3]
 
 
 @pytest.mark.parametrize(
@@ -185,8 +185,8 @@ def test_a_passage_is_parsed_into_all_its_questions() -> None:
     assert {example.answer for example in examples} == {None}
     assert {CHOICE["race"].group(example) for example in examples} == {PASSAGE["article"]}
     assert examples[1].options == ("noon", "six", "dawn", "dusk")
-    one = {"article": "x", "question": "y", "options": ["a", "b"]}
-    for task, record in (("race", one), ("race", OWN), ("choice", OWN), ("hellaswag", HELLA)):
+    fields = {"article": "x", "question": "y", "options": ["a", "b"]}
+    for task, record in (("race", fields), ("race", OWN), ("choice", OWN), ("hellaswag", HELLA)):
         assert CHOICE[task].parse_all(record) == [CHOICE[task].parse(record)]
     with pytest.raises(UserError, match="'questions' is empty"):
         CHOICE["race"].parse_all(PASSAGE | {"questions": [], "options": []})
@@ -197,8 +197,8 @@ def test_parse_has_no_gold() -> None:
     assert CHOICE["choice"].parse(OWN).answer is None
     assert CHOICE["hellaswag"].parse(HELLA).answer is None
     assert CHOICE["race"].parse(OWN) == ChoiceExample("Snow fell.", "What fell?", ("rain", "snow"))
-    one = CHOICE["race"].parse({"article": "x", "question": "y", "options": ["a", "b"], "answer": "A"})
-    assert one == ChoiceExample("x", "y", ("a", "b"))
+    example = CHOICE["race"].parse({"article": "x", "question": "y", "options": ["a", "b"], "answer": "A"})
+    assert example == ChoiceExample("x", "y", ("a", "b"))
 
 
 def test_pairs_are_those_of_the_tokenizer(tmp_path: Path, tokenizer: Tokenizer) -> None:

@@ -69,8 +69,8 @@ def predictions(models: object, kind: str, **options: Any) -> list[dict[str, Any
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_model_with_itself_predicts_what_it_predicts_alone(kind: str, words: Tokenizer, tmp_path: Path) -> None:
-    one = model(tmp_path / "one", words, kind, 0)
-    alone, together = predictions(one, kind), predictions([one, one, one], kind, ensemble=True)
+    loaded = model(tmp_path / "one", words, kind, 0)
+    alone, together = predictions(loaded, kind), predictions([loaded, loaded, loaded], kind, ensemble=True)
     for line, expected in zip(together, alone, strict=True):
         exact = kind != "regression"
         assert line["predicted"] == (expected["predicted"] if exact else pytest.approx(expected["predicted"], rel=1e-5))
@@ -99,10 +99,10 @@ def _keys(line: dict[str, Any]) -> list[Any]:
 def test_tags_are_averaged_word_by_word_and_labels_by_name() -> None:
     """The second model reads the words in two windows, and has its labels in another order."""
     first, second = (make_task("tagging").with_labels(labels) for labels in (("A", "B"), ("B", "A")))
-    one = Member(first, [Unit(0, (), [0, 1])], [np.array([[2.0, 0.0], [0.0, 0.0]], np.float32)])
+    member = Member(first, [Unit(0, (), [0, 1])], [np.array([[2.0, 0.0], [0.0, 0.0]], np.float32)])
     rows = [np.array([[0.0, 0.0]], np.float32), np.array([[3.0, 0.0]], np.float32)]
     two = Member(second, [Unit(0, (), [0]), Unit(0, (), [1])], rows)
-    (mean,) = average([one, two])
+    (mean,) = average([member, two])
     share, other = 1 / (1 + np.exp(-2)), 1 / (1 + np.exp(-3))
     assert np.exp(mean) == pytest.approx(
         np.array([[(share + 0.5) / 2, 1 - (share + 0.5) / 2], [(1.5 - other) / 2, (0.5 + other) / 2]]), rel=1e-5
@@ -112,17 +112,17 @@ def test_tags_are_averaged_word_by_word_and_labels_by_name() -> None:
 def test_what_cannot_be_averaged_is_refused_in_one_line(
     words: Tokenizer, letters: Tokenizer, tmp_path: Path, command: Command
 ) -> None:
-    one = model(tmp_path / "one", words, "classification", 0)
+    loaded = model(tmp_path / "one", words, "classification", 0)
     other = model(tmp_path / "other", words, "classification", 0, ["bad", "best"])
     spans = [model(tmp_path / f"span {n}", t, "squad", n) for n, t in enumerate((words, letters))]
     with pytest.raises(UserError, match="the models have different labels: bad, good and bad, best"):
-        predictions([one, other], "classification", ensemble=True)
+        predictions([loaded, other], "classification", ensemble=True)
     with pytest.raises(UserError, match="the models need one tokenizer"):
         predictions(spans, "squad", ensemble=True)
     with pytest.raises(UserError, match="give two models or more"):
-        predictions([one], "classification", ensemble=True)
+        predictions([loaded], "classification", ensemble=True)
     with pytest.raises(UserError, match="2 models: average their predictions with `ensemble=True`"):
-        predictions([one, other], "classification")
-    result = command("evaluate", one, other, "--task", "classification", "--data", tmp_path)
+        predictions([loaded, other], "classification")
+    result = command("evaluate", loaded, other, "--task", "classification", "--data", tmp_path)
     assert result.code == 2
     assert "average their predictions with --ensemble" in result.err

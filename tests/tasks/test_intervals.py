@@ -30,7 +30,7 @@ def test_samples_by_cells_are_those_of_the_plain_metrics() -> None:
     gold = [str(n) for n in random.integers(0, 3, 200)]
     predicted = [g if random.random() < 0.7 else str(random.integers(0, 3)) for g in gold]
     figures = {"f1": metrics.f1, "macro_f1": metrics.macro_f1, "matthews": metrics.matthews}
-    cells = {name: interval(one) for name, one in label_statistics(tuple(figures), gold, predicted).items()}
+    cells = {name: interval(parts) for name, parts in label_statistics(tuple(figures), gold, predicted).items()}
     drawn = [random.integers(0, 200, 200) for _ in range(1000)]
     for name, metric in figures.items():
         plain = [metric([gold[n] for n in chosen], [predicted[n] for n in chosen]) for chosen in drawn]
@@ -53,7 +53,7 @@ def test_scores_of_any_function() -> None:
         return {"share": sum(predicted) / len(predicted), "spread": float(np.std(predicted))}
 
     first, again = (
-        {name: interval(one) for name, one in score_statistics(score, examples, answers).items()} for _ in range(2)
+        {name: interval(parts) for name, parts in score_statistics(score, examples, answers).items()} for _ in range(2)
     )
     assert first["share"] == share_interval(0.75, 100)
     low, high = first["spread"]
@@ -105,7 +105,7 @@ def test_a_difference_is_that_of_both_scores_on_the_same_samples() -> None:
         "spearman": [correlation_statistic("spearman", score, np.array(side, float)) for side in (first, second)],
     }
     plain = {"accuracy": metrics.accuracy, "f1": metrics.f1, "spearman": metrics.spearman}
-    for name, (one, other) in pairs.items():
+    for name, (left, right) in pairs.items():
         metric, against = plain[name], score.tolist() if name == "spearman" else gold
         sides = [np.array(side, float if name == "spearman" else str).tolist() for side in (first, second)]
         values = [
@@ -113,11 +113,11 @@ def test_a_difference_is_that_of_both_scores_on_the_same_samples() -> None:
             - metric([against[n] for n in chosen], [sides[0][n] for n in chosen])
             for chosen in drawn
         ]
-        difference = paired_difference(one, other)
+        difference = paired_difference(left, right)
         assert difference.value == pytest.approx(metric(against, sides[1]) - metric(against, sides[0])), name
         assert difference.interval == pytest.approx(np.quantile(values, (0.025, 0.975)), abs=0.03), name
         assert (difference.p < 0.05) == (difference.interval[0] > 0), name
-        assert paired_difference(one, one) == (0.0, (0.0, 0.0), 1.0)
+        assert paired_difference(left, left) == (0.0, (0.0, 0.0), 1.0)
     assert paired_difference(*pairs["accuracy"]).p < 0.01
     near = paired_difference(mean_statistic([1, 0, 1, 1]), mean_statistic([0, 1, 1, 1]))
     assert (near.value, near.p) == (0.0, 1.0)

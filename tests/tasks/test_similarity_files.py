@@ -107,10 +107,10 @@ def test_a_broken_file_is_reported_with_its_line(tmp_path: Path, text: str, name
 
 
 def test_kinds_do_not_mix(tmp_path: Path) -> None:
-    one = write(tmp_path / "one.csv", [{"sentence1": "a", "sentence2": "b", "label": "x"}])
+    file = write(tmp_path / "one.csv", [{"sentence1": "a", "sentence2": "b", "label": "x"}])
     other = write(tmp_path / "other.csv", [{"sentence1": "a", "sentence2": "b", "score": "0.5"}])
     with pytest.raises(UserError, match=r"other\.csv: .*scores.*one\.csv .*labels"):
-        read_sentences.read([one, other], ColumnNames())
+        read_sentences.read([file, other], ColumnNames())
 
 
 def test_folders(tmp_path: Path) -> None:

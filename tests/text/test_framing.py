@@ -29,13 +29,13 @@ def test_those_of_gpt_get_new_ones(tmp_path: Path) -> None:
     start, delimiter, extract = ids = [tokenizer.backend.token_to_id(token) for token in TASK_TOKENS]
     assert ids == [plain.size, plain.size + 1, plain.size + 2]
     assert set(ids) < special_ids(tokenizer)
-    one, other = (plain.encode_plain([text])[0].ids for text in ("a lamp", "the road"))
+    left, right = (plain.encode_plain([text])[0].ids for text in ("a lamp", "the road"))
     (pair,) = tokenizer.encode([("a lamp", "the road")])
-    assert pair.ids == [start, *one, delimiter, *other, extract]
-    assert pair.second == len(one) + 2
-    assert tokenizer.encode(["a lamp"])[0].ids == [start, *one, extract]
-    assert Frame(tokenizer, pair=True).wrap(one, other).ids == pair.ids
-    assert tokenizer.encode(["a lamp"], max_length=4)[0].ids == [start, *one[:2], extract]
+    assert pair.ids == [start, *left, delimiter, *right, extract]
+    assert pair.second == len(left) + 2
+    assert tokenizer.encode(["a lamp"])[0].ids == [start, *left, extract]
+    assert Frame(tokenizer, pair=True).wrap(left, right).ids == pair.ids
+    assert tokenizer.encode(["a lamp"], max_length=4)[0].ids == [start, *left[:2], extract]
     tokenizer.save(tmp_path)
     again, theirs = Tokenizer.load(tmp_path), transformers.AutoTokenizer.from_pretrained(tmp_path)
     assert again is not None

@@ -66,18 +66,18 @@ def test_case_is_kept_unless_the_folder_says_otherwise(vocabulary: Path, tmp_pat
 def test_special_tokens_stand_at_the_end_in_a_segment_of_their_own(vocabulary: Path) -> None:
     ours = loaded(vocabulary)
     sep, cls = ours.id_of("sep"), ours.id_of("cls")
-    one, other = (encoded.ids for encoded in ours.encode_plain(["the river", "the Sea"]))
+    left, right = (encoded.ids for encoded in ours.encode_plain(["the river", "the Sea"]))
     (single,), (pair,) = ours.encode(["the river"]), ours.encode([("the river", "the Sea")])
-    assert single.ids == [*one, sep, cls]
-    assert single.segments == [0] * (len(one) + 1) + [2]
+    assert single.ids == [*left, sep, cls]
+    assert single.segments == [0] * (len(left) + 1) + [2]
     assert not single.is_pair
-    assert pair.ids == [*one, sep, *other, sep, cls]
-    assert pair.segments == [0] * (len(one) + 1) + [1] * (len(other) + 1) + [2]
+    assert pair.ids == [*left, sep, *right, sep, cls]
+    assert pair.segments == [0] * (len(left) + 1) + [1] * (len(right) + 1) + [2]
     assert pair.is_pair
     assert pair.second == 0, "the segments tell"
     for frame, texts, wanted in (
-        (Frame(ours, pair=False), (one,), single),
-        (Frame(ours, pair=True), (one, other), pair),
+        (Frame(ours, pair=False), (left,), single),
+        (Frame(ours, pair=True), (left, right), pair),
     ):
         assert frame.wrap(*texts) == wanted
     (cut,) = ours.encode(["the river the river"], max_length=4)

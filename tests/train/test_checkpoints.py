@@ -117,8 +117,8 @@ def test_weights_and_moments_come_back(name: str, tmp_path: Path, notes: list[st
     for _ in range(2):
         step(net, optimizer)
         step(again, other)
-    for one, two in zip(net.parameters(), again.parameters(), strict=True):
-        assert torch.equal(one, two)
+    for left, right in zip(net.parameters(), again.parameters(), strict=True):
+        assert torch.equal(left, right)
     larger = torch.nn.Sequential(torch.nn.Linear(5, 3), torch.nn.LayerNorm(3), torch.nn.Linear(3, 2))
     with pytest.raises(UserError, match="another model"):
         restore(checkpoint, larger, build_optimizer(larger, OptimSettings()))

@@ -67,13 +67,13 @@ def state(loop: Loop) -> list[torch.Tensor]:
 def test_the_same_bytes_as_step_by_step(head: str, regression: bool, half: bool) -> None:
     set_deterministic(True)
     steps = works(head, regression)
-    one, other = make_loop(None, head, regression, half), make_loop(CudaGraphRecorder, head, regression, half)
+    plain, recorded = make_loop(None, head, regression, half), make_loop(CudaGraphRecorder, head, regression, half)
     losses: list[list[float]] = [[], []]
-    for loop, seen in zip((one, other), losses, strict=True):
+    for loop, seen in zip((plain, recorded), losses, strict=True):
         loop.run(steps, [lambda result, seen=seen: seen.append(result.loss)])
     assert losses[0] == losses[1]
     assert len(set(losses[0])) > STEPS // 2
-    assert all(map(torch.equal, state(one), state(other)))
+    assert all(map(torch.equal, state(plain), state(recorded)))
 
 
 @cuda

@@ -57,15 +57,15 @@ def test_the_steps_are_the_plans(feed: StreamFeed) -> None:
         reading = feed.streams[step.update.phase]
         places = range(step.update.first, step.update.first + step.update.batches)
         expected = [stream[place] for place in places for stream in reading]
-        assert all(same(one, other) for one, other in zip(step.batches, expected, strict=True))
+        assert all(same(left, right) for left, right in zip(step.batches, expected, strict=True))
     assert any(step.update.batches > 1 for step in steps)
     assert all(a.epoch < b.epoch for a, b in pairwise(steps))
     for first in (1, len(feed.schedule) - 1, len(feed.schedule)):
         again = list(feed.steps_from(first))
         assert len(again) == len(steps) - first
-        for one, other in zip(again, steps[first:], strict=True):
-            assert (one.update, one.epoch) == (other.update, other.epoch)
-            assert all(same(a, b) for a, b in zip(one.batches, other.batches, strict=True))
+        for left, right in zip(again, steps[first:], strict=True):
+            assert (left.update, left.epoch) == (right.update, right.epoch)
+            assert all(same(a, b) for a, b in zip(left.batches, right.batches, strict=True))
 
 
 def test_the_thread_ends_when_the_loop_does(feed: StreamFeed, token_store: Path) -> None:
@@ -111,10 +111,10 @@ def test_room_to_spare_changes_nothing(token_store: Path) -> None:
     filled = [shape(batch) for batch in plain]
     assert all(f.labels.masked.numel() > p.labels.masked.numel() for f, p in zip(filled, plain, strict=True))
     assert all(f.labels.pairs.numel() > p.labels.pairs.numel() for f, p in zip(filled, plain, strict=True))
-    one, other = gradients(reading[0].store, *plain), gradients(reading[0].store, *filled)
-    assert one[0] == pytest.approx(other[0], rel=1e-6)
-    for name, gradient in one[1].items():
-        assert float((gradient - other[1][name]).norm()) <= 1e-6 * float(gradient.norm()) + 1e-9, name
+    left, right = gradients(reading[0].store, *plain), gradients(reading[0].store, *filled)
+    assert left[0] == pytest.approx(right[0], rel=1e-6)
+    for name, gradient in left[1].items():
+        assert float((gradient - right[1][name]).norm()) <= 1e-6 * float(gradient.norm()) + 1e-9, name
 
 
 def shape_of(batch: Batch) -> list[object]:

@@ -66,10 +66,10 @@ def step_beyond_the_end(out: Path) -> None:
 
 
 def swapped(out: Path) -> None:
-    one, other = place(out), place(out, LAST - 1)
-    one.rename(out / "aside")
-    other.rename(one)
-    (out / "aside").rename(other)
+    left, right = place(out), place(out, LAST - 1)
+    left.rename(out / "aside")
+    right.rename(left)
+    (out / "aside").rename(right)
     for step in (LAST, LAST - 1):
         path = place(out, step) / "state.json"
         path.write_text(header_text(json.loads(path.read_text()) | {"step": step}))

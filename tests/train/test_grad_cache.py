@@ -99,8 +99,8 @@ def test_pieces_change_nothing(limit: int, count: int) -> None:
     assert len(feed(some, limit)[0].batches) == count
     assert whole[2] == parts[2] == {"ranking": SIZE}
     assert parts[0].item() == pytest.approx(whole[0].item(), rel=1e-5)
-    for one, other in zip(whole[1], parts[1], strict=True):
-        assert torch.allclose(one, other, rtol=1e-4, atol=1e-6 * float(one.abs().max() + 1))
+    for left, right in zip(whole[1], parts[1], strict=True):
+        assert torch.allclose(left, right, rtol=1e-4, atol=1e-6 * float(left.abs().max() + 1))
 
 
 def test_pieces_forgotten_one_by_one_would_change_it() -> None:
@@ -191,8 +191,8 @@ def test_filling_a_batch_up_changes_nothing(loss: str, pooling: str) -> None:
         losses.append((total.item(), [p.grad for p in net.parameters() if p.grad is not None]))
     assert losses[0][0] == pytest.approx(losses[1][0], rel=1e-5)
     assert len(losses[0][1]) == len(losses[1][1]) > 10
-    for one, other in zip(losses[0][1], losses[1][1], strict=True):
-        assert torch.allclose(one, other, rtol=1e-3, atol=1e-5 * float(one.abs().max() + 1))
+    for left, right in zip(losses[0][1], losses[1][1], strict=True):
+        assert torch.allclose(left, right, rtol=1e-3, atol=1e-5 * float(left.abs().max() + 1))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")

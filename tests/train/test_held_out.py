@@ -57,10 +57,10 @@ def test_figures_by_hand(held: Stream) -> None:
 
 def test_samples_are_the_same_texts_every_time(held: Stream) -> None:
     network = fresh(vocab_size=held.store.vocab_size, max_positions=64)
-    one, other = MaskSamples(held)(network), MaskSamples(held)(network)
-    assert one == other
-    assert len(one) == 4
-    for sample in one:
+    left, right = MaskSamples(held)(network), MaskSamples(held)(network)
+    assert left == right
+    assert len(left) == 4
+    for sample in left:
         assert sample["text"].count("[MASK]") == len(sample["masks"]) > 0
         assert all(0 < mask["probability"] <= 1 for mask in sample["masks"])
 

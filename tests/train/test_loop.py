@@ -46,12 +46,12 @@ def test_reported_losses_are_means_over_the_step() -> None:
     objective = pretraining_objective(mlm=1.0, nsp=0.5)
     network = fresh()
     loop = Loop(network, objective, build_optimizer(network, OptimSettings(lr=0.0)))
-    one = loop.step(make_step(joined(rows), lr=0.0))
+    result = loop.step(make_step(joined(rows), lr=0.0))
     many = loop.step(make_step(*(joined(rows[i : i + 3]) for i in range(0, 12, 3)), lr=0.0))
-    assert one.losses == pytest.approx(many.losses, rel=1e-6)
-    assert one.norm == pytest.approx(many.norm, rel=1e-5)
-    assert one.loss == pytest.approx(one.losses["mlm"] + 0.5 * one.losses["nsp"])
-    assert one.tokens == many.tokens == joined(rows).ids.numel()
+    assert result.losses == pytest.approx(many.losses, rel=1e-6)
+    assert result.norm == pytest.approx(many.norm, rel=1e-5)
+    assert result.loss == pytest.approx(result.losses["mlm"] + 0.5 * result.losses["nsp"])
+    assert result.tokens == many.tokens == joined(rows).ids.numel()
 
 
 def test_clipping_and_rate() -> None:
@@ -113,7 +113,7 @@ def test_a_step_without_a_finite_gradient_is_skipped(name: str, value: float, tm
     totals = Totals(MetricsLog(tmp_path), SavedTotals(skipped=10))
     loop.run((make_step(batch, number=n) for n in range(8)), [totals, watch])
     assert totals.skipped == 14
-    assert {float(one["step"]) for one in loop.optimizer.state.values()} == {4.0}, "what a resume checks"
+    assert {float(state["step"]) for state in loop.optimizer.state.values()} == {4.0}, "what a resume checks"
     assert skipped == [2, 4, 5, 7], "and two in a row, or four in all, are not three in a row"
     assert all(tensor.isfinite().all() for tensor in before)
 
@@ -167,10 +167,10 @@ def run(seed: int, first: int = 0) -> list[torch.Tensor]:
 
 
 def test_dropout_follows_from_seed_and_step() -> None:
-    one = run(seed=1)
+    result = run(seed=1)
     torch.manual_seed(12345)
-    assert all(map(torch.equal, one, run(seed=1)))
-    assert not all(map(torch.equal, one, run(seed=2)))
+    assert all(map(torch.equal, result, run(seed=1)))
+    assert not all(map(torch.equal, result, run(seed=2)))
 
 
 def test_micro_batches_have_dropout_of_their_own() -> None:

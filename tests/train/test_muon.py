@@ -152,7 +152,7 @@ def test_a_frozen_encoder_leaves_adamw_alone() -> None:
     optimizer = build_optimizer(network, OptimSettings(name="muon"))
     assert not any(group["matrices"] for group in optimizer.param_groups)
     Loop(network, pretraining_objective(mlm=1.0), optimizer).step(make_step(joined(sequences(3))))
-    assert {float(one["step"]) for one in optimizer.state.values()} == {1.0}
+    assert {float(state["step"]) for state in optimizer.state.values()} == {1.0}
 
 
 def test_matrices_may_have_another_rate() -> None:

@@ -118,8 +118,8 @@ def test_sgd_and_adam_are_pytorchs(
             sum(loss.sum / 10 for loss in losses.values()).backward()
             optimizer.step()
             optimizer.zero_grad()
-    for one, other in zip(*(network.parameters() for network in networks), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+    for left, right in zip(*(network.parameters() for network in networks), strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-5, atol=1e-6)
     assert {tuple(sorted(state)) for state in ours.state.values()} == {
         tuple(sorted(ours.param_groups[0].get("kept", MOMENTS)))
     }

@@ -52,7 +52,7 @@ def test_a_backward_sequence_goes_on_before_the_one_its_lane_read_last(small_chu
     """With documents: not fresh means that its last token stands before the first of the one before it."""
     stream = permuted(small_chunks, backward=True, documents=True)
     whole = line(stream)
-    after = {one: other for one, other in pairwise(whole) if one >= FIRST}
+    after = {token: following for token, following in pairwise(whole) if token >= FIRST}
     place: list[int | None] = [None] * 4
     seen = {True: 0, False: 0}
     for batch in stream.one_epoch():

@@ -51,10 +51,10 @@ def test_the_line_holds_every_document_with_a_separator(small_chunks: Corpus) ->
     assert len(ids) == stream.epoch_tokens
     documents = small_chunks.document_of
     jumps = 0
-    for one, other in pairwise(ids):
-        if one >= FIRST and other == SEP:
-            assert one - FIRST + 1 == len(documents) or documents[one - FIRST] != documents[one - FIRST + 1]
-        elif one >= FIRST and other != one + 1:
+    for earlier, later in pairwise(ids):
+        if earlier >= FIRST and later == SEP:
+            assert earlier - FIRST + 1 == len(documents) or documents[earlier - FIRST] != documents[earlier - FIRST + 1]
+        elif earlier >= FIRST and later != earlier + 1:
             jumps += 1
     assert jumps < stream.index.totals.size, "the order of the corpus is left only between chunks"
     assert ids != line(stream, 1)

@@ -79,8 +79,8 @@ def test_texts_meet_where_a_sentence_starts(sample: Corpus) -> None:
             _, a, b, _ = read(batch, lane)
             if int(batch.labels.pairs[lane]):
                 continue
-            one, other = (b[0], a[-1]) if lane % 2 else (a[-1], b[0])  # in the order of the text
-            if SEP in (one, other) or sentence[one - FIRST] != sentence[other - FIRST]:
+            earlier, later = (b[0], a[-1]) if lane % 2 else (a[-1], b[0])  # in the order of the text
+            if SEP in (earlier, later) or sentence[earlier - FIRST] != sentence[later - FIRST]:
                 borders += 1
             else:
                 assert len(a) in (ROOM // 2, ROOM - ROOM // 2)

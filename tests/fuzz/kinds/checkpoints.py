@@ -48,10 +48,10 @@ def _swapped(path: Path) -> None:
 
 
 def _swapped_headers(path: Path) -> None:
-    one, other = (folder / "state.json" for folder in (path, path.with_name("step-00000004")))
-    kept = one.read_bytes()
-    one.write_bytes(other.read_bytes())
-    other.write_bytes(kept)
+    left, right = (folder / "state.json" for folder in (path, path.with_name("step-00000004")))
+    kept = left.read_bytes()
+    left.write_bytes(right.read_bytes())
+    right.write_bytes(kept)
 
 
 def _later(step: int) -> Callable[[Path], None]:

@@ -82,10 +82,10 @@ def _noticed(case: Case, folder: Path, runner: Runner) -> str:
     return f"`bertree verify` accepts another {changed[0]}"
 
 
-def _differs(one: Path, other: Path, file: str) -> bool:
-    if not (other / file).is_file() or not (one / file).is_file():
+def _differs(left: Path, right: Path, file: str) -> bool:
+    if not (right / file).is_file() or not (left / file).is_file():
         return False
-    return (one / file).read_bytes() != (other / file).read_bytes()
+    return (left / file).read_bytes() != (right / file).read_bytes()
 
 
 def several(random: Random) -> int:

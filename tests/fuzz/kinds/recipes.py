@@ -73,7 +73,7 @@ def _settings(random: Random) -> Case:
         ),
         "info": ((), ["info", "bert-tiny"]),
     }[verb]
-    names = tuple(part for one in settings for part in (one.partition("=")[0].strip(), one[:40]) if part)
+    names = tuple(part for setting in settings for part in (setting.partition("=")[0].strip(), setting[:40]) if part)
     names += tuple(key.rpartition(".")[2] for key in names if "." in key)
     command += ["--", *settings] if settings[0].startswith("-") else settings
     case = Case({name: name for name in samples}, [], command, names=names, stop_after=STEPS, codes=(0, 1, 2))

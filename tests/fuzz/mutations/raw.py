@@ -45,8 +45,8 @@ def _exchange(data: bytes, random: Random) -> bytes:
 
 def _lines(data: bytes, random: Random) -> bytes:
     lines = data.split(b"\n")
-    one, other = random.randrange(len(lines)), random.randrange(len(lines))
-    lines[one], lines[other] = lines[other], lines[one]
+    left, right = random.randrange(len(lines)), random.randrange(len(lines))
+    lines[left], lines[right] = lines[right], lines[left]
     return b"\n".join(lines)
 
 

@@ -40,8 +40,8 @@ def _rename(data: bytes, random: Random) -> bytes:
 
 def _exchange(data: bytes, random: Random) -> bytes:
     header, body = split(data)
-    one, other = random.choice(list(header)), random.choice(list(header))
-    header[one], header[other] = header[other], header[one]
+    left, right = random.choice(list(header)), random.choice(list(header))
+    header[left], header[right] = header[right], header[left]
     return join(header, body)
 
 

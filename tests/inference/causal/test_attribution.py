@@ -35,9 +35,9 @@ def log_likelihood(model: Model, code: str, text: str) -> float:
 def test_codes_are_ranked_by_the_likelihood_of_the_text(model: Model) -> None:
     for ranking, text in zip(model.attribute(TEXTS), TEXTS, strict=True):
         wanted = {code: log_likelihood(model, code, text) for code in CODES}
-        assert {one.code: one.log_likelihood for one in ranking} == pytest.approx(wanted, abs=1e-4)
+        assert {rank.code: rank.log_likelihood for rank in ranking} == pytest.approx(wanted, abs=1e-4)
         assert [one.code for one in ranking] == sorted(CODES, key=lambda code: -wanted[code])
-        assert sum(one.probability for one in ranking) == pytest.approx(1)
+        assert sum(rank.probability for rank in ranking) == pytest.approx(1)
         odds = ranking[0].probability / ranking[1].probability
         assert math.log(odds) == pytest.approx(ranking[0].log_likelihood - ranking[1].log_likelihood, abs=1e-6)
         assert ranking[0].loss == pytest.approx(-ranking[0].log_likelihood / ranking.tokens)
@@ -48,13 +48,13 @@ def test_codes_are_ranked_by_the_likelihood_of_the_text(model: Model) -> None:
 def test_a_prior_weighs_the_codes(model: Model) -> None:
     (flat,) = model.attribute(TEXTS[0])
     (ranking,) = model.attribute(TEXTS[0], prior={"boat": 2, "tree": 1, "river": 1})
-    before = {one.code: one.probability for one in flat}
+    before = {rank.code: rank.probability for rank in flat}
     whole = 1 + before["boat"]
     wanted = {code: p * (2 if code == "boat" else 1) / whole for code, p in before.items()}
-    assert {one.code: one.probability for one in ranking} == pytest.approx(wanted)
+    assert {rank.code: rank.probability for rank in ranking} == pytest.approx(wanted)
     (some,) = model.attribute(TEXTS[0], codes=["tree", "river"])
-    assert np.isclose(sum(one.probability for one in some), 1)
-    assert {one.code for one in some} == {"tree", "river"}
+    assert np.isclose(sum(rank.probability for rank in some), 1)
+    assert {rank.code for rank in some} == {"tree", "river"}
 
 
 def test_the_prior_of_a_token_store_is_the_share_of_documents(model: Model, tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_a_long_text_is_cut_with_a_note() -> None:
     model = language_model("gpt2", CODES)
     with pytest.warns(BertreeWarning, match="1 of 2 texts cut"):
         ranking = model.attribute(["the", " ".join(["the"] * 60)])
-    assert [one.tokens for one in ranking] == [1, 48 - 3]
+    assert [text.tokens for text in ranking] == [1, 48 - 3]
 
 
 def test_given_texts_are_ranked_by_the_likelihood_they_give() -> None:

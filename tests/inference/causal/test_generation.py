@@ -27,7 +27,7 @@ def model() -> Model:
 
 
 def texts(generations: Any) -> dict[tuple[str, int], str]:
-    return {(one.prompt, one.number): one.text for one in generations}
+    return {(result.prompt, result.number): result.text for result in generations}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -71,7 +71,7 @@ def test_greedy_tokens_are_those_of_transformers(both: tuple[Any, Model]) -> Non
             attention_mask=torch.ones_like(prompts),
         )  # fmt: skip
         actual = ours.generate(prompts.tolist(), tokens=40, temperature=0, penalty=penalty)
-        assert [one.ids for one in actual] == expected[:, 7:].tolist()
+        assert [result.ids for result in actual] == expected[:, 7:].tolist()
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -83,22 +83,22 @@ def test_beams_are_those_of_transformers(both: tuple[Any, Model], count: int) ->
         pad_token_id=0, attention_mask=torch.ones_like(prompts),
     )  # fmt: skip
     actual = ours.generate(prompts.tolist(), tokens=12, beams=4, count=count)
-    assert [one.ids for one in actual] == expected[:, 5:].tolist()
+    assert [result.ids for result in actual] == expected[:, 5:].tolist()
 
 
 def test_a_text_ends_with_the_end_token(model: Model) -> None:
     end = model.required_tokenizer.id_of("sep")
     options: dict[str, Any] = {"tokens": 40, "temperature": 20.0, "seed": 2, "count": 4}
     texts = model.generate(PROMPTS, **options)
-    ended = [one for one in texts if one.ended]
+    ended = [result for result in texts if result.ended]
     assert ended, "at this temperature some end"
-    assert all(len(one.ids) < 40 and end not in one.ids for one in ended)
-    assert all(len(one.ids) == 40 for one in texts if not one.ended)
+    assert all(len(result.ids) < 40 and end not in result.ids for result in ended)
+    assert all(len(result.ids) == 40 for result in texts if not result.ended)
     on = model.generate(PROMPTS, stop=False, **options)
-    for one, other in zip(texts, on, strict=True):
-        assert len(other.ids) == 40
-        assert other.ids[: len(one.ids)] == one.ids
-    assert texts.tokens == sum(len(one.ids) + one.ended for one in texts)
+    for left, right in zip(texts, on, strict=True):
+        assert len(right.ids) == 40
+        assert right.ids[: len(left.ids)] == left.ids
+    assert texts.tokens == sum(len(result.ids) + result.ended for result in texts)
     assert repr(texts).startswith("<32 generated texts, ")
 
 
@@ -106,14 +106,14 @@ def test_special_tokens_that_are_no_text_are_never_chosen(model: Model) -> None:
     tokenizer = model.required_tokenizer
     never = {tokenizer.id_of(kind) for kind in ("pad", "mask", "cls", "unk")}
     texts = model.generate(["the"], tokens=40, temperature=50.0, count=20, stop=False)
-    assert not never & {token for one in texts for token in one.ids}
+    assert not never & {token for result in texts for token in result.ids}
 
 
 def test_pieces_make_up_the_text(model: Model) -> None:
     pieces: dict[int, list[str]] = {}
     show = lambda row, piece: pieces.setdefault(row, []).append(piece)  # noqa: E731
     texts = model.generate(PROMPTS[:2], tokens=40, stop=False, on_text=show)
-    assert ["".join(pieces[row]) for row in (0, 1)] == [one.text for one in texts]
+    assert ["".join(pieces[row]) for row in (0, 1)] == [result.text for result in texts]
     assert len(pieces[0]) > 3
 
 
@@ -123,7 +123,7 @@ def test_as_many_tokens_as_fit(kind: str) -> None:
     long = " ".join(["the"] * 40)
     texts = model.generate([long, "the", "a boat"], stop=False)
     read = [40, 1, 2]
-    assert [len(one.ids) for one in texts] == ([48 - length for length in read] if limited else [100] * 3)
+    assert [len(result.ids) for result in texts] == ([48 - length for length in read] if limited else [100] * 3)
     alone = model.generate(long, stop=False)
     assert alone[0].ids == texts[0].ids
 
@@ -131,7 +131,7 @@ def test_as_many_tokens_as_fit(kind: str) -> None:
 def test_a_control_code_stands_before_the_prompt() -> None:
     model = language_model("ctrl", CODES)
     by_code = {code: model.generate("the", tokens=12, control=code)[0] for code in CODES}
-    assert len({one.text for one in by_code.values()}) == 3
+    assert len({result.text for result in by_code.values()}) == 3
     assert by_code["boat"].control == "boat"
     with pytest.raises(UserError, match=r"control code 'bot': .* did you mean 'boat'"):
         model.generate("the", control="bot")

@@ -102,9 +102,9 @@ def test_windows_give_what_each_window_alone_gives(stride: int) -> None:
 
 def test_several_texts_are_predicted_apart(tmp_path: Path) -> None:
     model, texts = language_model("gpt2"), [text(60, 1), text(3, 2), text(17, 3)]
-    apart = [model.perplexity(one) for one in texts]
+    apart = [model.perplexity(text) for text in texts]
     perplexity = model.perplexity(texts)
-    assert perplexity.total == pytest.approx(sum(one.total for one in apart), rel=1e-5)
+    assert perplexity.total == pytest.approx(sum(single.total for single in apart), rel=1e-5)
     assert perplexity.counts.documents == 3
     path = tmp_path / "texts.txt"
     path.write_text("\n".join(texts) + "\n\n")
@@ -123,7 +123,7 @@ def test_segments_with_a_long_memory_equal_the_whole_text(segment: int) -> None:
     assert sep is not None
     wanted = [whole_losses(model, [sep, *e.ids]) for e in tokenizer.encode_plain(texts)]
     perplexity = model.perplexity(texts, context=segment, memory=200)
-    assert perplexity.total == pytest.approx(sum(float(one.sum()) for one in wanted), rel=1e-5)
+    assert perplexity.total == pytest.approx(sum(float(losses.sum()) for losses in wanted), rel=1e-5)
     assert perplexity.tokens == sum(map(len, wanted))
     assert perplexity.context_least == 1
     short = model.perplexity(texts, context=segment, memory=2)

@@ -56,5 +56,5 @@ def test_greedy_texts_are_the_same_alone_and_in_a_batch() -> None:
     model = language_model("gpt2")
     prompts = ["the boat", "tree of the river and", "a", "lamp on a stone"]
     together = model.generate(prompts, temperature=0, tokens=40)
-    for prompt, one in zip(prompts, together, strict=True):
-        assert model.generate(prompt, temperature=0, tokens=40)[0].ids == one.ids
+    for prompt, text in zip(prompts, together, strict=True):
+        assert model.generate(prompt, temperature=0, tokens=40)[0].ids == text.ids

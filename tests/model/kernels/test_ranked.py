@@ -37,9 +37,9 @@ def compare(kernel: Kernel, layout: Layout, seed: int, segments: bool) -> None:
 
     ours = with_gradients(lambda q, k, v, *x: kernel.attend(q, k, v, layout, 0.0, relative(*x)), inputs)
     exact = with_gradients(lambda q, k, v, *x: definition(q, k, v, layout, relative(*x)), inputs)
-    for name, one, other in zip(NAMES, ours, exact, strict=True):
-        assert one.shape == other.shape
-        assert torch.allclose(one, other, rtol=1e-5, atol=4e-6 if name == "mixed" else 2e-5), name
+    for name, left, right in zip(NAMES, ours, exact, strict=True):
+        assert left.shape == right.shape
+        assert torch.allclose(left, right, rtol=1e-5, atol=4e-6 if name == "mixed" else 2e-5), name
 
 
 @pytest.mark.parametrize("kernel", ON_CPU, ids=lambda kernel: kernel.name)

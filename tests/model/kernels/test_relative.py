@@ -49,9 +49,9 @@ def test_kernels_follow_the_definition(
     def exact(q: Tensor, k: Tensor, v: Tensor, *tables: Tensor) -> Tensor:
         return definition(q, k, v, layout, RelativeScores(*tables, lowest))
 
-    for name, one, other in zip(NAMES, with_gradients(ours, inputs), with_gradients(exact, inputs), strict=True):
-        assert one.shape == other.shape
-        assert torch.allclose(one, other, rtol=1e-5, atol=4e-6 if name == "mixed" else 2e-5), name
+    for name, left, right in zip(NAMES, with_gradients(ours, inputs), with_gradients(exact, inputs), strict=True):
+        assert left.shape == right.shape
+        assert torch.allclose(left, right, rtol=1e-5, atol=4e-6 if name == "mixed" else 2e-5), name
 
 
 @pytest.mark.parametrize("mask", MASKS, ids=str)
@@ -85,10 +85,10 @@ def test_the_grouped_kernel_computes_half_precision_in_single() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         out = ours(*inputs[:3], *inputs[3:])
     assert torch.equal(out, ours(*inputs)), "autocast changes nothing within"
-    for name, one, other in zip(
+    for name, left, right in zip(
         NAMES, with_gradients(ours, inputs), with_gradients(ours, [x.float() for x in inputs]), strict=True
     ):
-        assert (one - other).norm() <= 1e-2 * other.norm(), name
+        assert (left - right).norm() <= 1e-2 * right.norm(), name
 
 
 @pytest.mark.parametrize("kernel", ON_CPU, ids=lambda kernel: kernel.name)
@@ -123,7 +123,7 @@ def test_the_grouped_kernel_compiles_whole() -> None:
             with_gradients(lambda *x, f=f, layout=layout: f(*x, layout.cu_q, layout.cu_k), inputs)
             for f in (compiled, work)
         )
-        assert all(torch.equal(one, other) for one, other in zip(ours, expected, strict=True))
+        assert all(torch.equal(left, right) for left, right in zip(ours, expected, strict=True))
 
 
 def on_device(mask: Mask, lengths: list[int], memory: list[int] | None, width: int) -> list[list[Tensor]]:
@@ -163,9 +163,9 @@ def test_the_triton_kernel_follows_the_definition(
             monkeypatch.setattr(triton_relative, name, (16, 16, 1, 1))
         lengths, memory = ([size // 3 for size in sizes] if sizes else None for sizes in (lengths, memory))
     output, again, expected = on_device(mask, lengths, memory, width)
-    for name, one, other in zip(NAMES, output, expected, strict=True):
-        assert (one.cpu() - other).norm() <= TOLERANCE * other.norm(), name
-    assert all(torch.equal(one, other) for one, other in zip(output, again, strict=True)), "the same bytes every time"
+    for name, left, right in zip(NAMES, output, expected, strict=True):
+        assert (left.cpu() - right).norm() <= TOLERANCE * right.norm(), name
+    assert all(torch.equal(left, right) for left, right in zip(output, again, strict=True)), "the same bytes every time"
 
 
 @pytest.mark.skipif(DEVICE is None, reason="needs CUDA, or Triton with TRITON_INTERPRET=1")

@@ -36,9 +36,9 @@ def test_kernels_follow_the_definition(
     qkv = random_qkv(layout, seed)
     ours = with_gradients(lambda q, k, v: kernel.attend(q, k, v, layout, 0.0, None), qkv)
     exact = with_gradients(lambda q, k, v: definition(q, k, v, layout), qkv)
-    for one, other, tolerance in zip(ours, exact, (3e-6, 1e-5, 1e-5, 1e-5), strict=True):
-        assert one.shape == other.shape
-        assert (one - other).abs().max() < tolerance if one.numel() else True
+    for left, right, tolerance in zip(ours, exact, (3e-6, 1e-5, 1e-5, 1e-5), strict=True):
+        assert left.shape == right.shape
+        assert (left - right).abs().max() < tolerance if left.numel() else True
 
 
 @pytest.mark.parametrize("mask", MASKS, ids=str)
@@ -131,8 +131,8 @@ def test_half_precision_kernels_follow_the_definition_on_cuda(
     ours = with_gradients(lambda q, k, v: kernel.attend(q, k, v, on_gpu, 0.0, None), qkv)
     exact = with_gradients(lambda q, k, v: definition(q, k, v, layout), [x.float().cpu() for x in qkv])
     assert (ours[0].cpu() - exact[0]).abs().max() < 2e-2
-    for one, other in zip(ours[1:], exact[1:], strict=True):
-        assert (one.cpu() - other).abs().max() < 2e-2 * max(1e-2, other.abs().max())
+    for left, right in zip(ours[1:], exact[1:], strict=True):
+        assert (left.cpu() - right).abs().max() < 2e-2 * max(1e-2, right.abs().max())
 
 
 @cuda

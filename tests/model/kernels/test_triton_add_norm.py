@@ -67,9 +67,9 @@ def test_kernels_follow_the_definition(tokens: int, width: int, biased: bool, dt
     out, _, stats = triton_add_norm._add_norm(x, None, f, *rest, seed, EPS, DROPPED)
     tolerance = 1e-5 if dtype == torch.float32 else 2e-2
     torch.testing.assert_close(out.double(), expected, atol=tolerance, rtol=tolerance)
-    one, two = torch.randn_like(x), torch.randn_like(x)
-    wanted = torch.autograd.grad(expected, inputs, one.double() + two.double())
-    output = triton_add_norm._add_norm_backward(one, two, x, f, rest[0], rest[1], seed, stats, DROPPED)
+    left, right = torch.randn_like(x), torch.randn_like(x)
+    wanted = torch.autograd.grad(expected, inputs, left.double() + right.double())
+    output = triton_add_norm._add_norm_backward(left, right, x, f, rest[0], rest[1], seed, stats, DROPPED)
     d_x, d_f, *d_bias, d_weight, d_norm_bias = wanted
     for mine, theirs in zip(output[:2], (d_x, d_f), strict=True):
         torch.testing.assert_close(mine.double(), theirs, atol=2 * tolerance, rtol=tolerance)
@@ -85,7 +85,7 @@ def test_kernels_compute_the_same_bytes_every_time_and_drop_by_the_seed() -> Non
         key = torch.tensor([seed], device=DEVICE)
         out, _, stats = triton_add_norm._add_norm(x, None, f, *rest, key, EPS, DROPPED)
         results.append([out, *triton_add_norm._add_norm_backward(x, None, x, f, *rest[:2], key, stats, DROPPED)])
-    assert all(torch.equal(one, other) for one, other in zip(*results[:2], strict=True))
+    assert all(torch.equal(left, right) for left, right in zip(*results[:2], strict=True))
     assert not torch.equal(results[0][0], results[2][0])
 
 
@@ -105,9 +105,9 @@ def test_a_chain_of_kernels_has_the_gradient_of_the_definition_by_both_ways() ->
         mask = kept(seed.cpu(), *x.shape, DROPPED).to(DEVICE)
         return F.layer_norm(x + (f + params[2]) * mask / (1 - DROPPED / STEPS), x.shape[1:], params[3], params[4], EPS)
 
-    one = layer(seeds[0], params[0], params[1])
-    two = layer(seeds[1], one, one * 0.5)
-    (two.sin().sum() + one.cos().sum()).backward()
+    output = layer(seeds[0], params[0], params[1])
+    two = layer(seeds[1], output, output * 0.5)
+    (two.sin().sum() + output.cos().sum()).backward()
     for mine, theirs in zip((x, f, bias, weight, norm_bias), params, strict=True):
         assert mine.grad is not None
         assert theirs.grad is not None
@@ -156,8 +156,8 @@ def test_a_stack_of_layers_is_the_same_either_way(monkeypatch: pytest.MonkeyPatc
         output.append([*states, *(p.grad for p in encoder.parameters() if p.grad is not None)])
         assert ("AddNorm" in str(states[-1].grad_fn) or "add_norm" in str(states[-1].grad_fn)) == usable
     assert len(output[0]) == len(output[1]) > 30
-    for one, other in zip(*output, strict=True):
-        torch.testing.assert_close(one, other, atol=1e-3 * float(one.detach().abs().max()), rtol=1e-3)
+    for left, right in zip(*output, strict=True):
+        torch.testing.assert_close(left, right, atol=1e-3 * float(left.detach().abs().max()), rtol=1e-3)
 
 
 def test_a_compiled_stack_adds_up_no_gradients_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

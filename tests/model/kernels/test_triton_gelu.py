@@ -43,8 +43,8 @@ def test_kernels_follow_the_definition(shape: tuple[int, ...], biased: bool, dty
     expected = exact(x, bias, grad)
     gradients = [triton_gelu._gelu(x, bias), *triton_gelu._gelu_backward(grad, x, bias)]
     tolerance = 2e-6 if dtype == torch.float32 else 1e-2
-    for one, other in zip(gradients[:2], expected[:2], strict=True):
-        torch.testing.assert_close(one.double(), other, atol=tolerance, rtol=tolerance)
+    for left, right in zip(gradients[:2], expected[:2], strict=True):
+        torch.testing.assert_close(left.double(), right, atol=tolerance, rtol=tolerance)
     if biased:  # added up before it is rounded
         torch.testing.assert_close(gradients[2].double(), expected[2], atol=2e-5, rtol=2e-5)
     else:
@@ -67,4 +67,4 @@ def test_kernels_are_as_exact_as_bfloat16_at_every_number_it_has() -> None:
 def test_kernels_compute_the_same_bytes_every_time() -> None:
     x, grad, bias = (torch.randn(*shape, device=DEVICE) for shape in ((200, 300), (200, 300), (300,)))
     first, second = (triton_gelu._gelu_backward(grad, x, bias) for _ in range(2))
-    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+    assert all(torch.equal(left, right) for left, right in zip(first, second, strict=True))

@@ -69,7 +69,7 @@ def test_orders_segments_and_places_follow_the_definition(
     on_device = [x.to(DEVICE) for x in inputs]
     ours, again = (with_gradients(lambda *x: attention(str(DEVICE), *x), on_device) for _ in range(2))
     exact = with_gradients(lambda *x: attention("cpu", *x), [x.cpu().double() for x in inputs])
-    for name, one, two, true in zip(NAMES, ours, again, exact, strict=True):
-        assert torch.equal(one, two), f"{name}: not the same every time"
-        assert torch.isfinite(one).all(), name
-        assert (one.cpu() - true).norm() <= TOLERANCE * (true.norm() + 1e-3), name
+    for name, left, right, true in zip(NAMES, ours, again, exact, strict=True):
+        assert torch.equal(left, right), f"{name}: not the same every time"
+        assert torch.isfinite(left).all(), name
+        assert (left.cpu() - true).norm() <= TOLERANCE * (true.norm() + 1e-3), name

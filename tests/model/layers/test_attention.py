@@ -15,8 +15,8 @@ cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 
 def test_dropout_on_probabilities_is_real_and_only_in_training() -> None:
     qkv, layout = torch.randn(15, 3, 2, 8), Layout.of(Batch.pack([[1] * 6, [1] * 9]), Full())
-    one, two = (attend_fused(qkv, layout, 0.5) for _ in range(2))
-    assert not torch.equal(one, two)
+    left, right = (attend_fused(qkv, layout, 0.5) for _ in range(2))
+    assert not torch.equal(left, right)
     network = build(preset("bert-tiny").architecture)
     given_batch = Batch.pack([[5, 6, 7], [8, 9]])
     network.train()

@@ -30,7 +30,7 @@ def test_chunks_change_nothing(kind: str, chunk: int) -> None:
             assert torch.equal(part(x_th, BATCH), out_th)
         outputs.append([out_th.detach(), *(t.grad for t in (x_th, *part.parameters()) if t.grad is not None)])
     assert len(outputs[0]) == 6
-    assert all(torch.allclose(one, other, atol=1e-12) for one, other in zip(*outputs, strict=True))
+    assert all(torch.allclose(left, right, atol=1e-12) for left, right in zip(*outputs, strict=True))
 
 
 @pytest.mark.parametrize("kind", FEED_FORWARD)

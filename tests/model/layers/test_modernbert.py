@@ -163,11 +163,11 @@ def test_scores_depend_on_distance_alone() -> None:
     q, k = torch.randn(2, 1, 3, 16, generator=draw)
     none = torch.zeros(1, dtype=torch.int64)
 
-    def score(one: int, two: int) -> Tensor:
-        places = TokenPositions(torch.tensor([one]), torch.tensor([two]), 200, 200, none, none)
+    def score(left: int, right: int) -> Tensor:
+        places = TokenPositions(torch.tensor([left]), torch.tensor([right]), 200, 200, none, none)
         return torch.mul(*rotary.change(q, k, rotary.prepare(places))[:2]).sum(-1)
 
-    scores = [score(one, two) for one, two in ((7, 3), (104, 100), (4, 0), (4, 1))]
+    scores = [score(left, right) for left, right in ((7, 3), (104, 100), (4, 0), (4, 1))]
     assert (scores[0] - scores[1]).abs().max() < 1e-5
     assert (scores[0] - scores[2]).abs().max() < 1e-5
     assert (scores[0] - scores[3]).abs().max() > 1e-2

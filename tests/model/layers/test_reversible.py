@@ -62,8 +62,8 @@ def gradients(
 def difference(ours: Gradients, theirs: Gradients) -> float:
     """Norm of the difference, relative."""
     assert ours.keys() == theirs.keys()
-    one, other = (torch.cat([tensor[name].flatten() for name in theirs]).double() for tensor in (ours, theirs))
-    return float((one - other).norm() / other.norm())
+    left, right = (torch.cat([tensor[name].flatten() for name in theirs]).double() for tensor in (ours, theirs))
+    return float((left - right).norm() / right.norm())
 
 
 @pytest.mark.parametrize("axes", [
@@ -82,12 +82,12 @@ def test_gradients_are_those_of_plain_autograd(axes: dict[str, object]) -> None:
 
 def test_streams_are_those_of_the_formula() -> None:
     encoder = stack_of(layers=2, ffn_chunk=6).eval()
-    one = two = encoder.embeddings(BATCH)
+    left = right = encoder.embeddings(BATCH)
     for attention, ffn in zip(encoder.stack.attention, encoder.stack.ffn, strict=True):
-        one = one + attention.part(attention.norm(two), BATCH)
-        two = two + ffn.part(ffn.norm(one), BATCH)
+        left = left + attention.part(attention.norm(right), BATCH)
+        right = right + ffn.part(ffn.norm(left), BATCH)
     assert encoder.norm is not None
-    assert torch.allclose(encoder(BATCH), encoder.norm(torch.cat([one, two], -1)), atol=1e-6)
+    assert torch.allclose(encoder(BATCH), encoder.norm(torch.cat([left, right], -1)), atol=1e-6)
     with torch.no_grad():
         assert torch.equal(encoder(BATCH), plain(encoder))
 
@@ -225,6 +225,6 @@ def test_what_has_no_meaning_is_refused(axes: dict[str, Any], message: str) -> N
 
 
 def test_a_connection_starts_both_streams_with_the_embeddings() -> None:
-    one, two = Reversible().open(torch.ones(2, 3, dtype=torch.float64))
-    assert one is two
-    assert one.dtype == torch.float64
+    left, right = Reversible().open(torch.ones(2, 3, dtype=torch.float64))
+    assert left is right
+    assert left.dtype == torch.float64

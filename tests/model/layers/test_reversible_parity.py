@@ -86,8 +86,8 @@ def test_states_and_gradients_are_those_of_transformers(chunk: int) -> None:
         assert start_th.grad is not None
         results.append((states_th.detach(), start_th.grad))
     expected = named({name: p.grad for name, p in hers.named_parameters() if p.grad is not None})
-    for one, other in zip(*results, strict=True):
-        assert torch.allclose(one, other, atol=2e-5, rtol=1e-4)
+    for left, right in zip(*results, strict=True):
+        assert torch.allclose(left, right, atol=2e-5, rtol=1e-4)
     for name, parameter in mine.named_parameters():
         if name in expected:
             assert parameter.grad is not None

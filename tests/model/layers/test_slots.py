@@ -68,17 +68,17 @@ def test_recomputed_layers_give_the_same_gradients(residual: Residual, positions
     model.recompute = True
     again = gradients(model, x)
     assert len(kept) == 1 + len(list(model.parameters()))
-    assert all(torch.equal(one, other) for one, other in zip(kept, again, strict=True))
+    assert all(torch.equal(left, right) for left, right in zip(kept, again, strict=True))
 
 
 def test_a_connection_may_carry_two_streams() -> None:
     model, x = stack(TwoStreams(), layers=2), torch.randn(18, WIDTH)
-    one, two = x, x
+    left, right = x, x
     expected = []
     for attention, ffn in zip(model.attention, model.ffn, strict=True):
-        one = one + attention.part(attention.norm(two), BATCH)
-        two = two + ffn.part(ffn.norm(one), BATCH)
-        expected.append((one + two) / 2)
+        left = left + attention.part(attention.norm(right), BATCH)
+        right = right + ffn.part(ffn.norm(left), BATCH)
+        expected.append((left + right) / 2)
     for ours, other in zip(model(x, BATCH), expected, strict=True):
         assert torch.allclose(ours, other, atol=1e-6)
 
@@ -87,13 +87,13 @@ def test_angles_are_computed_once_for_layers_with_the_same_positions(monkeypatch
     asked = []
     real = RotaryPositions.prepare
     monkeypatch.setattr(RotaryPositions, "prepare", lambda self, tokens: asked.append(self) or real(self, tokens))
-    one, two = RotaryPositions(8, 100.0), RotaryPositions(8, 10.0)
-    model = stack(PreNorm(), one, layers=4)
+    left, right = RotaryPositions(8, 100.0), RotaryPositions(8, 10.0)
+    model = stack(PreNorm(), left, layers=4)
     for block in model.attention[::2]:
-        block.part.positions = two
+        block.part.positions = right
     model = Stack(list(model.attention), list(model.ffn), model.sharing, model.residual)
     list(model(torch.randn(18, WIDTH), BATCH))
-    assert asked == [two, one]
+    assert asked == [right, left]
 
 
 @pytest.mark.parametrize("kind", NORMS)

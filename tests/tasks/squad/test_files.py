@@ -172,8 +172,8 @@ def names(folder: Path, task: SquadTask, *files: str) -> dict[str, str]:
 def test_splits_by_name(tmp_path: Path) -> None:
     both = ("train-v1.1.json", "squad-v1.1-dev.json.xz", "dev-v2.0.json", "squad-v2.0-train-part.json.xz")
     extra = ("squadshifts-new_wiki.json.xz", "notes-dev.txt", ".dev.json", "development.json")
-    one = names(tmp_path / "a", SQUAD, *both, *extra)
-    assert one == {"train": "train-v1.1.json", "dev": "squad-v1.1-dev.json.xz"}
+    names_read = names(tmp_path / "a", SQUAD, *both, *extra)
+    assert names_read == {"train": "train-v1.1.json", "dev": "squad-v1.1-dev.json.xz"}
     two = names(tmp_path / "b", SQUAD2, *both, *extra)
     assert two == {"train": "squad-v2.0-train-part.json.xz", "dev": "dev-v2.0.json"}
     assert names(tmp_path / "c", SQUAD, "my_dev.json", "my_test.json.gz") == {

@@ -106,15 +106,18 @@ def test_a_window_without_tokens_has_no_beam(minilm: Path) -> None:
 def test_the_limit_and_the_order_of_tokens_hold(minilm: Path) -> None:
     tokenizer = Tokenizer.load(minilm)
     assert tokenizer is not None
-    one = example("Which?", None, "alpha beta gamma delta")
-    units, _ = SQUAD.units([one], tokenizer, 64)
+    item = example("Which?", None, "alpha beta gamma delta")
+    units, _ = SQUAD.units([item], tokenizer, 64)
     rows = np.zeros((len(units[0].chosen or ()), 2), np.float32)
     rows[0] = 50  # the null token is no answer in 1.1
-    words = [0, *(list(units[0].source.context.starts).index(one.context.index(w)) + 1 for w in one.context.split())]
+    words = [
+        0,
+        *(list(units[0].source.context.starts).index(item.context.index(w)) + 1 for w in item.context.split()),
+    ]
     rows[words[1], 0], rows[words[2], 0], rows[words[1], 1], rows[-1, 1] = 5, 4.5, 3, 9
 
     def prediction(limit: int) -> str:
-        return replace(SQUAD, max_answer=limit).predict([one], units, [rows])[0]["predicted"]
+        return replace(SQUAD, max_answer=limit).predict([item], units, [rows])[0]["predicted"]
 
     size = len(rows) - 1
     assert prediction(size) == "alpha beta gamma delta"

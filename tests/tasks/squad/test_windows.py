@@ -60,8 +60,8 @@ def test_one_window_is_the_tokenizers_own_pair(tokenizer: Tokenizer) -> None:
     examples = [*harbour(), example("", None), example("Why  so\nlate?", None, " ( leading and trailing )\n")]
     units, cut = SQUAD2.units(examples, tokenizer, 512)
     assert cut == (0, 0)
-    for number, (unit, one) in enumerate(zip(units, examples, strict=True)):
-        pair = tokenizer.backend.encode(one.question, one.context)
+    for number, (unit, record) in enumerate(zip(units, examples, strict=True)):
+        pair = tokenizer.backend.encode(record.question, record.context)
         assert unit.example == number
         assert unit.sequences[0].ids == pair.ids
         assert (unit.sequences[0].segments or [0] * len(pair.ids)) == pair.type_ids
@@ -72,13 +72,13 @@ def test_one_window_is_the_tokenizers_own_pair(tokenizer: Tokenizer) -> None:
 
 def test_several_windows_are_the_tokenizers_own(tokenizer: Tokenizer) -> None:
     # The library overlaps by so many tokens, we step by so many: the same windows if both are told the same.
-    (one,) = [example("How high is it?", "31 m", HARBOUR * 3)]
+    (record,) = [example("How high is it?", "31 m", HARBOUR * 3)]
     special = tokenizer.backend.num_special_tokens_to_add(True)
-    room = 64 - special - len(tokenizer.backend.encode(one.question, add_special_tokens=False).ids)
-    units, _ = replace(SQUAD, stride=10, max_answer=5).units([one], tokenizer, 64)
+    room = 64 - special - len(tokenizer.backend.encode(record.question, add_special_tokens=False).ids)
+    units, _ = replace(SQUAD, stride=10, max_answer=5).units([record], tokenizer, 64)
     try:
         tokenizer.backend.enable_truncation(64, stride=room - 10, strategy="only_second")
-        whole = tokenizer.backend.encode(one.question, one.context)
+        whole = tokenizer.backend.encode(record.question, record.context)
     finally:
         tokenizer.backend.no_truncation()
     assert len(units) > 5

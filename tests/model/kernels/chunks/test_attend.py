@@ -116,9 +116,9 @@ def test_no_token_sees_itself_beside_others() -> None:
     q, k, v = (x.float() for x in random_qkv(30))
     order, _ = hashed(q, [30], settings, 3)
     for token in (0, 11, 29):
-        one = torch.zeros_like(v)
-        one[token] = 1.0
-        assert not attend_chunks(q * 10, k, one, order, settings)[token].any()
+        key = torch.zeros_like(v)
+        key[token] = 1.0
+        assert not attend_chunks(q * 10, k, key, order, settings)[token].any()
 
 
 def test_half_precision_is_near() -> None:
@@ -138,7 +138,7 @@ def test_the_same_bytes_twice() -> None:
     inputs = [x.float() for x in random_qkv(300)]
     order, _ = hashed(inputs[0], [130, 170], settings, 4)
     first, second = (with_gradients(lambda *qkv: attend_chunks(*qkv, order, settings), inputs) for _ in range(2))
-    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+    assert all(torch.equal(left, right) for left, right in zip(first, second, strict=True))
 
 
 @pytest.mark.slow

@@ -60,8 +60,8 @@ def test_chunks_and_their_gradients_follow_the_definition(call: Call) -> None:
         return definition(q, keys, v, call.lengths, buckets.expand(HEADS, -1, -1), call.settings)
 
     output = with_gradients(ours, [inputs.to(DEVICE)])
-    for name, one, true in zip(("mixed", "gradient"), output, with_gradients(exact, [inputs.double()]), strict=True):
-        assert (one.cpu() - true).norm() <= TOLERANCE * true.norm(), name
+    for name, tensor, true in zip(("mixed", "gradient"), output, with_gradients(exact, [inputs.double()]), strict=True):
+        assert (tensor.cpu() - true).norm() <= TOLERANCE * true.norm(), name
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -87,4 +87,4 @@ def test_gradients_are_the_same_every_time() -> None:
         for _ in range(5)
     )
     for other in others:
-        assert all(torch.equal(one, two) for one, two in zip(first, other, strict=True))
+        assert all(torch.equal(left, right) for left, right in zip(first, other, strict=True))

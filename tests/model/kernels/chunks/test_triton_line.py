@@ -43,8 +43,8 @@ def test_the_line_is_that_of_the_plain_path() -> None:
     plain = bucket_order(rings, buckets, most, settings.length)
     inputs = [x.to(DEVICE) for x in (buckets, rings.sequence_ids_t, rings.positions_t, rings.slots_t)]
     ours = triton_line.line(*inputs, len(LENGTHS), most, plain.tokens_al.shape[1] // ROUNDS)
-    for name, one, two in zip(plain._fields, ours, plain[:3], strict=False):
-        assert torch.equal(one.cpu(), two), name
+    for name, left, right in zip(plain._fields, ours, plain[:3], strict=False):
+        assert torch.equal(left.cpu(), right), name
 
 
 @pytest.mark.parametrize("most", [8, 2**29])
