@@ -10,10 +10,10 @@ Shape letters: s sequences, d width of a vector.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -21,8 +21,9 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bertree.console import bar
 from bertree.errors import UserError
-from bertree.inference.inputs import batch_by_length, check_inputs, map_jobs, note_cuts, tokenize_inputs
+from bertree.inference.inputs import batch_by_length, check_finite, check_inputs, map_jobs, note_cuts, tokenize_inputs
 from bertree.inference.loaded import LoadedModel
 from bertree.text.tokenizer import Encoded
 
@@ -79,6 +80,18 @@ def shorten(vectors_sd: Tensor, dimensions: int | None, normalize: bool) -> Tens
     """Keep the first numbers of each vector (Matryoshka) and scale it to length 1 if that is wanted."""
     shortened_sd = vectors_sd[:, :dimensions]
     return F.normalize(shortened_sd, dim=-1) if normalize else shortened_sd
+
+
+def embed_all(
+    model: LoadedModel, texts: Iterable[str] | str, dimensions: int | None = None, **settings: Any
+) -> Vectors:
+    """Return the vectors of all texts, with a progress bar; `settings` are those of `embed_blocks`."""
+    total = 1 if isinstance(texts, str) else len(texts) if isinstance(texts, Sized) else None
+    with bar("embedding", total, speed="texts") as shown:
+        blocks = [*embed_blocks(model, texts, dimensions=dimensions, advance=shown.advance, **settings)]
+    vectors = np.concatenate([np.empty((0, dimensions or model.dimension), np.float32), *blocks])
+    check_finite(vectors, model.name)
+    return vectors
 
 
 def embed_blocks(

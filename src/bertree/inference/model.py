@@ -5,16 +5,14 @@ loaded model. So this file is the list of what a model can do, and the place to 
 """
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence, Sized
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from bertree.console import bar, note, showing
+from bertree.console import note, showing
 from bertree.errors import TextsCut, Unable, UserError
 from bertree.errors.arguments import methods_check_arguments
 from bertree.inference import mask_filling, mteb
@@ -24,8 +22,8 @@ from bertree.inference.causal.last_words import LastWords, predict_last_words
 from bertree.inference.causal.perplexity import Perplexity, Reading, measure_perplexity
 from bertree.inference.causal.sampling import Sampling
 from bertree.inference.causal.texts import read_texts
-from bertree.inference.embedding import BatchEmbedder, Vectors, embed_blocks
-from bertree.inference.inputs import Input, check_finite
+from bertree.inference.embedding import BatchEmbedder, Vectors, embed_all
+from bertree.inference.inputs import Input
 from bertree.inference.loaded import LoadedModel
 from bertree.inference.mask_filling import Candidate, FilledMask, MaskedText
 from bertree.inference.similarity import (
@@ -67,22 +65,8 @@ class Model(LoadedModel):
         this many numbers of each vector, the first ones (Matryoshka), and scale it to length 1 again if the model does.
         `batch_tokens`: tokens computed at once; 0: the default of the device.
         """
-        total = 1 if isinstance(texts, str) else len(texts) if isinstance(texts, Sized) else None
-        with showing(progress), bar("embedding", total, speed="texts") as shown:
-            blocks = [
-                *embed_blocks(
-                    self,
-                    texts,
-                    prompt=prompt,
-                    max_length=max_length,
-                    batch_tokens=batch_tokens,
-                    dimensions=dimensions,
-                    advance=shown.advance,
-                )
-            ]
-        vectors = np.concatenate([np.empty((0, dimensions or self.dimension), np.float32), *blocks])
-        check_finite(vectors, self.name)
-        return vectors
+        with showing(progress):
+            return embed_all(self, texts, dimensions, prompt=prompt, max_length=max_length, batch_tokens=batch_tokens)
 
     def batch_embedder(self) -> BatchEmbedder:
         """Return a function that embeds tokenized texts as one batch, for servers: threads may call it at once."""
@@ -328,15 +312,9 @@ class Model(LoadedModel):
         if convert_to_tensor:
             keywords.pop("convert_to_numpy", None)
         mteb.check_keywords(keywords)
-        texts = mteb.extract_texts(sentences)
         name = prompt_name or mteb.choose_prompt(dict(self.vector.prompts), task_metadata, prompt_type)
-        if prompt is not None:
-            texts, name = [prompt + text for text in texts], ""
-        vectors = torch.from_numpy(self.embed(texts, prompt=name)[:, :truncate_dim])
-        if normalize_embeddings:
-            vectors = F.normalize(vectors)
-        result = (vectors[0] if isinstance(sentences, str) else vectors).contiguous()
-        return result if convert_to_tensor else result.numpy()
+        vectors = mteb.encode(self, sentences, name, prompt, truncate_dim, normalize_embeddings)
+        return vectors if convert_to_tensor else vectors.numpy()
 
     def similarity_pairwise(self, a: Any, b: Any) -> Vectors:
         """Return the similarity of the first of `a` to the first of `b`, and so on; texts or vectors."""

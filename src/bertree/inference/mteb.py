@@ -8,7 +8,11 @@ the metadata of the model.
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from bertree.errors import UserError
+from bertree.inference.embedding import embed_all, shorten
 from bertree.inference.loaded import LoadedModel
 from bertree.text.cleaning import replace_surrogates
 
@@ -45,6 +49,22 @@ def _item_texts(item: object) -> Iterator[str]:
         if not isinstance(text, str):
             raise UserError(f"encode: takes texts or batches of them, not {type(text).__name__} {text!r:.40}")
         yield replace_surrogates(text)
+
+
+def encode(
+    model: LoadedModel,
+    sentences: object,
+    prompt_name: str | None,
+    prompt: str | None,
+    dimensions: int | None,
+    normalize: bool,
+) -> Tensor:
+    """Return the vectors of `encode`'s input on the CPU. `prompt` is a text to put first, instead of a named prompt."""
+    texts = extract_texts(sentences)
+    if prompt is not None:
+        texts, prompt_name = [prompt + text for text in texts], ""
+    vectors_sd = shorten(torch.from_numpy(embed_all(model, texts, prompt=prompt_name)), dimensions, normalize)
+    return (vectors_sd[0] if isinstance(sentences, str) else vectors_sd).contiguous()
 
 
 def are_texts(inputs: Any) -> bool:
