@@ -51,13 +51,21 @@ class EmbeddingLoss(ABC):
     evaluations: ClassVar[int] = 4  # an epoch
     whole_step: ClassVar[bool] = False  # depends on all rows of a step, not on each row alone
     truncatable: ClassVar[bool] = True  # can be computed on truncated vectors (the setting `dimensions`)
+    answered: ClassVar[Any] = ...  # index of the answers for which losses are summed
 
-    @abstractmethod
-    def count(self, answers: "Tensor") -> int:
-        """Return how many losses are summed, on the host.
+    def is_answered(self, answers: "Tensor") -> "Tensor":
+        """Return which answers exist.
 
         `answers` are classes (rows with labels), numbers from 0 to 1 (scores), or else a number for each text (q x w)
-        that equal texts share. What is not known is -100, or NaN for scores."""
+        that equal texts share. Unknown ones are -100, or NaN for scores."""
+        from bertree.batch import IGNORED
+
+        answers = answers[self.answered]
+        return ~answers.isnan() if answers.is_floating_point() else answers != IGNORED
+
+    def count(self, answers: "Tensor") -> int:
+        """Return how many losses are summed, on the host."""
+        return int(self.is_answered(answers).sum())
 
     @abstractmethod
     def __call__(self, network: "Network", table_qwd: "Tensor", answers: "Tensor") -> "Loss":
@@ -73,6 +81,20 @@ class EmbeddingLoss(ABC):
     def classifier_parts(self) -> tuple[str, ...]:
         """Return what a classifier reads of two vectors (u, v, |u-v|, u*v); nothing if there is no classifier."""
         return ()
+
+
+class RowLoss(EmbeddingLoss):
+    """A sum of the errors of rows, or of negatives, that have an answer."""
+
+    @abstractmethod
+    def errors(self, table_qwd: "Tensor", answers: "Tensor") -> "Tensor":
+        """Return an error for each answer of `answered`."""
+
+    def __call__(self, network: "Network", table_qwd: "Tensor", answers: "Tensor") -> "Loss":
+        """Sum the errors that have an answer."""
+        from bertree.objectives.objective import Loss
+
+        return Loss(self.errors(table_qwd, answers).masked_fill(~self.is_answered(answers), 0.0).sum(), None)
 
 
 LOSSES: dict[str, type[EmbeddingLoss]] = {}
@@ -151,12 +173,6 @@ class SoftmaxLoss(EmbeddingLoss):
 
     concat: str = setting("u,v,|u-v|", "what the classifier reads, also u*v")
 
-    def count(self, answers: "Tensor") -> int:
-        """Pairs with a class."""
-        from bertree.batch import IGNORED
-
-        return int((answers != IGNORED).sum())
-
     def __call__(self, network: "Network", table_qwd: "Tensor", answers: "Tensor") -> "Loss":
         """Cross-entropy of the `compare` head."""
         from bertree.objectives.embedding import pair_logits
@@ -181,7 +197,7 @@ class SoftmaxLoss(EmbeddingLoss):
 
 @register_loss
 @dataclass(frozen=True)
-class TripletLoss(EmbeddingLoss):
+class TripletLoss(RowLoss):
     """How much nearer than the positive, less a margin, each negative lies to the anchor."""
 
     name = "triplet"
@@ -189,24 +205,16 @@ class TripletLoss(EmbeddingLoss):
     reads = ("triplet",)
     needs = "three texts (anchor, positive, negative) or labels of NLI"
     default_for = "triplet"
+    answered = (slice(None), slice(2, None))  # the negatives
 
     margin: Annotated[float, AtLeast(0)] = setting(5.0, f"{SHORT_MARGIN} where no distance exceeds 2")
     distance: Annotated[str, OneOf(DISTANCES)] = setting("euclidean", "manhattan, cosine")
 
-    def count(self, answers: "Tensor") -> int:
-        """Triplets: as many as there are negatives."""
-        from bertree.batch import IGNORED
-
-        return int((answers[:, 2:] != IGNORED).sum())
-
-    def __call__(self, network: "Network", table_qwd: "Tensor", answers: "Tensor") -> "Loss":
-        """Sum over the negatives."""
-        from bertree.batch import IGNORED
+    def errors(self, table_qwd: "Tensor", answers: "Tensor") -> "Tensor":
+        """For each negative (q x n)."""
         from bertree.objectives.embedding import DISTANCE_FUNCTIONS, triplet_errors
-        from bertree.objectives.objective import Loss
 
-        errors_qn = triplet_errors(table_qwd, DISTANCE_FUNCTIONS[self.distance], self.margin)
-        return Loss(errors_qn.masked_fill(answers[:, 2:] == IGNORED, 0.0).sum(), None)
+        return triplet_errors(table_qwd, DISTANCE_FUNCTIONS[self.distance], self.margin)
 
     @classmethod
     def resolve(cls, settings: Any, overridden: Collection[str], normalize: bool) -> Any:
@@ -217,7 +225,7 @@ class TripletLoss(EmbeddingLoss):
 
 @register_loss
 @dataclass(frozen=True)
-class RankingLoss(EmbeddingLoss):
+class RankingLoss(RowLoss):
     """Cross-entropy of finding each anchor's positive among all positives and negatives of the step."""
 
     name = "ranking"
@@ -225,6 +233,7 @@ class RankingLoss(EmbeddingLoss):
     reads: ClassVar[tuple[str, ...]] = ("pair", "triplet")
     needs = "two texts that belong together, with negatives or without, or labels of NLI"
     default_for = "pair"
+    answered = (slice(None), 0)  # the anchors
     batch = 64  # larger batches hold more negatives
     whole_step = True
 
@@ -232,20 +241,11 @@ class RankingLoss(EmbeddingLoss):
     symmetric: bool = setting(False, "also finds the anchor among all anchors")
     all_ranks: bool = setting(True, "among the texts of all processes of torchrun; false: of its own")
 
-    def count(self, answers: "Tensor") -> int:
-        """Anchors."""
-        from bertree.batch import IGNORED
-
-        return int((answers[:, 0] != IGNORED).sum())
-
-    def __call__(self, network: "Network", table_qwd: "Tensor", answers: "Tensor") -> "Loss":
-        """Sum over the anchors."""
-        from bertree.batch import IGNORED
+    def errors(self, table_qwd: "Tensor", answers: "Tensor") -> "Tensor":
+        """For each anchor (q)."""
         from bertree.objectives.embedding import ranking_errors
-        from bertree.objectives.objective import Loss
 
-        errors_q = ranking_errors(table_qwd, answers, self.scale, self.symmetric)
-        return Loss(errors_q.masked_fill(answers[:, 0] == IGNORED, 0.0).sum(), None)
+        return ranking_errors(table_qwd, answers, self.scale, self.symmetric)
 
 
 @register_loss
@@ -262,7 +262,7 @@ class SimcseLoss(RankingLoss):
 
 @register_loss
 @dataclass(frozen=True)
-class CosineLoss(EmbeddingLoss):
+class CosineLoss(RowLoss):
     """Squared difference of each pair's cosine and its score, scaled to the range from 0 to 1."""
 
     name = "cosine"
@@ -273,20 +273,14 @@ class CosineLoss(EmbeddingLoss):
     epochs = 4.0
     evaluations = 1
 
-    low: float = setting(0.0, "the score that is a cosine of 0; found, if not given")
-    high: float = setting(0.0, "the score that is a cosine of 1; found, if not given")
+    low: float = setting(0.0, "the score that is a cosine of 0; default: found in the data")
+    high: float = setting(0.0, "the score that is a cosine of 1; default: found in the data")
 
-    def count(self, answers: "Tensor") -> int:
-        """Pairs with a score."""
-        return int((~answers.isnan()).sum())
-
-    def __call__(self, network: "Network", table_qwd: "Tensor", answers: "Tensor") -> "Loss":
-        """Sum over the pairs with a score."""
+    def errors(self, table_qwd: "Tensor", answers: "Tensor") -> "Tensor":
+        """For each pair (q)."""
         from bertree.objectives.embedding import cosine_errors
-        from bertree.objectives.objective import Loss
 
-        errors_q = cosine_errors(table_qwd[:, 0], table_qwd[:, 1], answers.nan_to_num())
-        return Loss(errors_q.masked_fill(answers.isnan(), 0.0).sum(), None)
+        return cosine_errors(table_qwd[:, 0], table_qwd[:, 1], answers.nan_to_num())
 
     @classmethod
     def resolve(cls, settings: Any, overridden: Collection[str], normalize: bool) -> Any:
@@ -311,8 +305,8 @@ class CosentLoss(EmbeddingLoss):
     whole_step = True
 
     scale: Annotated[float, Above(0)] = setting(20.0, "factor of the cosines")
-    low: float = setting(0.0, "the lowest score; found, if not given")
-    high: float = setting(0.0, "the highest score; found, if not given")
+    low: float = setting(0.0, "the lowest score; default: found in the data")
+    high: float = setting(0.0, "the highest score; default: found in the data")
 
     def count(self, answers: "Tensor") -> int:
         """One for a step."""
@@ -328,7 +322,7 @@ class CosentLoss(EmbeddingLoss):
 
 @register_loss
 @dataclass(frozen=True)
-class MarginLoss(EmbeddingLoss):
+class MarginLoss(RowLoss):
     """Squared difference of two cosines' difference and of a teacher's (margin-MSE)."""
 
     name = "margin"
@@ -342,17 +336,11 @@ class MarginLoss(EmbeddingLoss):
     low: float = setting(-1.0, "the lowest difference")
     high: float = setting(1.0, "the highest difference")
 
-    def count(self, answers: "Tensor") -> int:
-        """Triplets with a score."""
-        return int((~answers.isnan()).sum())
-
-    def __call__(self, network: "Network", table_qwd: "Tensor", answers: "Tensor") -> "Loss":
-        """Sum over the triplets."""
+    def errors(self, table_qwd: "Tensor", answers: "Tensor") -> "Tensor":
+        """For each triplet (q)."""
         from bertree.objectives.embedding import margin_errors
-        from bertree.objectives.objective import Loss
 
         if table_qwd.shape[1] < 3:
             raise UserError(f"the loss '{self.name}' needs {self.needs}")
-        wanted_q = self.low + answers.nan_to_num() * (self.high - self.low)
-        errors_q = margin_errors(table_qwd, wanted_q, self.scale)
-        return Loss(errors_q.masked_fill(answers.isnan(), 0.0).sum(), None)
+        target_q = self.low + answers.nan_to_num() * (self.high - self.low)
+        return margin_errors(table_qwd, target_q, self.scale)
