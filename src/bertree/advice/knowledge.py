@@ -46,7 +46,6 @@ class Way:
     least: int = 0  # examples
     most: int = 0  # 0: no limit
     passes: int = 1  # of the model for one answer
-    reads_pairs: bool = False  # every pair is a pass
     trains: bool = False  # the model itself
 
 

@@ -97,12 +97,6 @@ class BiLstmEncoder(Encoder):
         yield x_te
         yield from self.stack(x_te, texts)
 
-    def forward(self, batch: Batch) -> Tensor:
-        """Return the last layer's outputs (t x h)."""
-        for state in self.states(batch):
-            last_th = state
-        return last_th
-
     def sequence_states(self, hidden_th: Tensor, batch: Batch) -> Tensor:
         """Return one state per sequence (s x h, or s x 4h if pairs are compared)."""
         last = self.stack.layers[-1]

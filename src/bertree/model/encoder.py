@@ -72,6 +72,7 @@ class Encoder(nn.Module, ABC):
         self.depth = depth
         self.readers = 1  # how many times it reads a text
         self.embeddings = embeddings
+        self.pooler: nn.Linear | None = None
 
     @abstractmethod
     def states(self, batch: Batch) -> Iterator[Tensor]:
@@ -80,9 +81,11 @@ class Encoder(nn.Module, ABC):
         Layers are computed as the states are taken, so a caller that stops early saves the layers above.
         """
 
-    @abstractmethod
     def forward(self, batch: Batch) -> Tensor:
         """Return the last hidden states (t x h) of a batch that continues no other."""
+        for state in self.states(batch):
+            last_th = state
+        return last_th
 
     def encode(self, batch: Batch, state: State | None = None) -> EncoderOutput:
         """Return the last hidden states and what the next batch continues from: nothing, without a memory."""
@@ -115,7 +118,10 @@ class Encoder(nn.Module, ABC):
 
     def pool(self, hidden_th: Tensor, batch: Batch) -> Tensor:
         """Return the pooler's output for each sequence (s x h), for heads that read it."""
-        raise NotImplementedError(f"a {type(self).__name__} has no pooler")
+        if self.pooler is None:
+            raise NotImplementedError(f"a {type(self).__name__} has no pooler")
+        pooled: Tensor = self.pooler(self.sequence_states(hidden_th, batch)).tanh()
+        return pooled
 
     def recompute(self, wanted: bool) -> None:
         """Compute activations again in the backward pass instead of keeping them, where the encoder can."""

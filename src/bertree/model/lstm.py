@@ -107,12 +107,6 @@ class LstmEncoder(Encoder):
             rows = zip(out_dtp, turns, strict=True)
             yield torch.cat([permute(out_tp, back_t, order_t) for out_tp, (order_t, back_t) in rows], -1)
 
-    def forward(self, batch: Batch) -> Tensor:
-        """Return the last layer's states (t x h)."""
-        for state in self.states(batch):
-            last_th = state
-        return last_th
-
     def sequence_states(self, hidden_th: Tensor, batch: Batch) -> Tensor:
         """Return each direction's state after its last step (s x h)."""
         return end_states(hidden_th, batch, self.width, self.backward)

@@ -167,12 +167,6 @@ class TransformerEncoder(Encoder):
             return mean_states(hidden_th, batch).to(hidden_th.dtype)
         return super().sequence_states(hidden_th, batch)
 
-    def pool(self, hidden_th: Tensor, batch: Batch) -> Tensor:
-        """Return the pooler's output for each sequence (s x h)."""
-        assert self.pooler is not None, "this architecture has no pooler"
-        pooled: Tensor = self.pooler(self.sequence_states(hidden_th, batch)).tanh()
-        return pooled
-
     def recompute(self, wanted: bool) -> None:
         """Compute each layer again in the backward pass instead of keeping its activations."""
         self.stack.recompute = wanted

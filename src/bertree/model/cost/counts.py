@@ -1,9 +1,10 @@
 """What the costs of every kind of architecture consist of, and those of a BiLSTM."""
 
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from typing import Protocol
 
-from bertree.model.architecture import Architecture, BiLstm
+from bertree.model.architecture import Architecture, BiLstm, Lstm, Transformer
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,12 @@ def named_parts(embeddings: int, tokens: int, projection: int, positions: int) -
     """Name the parts of the embeddings; what is left are segments, norm and biases."""
     parts = {"tokens_v_x_e": tokens, "projection_e_x_h": projection, "positions": positions}
     return parts | {"segments_norm_biases": embeddings - sum(parts.values())}
+
+
+def vocabulary_clusters(a: Lstm | Transformer) -> list[tuple[int, int]]:
+    """Return the entries and the embedding width of each cluster of the vocabulary."""
+    pairs = enumerate(pairwise(a.cluster_starts))
+    return [(end - start, max(1, a.embedding_width // a.embedding_divisor**i)) for i, (start, end) in pairs]
 
 
 class Costs(Protocol):

@@ -4,10 +4,8 @@ Operations leave out the character CNN: it computes each distinct word of a batc
 (a third of an LSTM's operations for each word it computes, at ELMo's sizes).
 """
 
-from itertools import pairwise
-
 from bertree.model.architecture import Lstm
-from bertree.model.cost.counts import Parameters, linear, named_parts
+from bertree.model.cost.counts import Parameters, linear, named_parts, vocabulary_clusters
 
 CHARACTERS = 261
 
@@ -36,14 +34,8 @@ class LstmCosts:
         highways = a.highways * linear(total, 2 * total)
         return CHARACTERS * a.character_width + filters + highways + linear(total, a.embedding_width)
 
-    def _clusters(self) -> list[tuple[int, int]]:
-        """Return the entries and the width of each cluster of the softmax."""
-        a = self.a
-        pairs = enumerate(pairwise(a.cluster_starts))
-        return [(end - start, max(1, a.embedding_width // a.embedding_divisor**i)) for i, (start, end) in pairs]
-
     def _mask_head(self) -> int:
-        a, clusters = self.a, self._clusters()
+        a, clusters = self.a, vocabulary_clusters(self.a)
         if not a.cutoffs:
             return a.vocab_size + (0 if a.tied_output else a.vocab_size * a.embedding_width)
         widths = [width for _, width in clusters]
@@ -72,7 +64,7 @@ class LstmCosts:
 
     def predicted_flops(self, length: int, query_stream: bool) -> int:
         """Operations of the softmax for each direction; of an adaptive one, of its frequent tokens alone."""
-        (entries, _), *rare = self._clusters()
+        (entries, _), *rare = vocabulary_clusters(self.a)
         return 2 * self.a.readers * self.a.width * (entries + len(rare))
 
     def activation_bytes(self) -> int:
@@ -83,11 +75,11 @@ class LstmCosts:
 
     def output_matrix(self) -> int:
         """The matrices of the softmax."""
-        return sum(entries * width for entries, width in self._clusters())
+        return sum(entries * width for entries, width in vocabulary_clusters(self.a))
 
     def bytes_at_start(self, tokens: int, predicted: int, query_stream: bool) -> int:
         """Bytes of the activations, and of the logits of the frequent tokens: half precision, and twice fp32."""
-        (entries, _), *rare = self._clusters()
+        (entries, _), *rare = vocabulary_clusters(self.a)
         return tokens * self.activation_bytes() + 10 * self.a.readers * predicted * (entries + len(rare))
 
     def bytes_at_end(self, tokens: int) -> int:

@@ -1,10 +1,9 @@
 """The costs of a transformer, and the bytes that a training step keeps for its backward pass, under bf16 autocast."""
 
 from collections.abc import Callable
-from itertools import pairwise
 
 from bertree.model.architecture import Transformer
-from bertree.model.cost.counts import Parameters, linear, named_parts
+from bertree.model.cost.counts import Parameters, linear, named_parts, vocabulary_clusters
 
 ORDER_BYTES = 24  # per token, line of chunks and round: token and position of each slot, slot of each token, log-sum
 # Per token, in units of the width: both streams after the last layer, their gradients, both again before the block that
@@ -143,15 +142,9 @@ class TransformerCosts:
         """Return how many of queries, keys and values attention of some kind computes by products of their own."""
         return 2 if kind == "lsh" or (self.a.shared_qk and kind in ("full", "causal")) else 3
 
-    def _clusters(self) -> list[tuple[int, int]]:
-        """Return the entries and the embedding width of each cluster of the vocabulary."""
-        a = self.a
-        pairs = enumerate(pairwise(a.cluster_starts))
-        return [(end - start, max(1, a.embedding_width // a.embedding_divisor**i)) for i, (start, end) in pairs]
-
     def _projections(self) -> list[int]:
         """Return the parameters of each cluster's projection; none if all are as wide as the layers."""
-        widths = [width for _, width in self._clusters()]
+        widths = [width for _, width in vocabulary_clusters(self.a)]
         if not self.a.cutoffs or set(widths) == {self.a.width}:
             return []
         return [width * self.a.width for width in (widths if len(set(widths)) > 1 else widths[:1])]
@@ -160,7 +153,9 @@ class TransformerCosts:
         a = self.a
         places = a.max_positions + a.position_offset if a.positions == "learned" else 0
         segments = a.segments if a.segment_encoding == "absolute" else 0
-        tables = sum(rows * width for rows, width in self._clusters()) + (places + segments) * a.embedding_width
+        tables = (
+            sum(rows * width for rows, width in vocabulary_clusters(self.a)) + (places + segments) * a.embedding_width
+        )
         if a.positions == "axial":
             tables += sum(size * width for size, width in zip(a.axial_sizes, a.axial_vector_widths, strict=True))
         projection = linear(a.embedding_width, a.width) if a.embedding_projection else sum(self._projections())
@@ -169,7 +164,7 @@ class TransformerCosts:
     def embedding_parts(self) -> dict[str, int]:
         """Count the parts of the embeddings."""
         a = self.a
-        tokens = sum(rows * width for rows, width in self._clusters())
+        tokens = sum(rows * width for rows, width in vocabulary_clusters(self.a))
         projection = a.embedding_width * a.width if a.embedding_projection else sum(self._projections())
         positions = (a.max_positions + a.position_offset) * a.embedding_width if a.positions == "learned" else 0
         if a.positions == "axial":
@@ -185,7 +180,7 @@ class TransformerCosts:
         return a.readers * tokens * (copies * a.width + max(attention, gated * a.ffn_width))
 
     def _mask_head(self) -> int:
-        a, clusters = self.a, self._clusters()
+        a, clusters = self.a, vocabulary_clusters(self.a)
         transform = linear(a.reader_width, a.embedding_width, a.head_bias)
         transform += (2 if a.head_bias else 1) * a.embedding_width
         transform = transform if a.mask_transform else 0
