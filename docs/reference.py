@@ -120,26 +120,26 @@ def settings_page() -> str:
         "## Recipes",
     ]
     recipe: dict[str, Any] = {"data": DataSettings, "optim": OptimSettings, "schedule": ScheduleSettings}
-    recipe |= {"phases.N": Phase, "run": PretrainingRunSettings, "scale": ScaleSettings, "distill": DistillSettings}
+    recipe |= {"phases.0": Phase, "run": PretrainingRunSettings, "scale": ScaleSettings, "distill": DistillSettings}
     for name, section in recipe.items():
         lines += section_lines(name, name, section)
     terms = [
-        entry(f"`objective.{t.name}`", "number, >= 0", t.weight, f"weight of the {t.label}") for t in TERMS.values()
+        setting(f"objective.{t.name}", "number, >= 0", t.weight, f"weight of the {t.label}") for t in TERMS.values()
     ]
     lines += [*heading("objective", "Weights of the terms of the loss; 0 leaves one out."), *terms]
     lines += heading(
         "model", "The architecture. Every axis can be set; its default is that of the preset, here BERT-base's."
     )
     lines += [
-        entry("`model.preset`", "text", "", "name of a preset; in a recipe with `distill` also half"),
-        entry("`model.start`", "text", "", "model folder whose weights training starts from"),
+        setting("model.preset", "text", "", "name of a preset; in a recipe with `distill` also half"),
+        setting("model.start", "text", "", "model folder whose weights training starts from"),
     ]
     for name, kind in TYPES.items():
         about = AXES[name].metadata["meaning"] if name in AXES else "kind of encoder: transformer, bilstm or lstm"
         bounds = [bound_of_axis(b) for b in (AXES[name].metadata["bounds"] if name in AXES else ())]
         default = shown(AXES[name].default) if name in AXES else "transformer"
         lines.append(
-            entry(f"`model.{name}`", ", ".join(filter(None, [type_name(kind), *bounds])), default, prose(about))
+            setting(f"model.{name}", ", ".join(filter(None, [type_name(kind), *bounds])), default, prose(about))
         )
     lines += ["", "## Fine-tuning and sentence vectors"]
     tuned: dict[str, Any] = {"train": finetuning.TrainSettings, "readout": finetuning.ReadoutSettings}
@@ -154,17 +154,23 @@ def settings_page() -> str:
             field = next(each for each in fields(task) if each.name == name)
             declared.setdefault(f"task.{name}", (field, get_type_hints(type(task))[name], []))[2].append(task.name)
     for key, (field, kind, tasks) in declared.items():
-        lines.append(setting_row(key, field, kind, f" ({', '.join(tasks)})" if len(tasks) < len(TASKS) else ""))
+        lines.append(field_setting(key, field, kind, f" ({', '.join(tasks)})" if len(tasks) < len(TASKS) else ""))
     for loss in LOSSES.values():
         if own := fields(loss):
             lines += heading(f"loss of {loss.name}", prose(str(inspect.getdoc(loss))))
             hints = get_type_hints(loss, include_extras=True)
-            lines += [setting_row(f"loss.{field.name}", field, hints[field.name]) for field in own]
+            lines += [field_setting(f"loss.{field.name}", field, hints[field.name]) for field in own]
     return "\n".join(lines) + "\n"
 
 
 def heading(title: str, about: str) -> list[str]:
-    return ["", f"### {title}", "", about, "", entry("key", "type", "default", "meaning"), row(*["---"] * 4)]
+    return ["", f"### {title}", "", about]
+
+
+def setting(key: str, kind: str, default: object, meaning: str) -> str:
+    """A setting with a heading of its own, by which the search finds it."""
+    ending = "" if default == "" else f", default `{default}`"
+    return f"\n#### {key}\n\n{meaning}<br>\n*{kind}{ending}*"
 
 
 def section_lines(name: str, title: str, section: Any) -> list[str]:
@@ -172,16 +178,18 @@ def section_lines(name: str, title: str, section: Any) -> list[str]:
     hints = get_type_hints(section, include_extras=True)
     own = vars(section)["__annotations__"] if title != name else hints
     rows = [
-        setting_row(f"{name}.{field.name}", field, hints[field.name]) for field in fields(section) if field.name in own
+        field_setting(f"{name}.{field.name}", field, hints[field.name])
+        for field in fields(section)
+        if field.name in own
     ]
     return [*heading(title, prose(str(inspect.getdoc(section)))), *rows]
 
 
-def setting_row(key: str, field: Field[Any], kind: Any, more: str = "") -> str:
+def field_setting(key: str, field: Field[Any], kind: Any, more: str = "") -> str:
     base, *bounds = get_args(kind) if get_origin(kind) is Annotated else (kind,)
     described = [type_name(base), *(bound_of(bound) for bound in bounds)]
-    return entry(
-        f"`{key}`", ", ".join(filter(None, described)), shown(field.default), prose(field.metadata["meaning"]) + more
+    return setting(
+        key, ", ".join(filter(None, described)), shown(field.default), prose(field.metadata["meaning"]) + more
     )
 
 

@@ -50,7 +50,7 @@ class ScheduleSettings:
 
 @dataclass(frozen=True)
 class Phase:
-    """A part of the run with one sequence length and one batch size."""
+    """A part of the run with one sequence length and one batch size. The first part is `phases.0`."""
 
     steps: Annotated[int, AtLeast(1)] = setting(0, "batches of this phase; must be set")
     max_length: Annotated[int, AtLeast(1)] = setting(512, "tokens of a sequence")

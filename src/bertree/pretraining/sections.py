@@ -15,7 +15,9 @@ class DataSettings:
 
     store: str = setting("", "folder of a token store (`bertree prepare`)")
     held_out: str = setting("", "another store to evaluate on; without one, a share of the documents is held out")
-    held_out_share: Annotated[float, Share()] = setting(0.01, "that share, counted in tokens")
+    held_out_share: Annotated[float, Share()] = setting(
+        0.01, "share of the documents that is held out, counted in tokens"
+    )
     share: Annotated[float, Above(0), AtMost(1)] = setting(
         1.0, "share of the training documents that is read, spread evenly"
     )
@@ -32,7 +34,9 @@ class DataSettings:
     )
     mask_rate: Annotated[float, Above(0)] = setting(0.15, "share of the tokens that are chosen to be predicted")
     mask: Annotated[float, Share(closed=True)] = setting(0.8, "share of the chosen tokens that become [MASK]")
-    random: Annotated[float, Share(closed=True)] = setting(0.1, "share that becomes a random token; the rest stays")
+    random: Annotated[float, Share(closed=True)] = setting(
+        0.1, "share of the chosen tokens that become a random token; the rest stays"
+    )
     ngram: Annotated[int, AtLeast(1)] = setting(3, "masking=ngram: longest n-gram, in words")
     partial: Annotated[int, AtLeast(1)] = setting(6, "masking=permutation: one token in this many is predicted")
     spans: Annotated[int, AtLeast(1)] = setting(5, "masking=permutation: longest span of targets, in words")
