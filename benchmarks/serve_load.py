@@ -44,6 +44,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--overload", type=float, default=60, help="seconds at five times its capacity")
     parser.add_argument("--only-overload", action="store_true", help="measure nothing else, --rounds times")
+    parser.add_argument("--only-compare", action="store_true", help="measure single texts and bulk, and nothing else")
     parser.add_argument("--anchor", type=float, help=argparse.SUPPRESS)  # measure in this process: seconds
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the servers end too
@@ -150,6 +151,8 @@ def measure(results: Results, options: argparse.Namespace) -> None:
         for server in started:
             server.pause()
         compare(results, started, texts, options)
+        if options.only_compare:
+            return
         bertree_server = started[0]
         bertree_server.go_on()
         measure_latency(results, bertree_server, texts, options)

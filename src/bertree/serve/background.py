@@ -7,10 +7,9 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from bertree.errors import UserError
 
@@ -22,7 +21,7 @@ FLAGS = (
 PATIENCE = 10.0  # seconds beyond the drain time until a server that does not stop is killed
 
 
-class Server:
+class Server(AbstractContextManager["Server"]):
     """A running server. It stops at the end of a `with` block, or with `stop()`."""
 
     def __init__(self, command: Sequence[str], environment: dict[str, str], drain: float) -> None:
@@ -37,23 +36,23 @@ class Server:
         )
         self._log: deque[str] = deque(maxlen=LAST_LINES)
         self.url = self._wait_until_ready()
-        self._reader = threading.Thread(target=self._read_log, daemon=True)
+        self._reader = threading.Thread(target=lambda: deque(self._lines(), 0), daemon=True)
         self._reader.start()
 
-    def _wait_until_ready(self) -> str:
+    def _lines(self) -> Iterator[str]:
+        """Yield what it writes to its log, and remember the last lines."""
         assert self._process.stderr is not None
         for line in self._process.stderr:
             self._log.append(line.strip())
+            yield line
+
+    def _wait_until_ready(self) -> str:
+        for line in self._lines():
             if line.startswith("{") and (event := json.loads(line)).get("event") == "ready":
                 return str(event["address"])
         self._process.wait()
         reason = self._log[-1].removeprefix("bertree: ") if self._log else "it ended without a message"
         raise UserError(reason)
-
-    def _read_log(self) -> None:
-        assert self._process.stderr is not None
-        for line in self._process.stderr:
-            self._log.append(line.strip())
 
     @property
     def log(self) -> list[str]:
@@ -73,12 +72,7 @@ class Server:
         assert self._process.stderr is not None
         self._process.stderr.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
 
 

@@ -171,7 +171,10 @@ def warm_up(served: ServedModel) -> None:
     if "generate" in served.abilities:
         next(served.model.stream("word", tokens=1))
     if "entities" in served.abilities or "answer" in served.abilities:
-        warm_up_task(served)
+        assert served.task is not None
+        example = served.task.parse({"text": "word", "question": "word", "context": "word"})
+        units, _ = served.task.units([example], served.model.required_tokenizer, served.task_max_length)
+        _compute(served.job_kind("task"), units[0], unit_tokens(units[0]))
     if "predict" in served.abilities and isinstance(served.task, TextTask):
         pair = "word" if served.task.columns.pair or served.task.both_orders else None
         examples = [served.task.example(text, pair) for text in texts]
@@ -186,14 +189,6 @@ def _compute(kind: JobKind, payload: Any, tokens: int) -> None:
     kind.compute([payload] * count)
     kind.measured = False
     kind.measure(count * tokens, time.perf_counter() - started)
-
-
-def warm_up_task(served: ServedModel) -> None:
-    """Compute a text with the head of a task that reads tokens."""
-    assert served.task is not None
-    example = served.task.parse({"text": "word", "question": "word", "context": "word"})
-    units, _ = served.task.units([example], served.model.required_tokenizer, served.task_max_length)
-    _compute(served.job_kind("task"), units[0], unit_tokens(units[0]))
 
 
 class Swapper:

@@ -15,12 +15,12 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from bertree.serve.http.telemetry import Metrics
 from bertree.serve.token_queue import (
     DeadlineExceeded,
     Job,
     JobBatch,
     JobKind,
-    JobObserver,
     Overloaded,
     QueuedRequest,
     TokenQueue,
@@ -33,13 +33,6 @@ LONGEST_WAIT = 60.0  # seconds that a client is told to wait
 MOST_TURNS = 16  # of the event loop that may bring requests of one batch
 
 
-class Failure:
-    """A result that is an error."""
-
-    def __init__(self, error: Exception) -> None:
-        self.error = error
-
-
 class Scheduler:
     """Takes jobs from an event loop and computes them in threads."""
 
@@ -47,12 +40,12 @@ class Scheduler:
         self,
         threads: int,
         queue_seconds: float,
-        observer: JobObserver | None = None,
+        metrics: Metrics | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`threads`: 0 to compute by `compute_next` alone. `queue_seconds`: that a request may have to wait."""
         self.threads, self.queue_seconds = threads, queue_seconds
-        self._observer = observer or JobObserver()
+        self._metrics = metrics or Metrics()
         self._clock = clock
         self._queue = TokenQueue()
         self._running = 0.0  # seconds of work in the batches that are being computed
@@ -238,21 +231,21 @@ class Scheduler:
                 batch.kind.measure(sum([request.jobs[row].tokens for request, row in live]), ended - since)
                 self._refuse_late()
             for (request, row), result in zip(live, results, strict=True):
-                if isinstance(result, Failure):
-                    request.fail(result.error)
+                if isinstance(result, Exception):
+                    request.fail(result)
                 else:
                     request.deliver(row, result)
             if batch.kind.at_once:
                 self._ready.notify()
         self._wake(self._finished.requests)
-        self._observer.batch(batch.kind.name, len(live), batch.tokens, ended - started)
+        self._metrics.batch(batch.kind.name, len(live), batch.tokens, ended - started)
         for request, _ in live:
             if not request.wait_recorded:
                 request.wait_recorded = True
-                self._observer.waited(batch.kind.name, request.tokens, started - request.arrived)
+                self._metrics.waited(batch.kind.name, request.tokens, started - request.arrived)
 
     def _results(self, kind: JobKind, payloads: Sequence[Any]) -> list[Any]:
-        """Compute payloads; those that cannot be computed give failures."""
+        """Compute payloads; the result of one that cannot be computed is its error."""
         if not payloads:
             return []
         try:
@@ -261,8 +254,8 @@ class Scheduler:
             return results
         except Exception as error:
             if len(payloads) == 1:
-                self._observer.failed(kind.name, error)
-                return [Failure(error)]
+                self._metrics.failures.labels(kind.name).inc()
+                return [error]
         half = len(payloads) // 2
         return self._results(kind, payloads[:half]) + self._results(kind, payloads[half:])
 

@@ -209,11 +209,6 @@ class ServedModel:
         """Number of weights."""
         return sum(parameter.numel() for parameter in self.model.parameters())
 
-    @property
-    def architecture(self) -> str:
-        """Kind of the network, in a word."""
-        return self.model.architecture.body
-
     def _embed(self, encoded: Sequence[Encoded], normalize: bool) -> list[NDArray[np.float32]]:
         rows = self._embedder(encoded, normalize)
         check_finite(rows, self.name)

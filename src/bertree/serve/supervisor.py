@@ -24,6 +24,8 @@ def supervise(settings: ServerSettings, listener: socket.socket) -> int:
     a pipe that nobody writes to: it is closed when this process ends, for whatever reason, and then the worker stops.
     """
     os.environ["PROMETHEUS_MULTIPROC_DIR"] = shared = tempfile.mkdtemp(prefix="bertree-metrics-")
+    from prometheus_client import multiprocess  # it reads the variable when it is imported
+
     workers: dict[int, int] = {}  # process id -> number of the worker
     stopping: list[int] = []
     pipe = os.pipe()
@@ -43,7 +45,7 @@ def supervise(settings: ServerSettings, listener: socket.socket) -> int:
             pid, status = os.wait()
             number = workers.pop(pid)
             exit_code = os.waitstatus_to_exitcode(status)
-            _forget_metrics(pid)
+            multiprocess.mark_process_dead(pid)
             if stopping:
                 code = max(code, 1 if exit_code else 0)
             elif exit_code == 2:  # an error of the user, which the worker has reported
@@ -94,9 +96,3 @@ def _stop_with_parent(end: int) -> None:
     """Wait until the parent's end of a pipe is closed, then end this process as SIGTERM does."""
     os.read(end, 1)
     os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _forget_metrics(pid: int) -> None:
-    from prometheus_client import multiprocess
-
-    multiprocess.mark_process_dead(pid)

@@ -73,19 +73,6 @@ class DeadlineExceeded(Exception):
     """A request was not done in its time."""
 
 
-class JobObserver:
-    """Is told what the scheduler computes, for metrics; this one ignores it. `kind`: the name of a kind of jobs."""
-
-    def batch(self, kind: str, jobs: int, tokens: int, seconds: float) -> None:
-        """Record a batch that was computed."""
-
-    def waited(self, kind: str, tokens: int, seconds: float) -> None:
-        """Record how long a request waited for its first batch."""
-
-    def failed(self, kind: str, error: Exception) -> None:
-        """Record a job that could not be computed."""
-
-
 class QueuedRequest:
     """The jobs of one request and their results so far."""
 

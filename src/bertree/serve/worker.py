@@ -158,7 +158,7 @@ def run_worker(settings: ServerSettings, listener: socket.socket) -> int:
     def report(event: str, **values: str) -> None:
         log.write(event, **values)
         if "name" in values:
-            service.metrics.swapped(values["name"], "ok" if event == "swapped" else "failed")
+            service.metrics.swaps.labels(values["name"], "ok" if event == "swapped" else "failed").inc()
 
     def ready() -> None:
         log.write(

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from bertree.serve.http.answers import ERROR_TYPES
+from bertree.serve.http.answers import HttpError, error_body
 from bertree.serve.http.handlers import RouteSpec
 from bertree.version import __version__
 
@@ -67,7 +67,7 @@ def _operation(spec: RouteSpec, schema_of: dict[int, Any], components: dict[str,
             "required": True,
             "content": {"application/json": {"schema": schema_of[id(spec.body)]}},
         }
-        error = {"application/json": {"schema": _error_schema(spec.errors)}}
+        error = {"application/json": {"schema": _schema_of(error_body(HttpError(422, "k: is wrong"), spec.errors))}}
         operation["responses"] |= {
             str(status): {"description": meaning, "content": error} for status, meaning in MEANINGS.items()
         }
@@ -83,21 +83,9 @@ def _query_parameters(reference: dict[str, Any], components: dict[str, Any]) -> 
     ]
 
 
-def _error_schema(form: str) -> dict[str, Any]:
-    text: dict[str, Any] = {"type": "string"}
-    if form == "cohere":
-        return {"type": "object", "required": ["message"], "properties": {"message": text}}
-    if form == "tei":
-        kinds = sorted({tei for _, tei in ERROR_TYPES.values()} | {"Empty"})
-        return {
-            "type": "object",
-            "required": ["error", "error_type"],
-            "properties": {"error": text, "error_type": {"enum": kinds}},
-        }
-    optional = {"type": ["string", "null"]}
-    fields = {"message": text, "type": text, "param": optional, "code": optional}
-    return {
-        "type": "object",
-        "required": ["error"],
-        "properties": {"error": {"type": "object", "required": list(fields), "properties": fields}},
-    }
+def _schema_of(value: Any) -> dict[str, Any]:
+    """Return the schema of the values that look like this one; a field without a value is a text, or null."""
+    if isinstance(value, dict):
+        fields = {name: _schema_of(inner) for name, inner in value.items()}
+        return {"type": "object", "required": list(fields), "properties": fields}
+    return {"type": "string" if value else ["string", "null"]}

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TextIO
+from typing import Any, Literal, TextIO
 
 import orjson
 from prometheus_client import (
@@ -26,8 +26,6 @@ from prometheus_client import (
     multiprocess,
 )
 
-from bertree.serve.token_queue import JobObserver
-
 SHARED = "PROMETHEUS_MULTIPROC_DIR"  # a folder in which the workers of a server keep their numbers
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 TOKENS = (8, 32, 128, 512, 2048, 8192, 32768, 131072, 524288)
@@ -35,23 +33,12 @@ KIND = ("lane",)  # the label of a kind of jobs
 disable_created_metrics()  # they would be a second line for each metric
 
 
-class JobMetrics(NamedTuple):
-    """The metrics of one kind of jobs."""
-
-    queue: Histogram
-    compute: Histogram
-    tokens: Histogram
-    batch: Histogram
-    jobs: Counter
-
-
-class Metrics(JobObserver):
+class Metrics:
     """Counters and histograms of one process; the scheduler reports its work to it."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
-        self._kinds: dict[str, JobMetrics] = {}
-        self._routes: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
+        self._children: dict[tuple[Any, ...], Any] = {}
 
         def histogram(name: str, text: str, labels: tuple[str, ...], buckets: tuple[float, ...]) -> Histogram:
             return Histogram(f"bertree_{name}", text, labels, buckets=buckets, registry=registry)
@@ -69,57 +56,34 @@ class Metrics(JobObserver):
         self._tokens = histogram("request_tokens", "Tokens of a request.", KIND, TOKENS)
         self._batch = histogram("batch_tokens", "Tokens of a batch.", KIND, TOKENS)
         self._jobs = counter("jobs", "Texts, pairs or calls computed.", *KIND)
-        self._failures = counter("failures", "Jobs that could not be computed.", *KIND)
-        self._truncated = counter("truncated_texts", "Texts that were too long.")
-        self._swaps = counter("swaps", "Models loaded again.", "model", "result")
+        self.failures = counter("failures", "Jobs that could not be computed.", *KIND)
+        self.truncated = counter("truncated_texts", "Texts that were too long.")
+        self.swaps = counter("swaps", "Models loaded again.", "model", "result")
         self.queue_tokens = gauge("queue_tokens", "Tokens that wait.")
         self.queue_requests = gauge("queue_requests", "Requests that wait.")
         self.wait_seconds = gauge("wait_seconds", "Expected wait of a new request.", "livemax")
 
-    def _of_kind(self, name: str) -> JobMetrics:
-        """Return the metrics of a kind of jobs; looking each one up by its label would take longer than counting."""
-        if (metrics := self._kinds.get(name)) is None:
-            metrics = self._kinds[name] = JobMetrics(
-                queue=self._queue.labels(name),
-                compute=self._compute.labels(name),
-                tokens=self._tokens.labels(name),
-                batch=self._batch.labels(name),
-                jobs=self._jobs.labels(name),
-            )
-        return metrics
+    def _child(self, metric: Any, *labels: object) -> Any:
+        """Return the part of a metric with these labels; the library's own look-up takes longer than counting."""
+        if (child := self._children.get((metric, *labels))) is None:
+            child = self._children[metric, *labels] = metric.labels(*labels)
+        return child
 
     def answered(self, route: str, status: int, seconds: float) -> None:
         """Count a request that was answered."""
-        if (metrics := self._routes.get((route, status))) is None:
-            metrics = self._requests.labels(route, str(status)), self._seconds.labels(route)
-            self._routes[route, status] = metrics
-        metrics[0].inc()
-        metrics[1].observe(seconds)
+        self._child(self._requests, route, status).inc()
+        self._child(self._seconds, route).observe(seconds)
 
     def batch(self, kind: str, jobs: int, tokens: int, seconds: float) -> None:
         """Count a batch that was computed."""
-        metrics = self._of_kind(kind)
-        metrics.compute.observe(seconds)
-        metrics.batch.observe(tokens)
-        metrics.jobs.inc(jobs)
+        self._child(self._compute, kind).observe(seconds)
+        self._child(self._batch, kind).observe(tokens)
+        self._child(self._jobs, kind).inc(jobs)
 
     def waited(self, kind: str, tokens: int, seconds: float) -> None:
         """Record how long a request waited for its first batch."""
-        metrics = self._of_kind(kind)
-        metrics.queue.observe(seconds)
-        metrics.tokens.observe(tokens)
-
-    def failed(self, kind: str, error: Exception) -> None:
-        """Count a job that could not be computed."""
-        self._failures.labels(kind).inc()
-
-    def truncated(self, texts: int) -> None:
-        """Count texts that were too long."""
-        self._truncated.inc(texts)
-
-    def swapped(self, model: str, result: str) -> None:
-        """Count a model that was loaded again, or could not be."""
-        self._swaps.labels(model, result).inc()
+        self._child(self._queue, kind).observe(seconds)
+        self._child(self._tokens, kind).observe(tokens)
 
     def text(self) -> bytes:
         """Return all metrics in Prometheus's text format."""

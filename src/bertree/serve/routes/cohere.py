@@ -9,9 +9,11 @@ import msgspec
 from msgspec import Meta
 
 from bertree.serve.http.handlers import Context, Input, route
-from bertree.serve.routes.inputs import TextOptions, check_texts, embed_texts, field_error, write_base64, write_floats
+from bertree.serve.routes.inputs import TextOptions, check_texts, embed_texts, write_base64, write_floats
 from bertree.serve.routes.scores import rank_texts
 from bertree.serve.served import ServedModel
+
+Positive = Annotated[int, Meta(ge=1)]
 
 
 class RerankDocument(msgspec.Struct):
@@ -26,9 +28,9 @@ class RerankRequest(Input):
     query: str
     documents: list[str | RerankDocument]
     model: str | None = None
-    top_n: int | None = None
+    top_n: Positive | None = None
     return_documents: bool = False
-    max_tokens_per_doc: int | None = None
+    max_tokens_per_doc: Positive | None = None
     truncate: bool = True  # false: refuse texts that are too long
 
 
@@ -60,7 +62,7 @@ class CohereEmbedRequest(Input):
     embedding_types: tuple[Literal["float", "base64"], ...] = ("float",)
     truncate: Literal["NONE", "START", "END"] = "END"
     output_dimension: int | None = None
-    max_tokens: Annotated[int, Meta(ge=1)] | None = None
+    max_tokens: Positive | None = None
 
 
 class CohereEmbedReply(msgspec.Struct):
@@ -113,9 +115,6 @@ async def rerank(context: Context, body: RerankRequest) -> Any:
     check_texts(context, [body.query], "query")
     texts = [text if isinstance(text, str) else text.text for text in body.documents]
     check_texts(context, texts, "documents")
-    for field, number in (("top_n", body.top_n), ("max_tokens_per_doc", body.max_tokens_per_doc)):
-        if number is not None and number < 1:
-            raise field_error(field, f"must be at least 1, not {number}")
     shortened = texts
     if body.max_tokens_per_doc is not None:
         shortened = await context.call_in_helper(_truncate, served, texts, body.max_tokens_per_doc)

@@ -100,7 +100,7 @@ def report_truncation(context: Context, texts: int, tokens: int) -> bool:
     if texts:
         context.response_headers["x-truncated-texts"] = str(texts)
         context.response_headers["x-truncated-tokens"] = str(tokens)
-        context.service.metrics.truncated(texts)
+        context.service.metrics.truncated.inc(texts)
     return texts > 0
 
 

@@ -72,11 +72,8 @@ async def layers(context: Context, body: LayersRequest) -> Any:
 
     # The hidden states, the attention recomputed from them, and a softmax over the vocabulary at every token and layer.
     inspection, described = await context.call(served.job_kind("layers"), MOST, inspect)
-    return (
-        {"model": served.name}
-        | described
-        | {"cut": report_truncation(context, int(inspection.dropped > 0), inspection.dropped)}
-    )
+    cut = report_truncation(context, int(inspection.dropped > 0), inspection.dropped)
+    return {"model": served.name, **described, "cut": cut}
 
 
 def _describe(inspection: Inspection, write: Callable[[Tensor], Any], layers: Sequence[int] | None) -> dict[str, Any]:

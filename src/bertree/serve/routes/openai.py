@@ -113,7 +113,7 @@ def _describe_model(served: ServedModel) -> dict[str, Any]:
         "dimension": served.model.dimension,
         "max_length": served.model.max_length,
         "parameters": served.parameters,
-        "architecture": served.architecture,
+        "architecture": served.model.architecture.body,
         "controls": served.model.controls,
     }
 

@@ -1,7 +1,5 @@
 """Runs and studies of the served folders: the list, the curves of a run, the table of a study."""
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from bertree.errors import UserError, suggest
@@ -35,27 +33,23 @@ async def runs(context: Context) -> Any:
 
 
 @route("GET", "/run")
-async def run(context: Context, query: RunQuery) -> Any:
-    """Return the curves of a run, also while it trains."""
-    return await context.call_in_helper(_read, context, query.name, "run", read_run)
-
-
 @route("GET", "/study")
-async def study(context: Context, query: RunQuery) -> Any:
-    """Return the table of a study, and how far it is."""
-    return await context.call_in_helper(_read, context, query.name, "study", read_study)
+async def run(context: Context, query: RunQuery) -> Any:
+    """Return the curves of a run, also while it trains; or the table of a study, and how far it is."""
+    return await context.call_in_helper(_read, context, query.name, context.route.removeprefix("/"))
 
 
 def _all(context: Context) -> list[RunFolder]:
     return [run for name, root in context.service.registry.runs.items() for run in find_runs(name, root)]
 
 
-def _read(context: Context, name: str, kind: str, read: Callable[[Path], Json]) -> Json:
+def _read(context: Context, name: str, kind: str) -> Json:
     """Read what a client has named. Errors name the folder, which it must not see; they are logged."""
     listed = {run.name: run for run in _all(context) if run.kind == kind}
     if name not in listed:
         raise NotServed(f"name: '{name[:60]}' is no {kind} that is served here; {suggest(name[:60], listed)}")
     try:
+        read = read_run if kind == "run" else read_study
         return {"run": describe(listed[name])} | read(listed[name].path)
     except (UserError, OSError) as error:
         context.service.log.write("run failed", id=context.request_id, run=name, reason=str(error))

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from bertree.inference.inputs import check_finite
 from bertree.search.rerank import NO_BOUNDS, positive_label, relevance_of
 from bertree.serve.http.handlers import Context
-from bertree.serve.routes.inputs import TextOptions, check_token_count, check_tokens
+from bertree.serve.routes.inputs import TextOptions, check_texts, check_token_count, check_tokens
 from bertree.serve.served import ServedModel, unit_tokens
 from bertree.serve.token_queue import Job
 from bertree.tasks.metrics import softmax
@@ -103,6 +103,8 @@ async def rank_texts(
     context: Context, served: ServedModel, query: str, texts: Sequence[str], options: TextOptions, *, raw: bool = False
 ) -> Ranking:
     """Rank texts by their relevance to a query."""
+    check_texts(context, [query], "query")
+    check_texts(context, list(texts), options.field)
     outputs = await class_logits(context, served, [(query, text) for text in texts], options)
     scores = relevance(served, outputs.logits, raw).tolist()
     return Ranking(sorted(range(len(texts)), key=lambda row: (-scores[row], row)), scores, outputs)

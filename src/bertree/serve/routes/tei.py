@@ -166,8 +166,7 @@ async def embed_all(context: Context, body: EmbedTokensRequest) -> Any:
 async def rerank(context: Context, body: RerankTextsRequest) -> Any:
     """Return texts by number, the most relevant to a query first."""
     served = context.model(body.model)
-    check_texts(context, [body.query], "query")
-    check_texts(context, _not_empty(body.texts, "texts"), "texts")
+    _not_empty(body.texts, "texts")
     options = _text_options("texts", body)
     ranking = await rank_texts(context, served, body.query, body.texts, options, raw=body.raw_scores)
     text = {row: {"text": body.texts[row]} if body.return_text else {} for row in ranking.order}
