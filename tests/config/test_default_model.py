@@ -21,7 +21,7 @@ from tests.support.batches import axes_of
 
 REAL = model_names.FOLDER
 MOST = 16_000_000  # bytes, all files together
-SECTIONS = ("What it is", "How it was made", "Data and licences", "Scores", "Limits", "Use")
+SECTIONS = ("What it is", "How it was made", "Data and licenses", "Scores", "Limits", "Use")
 EASY = {  # what may stand there
     "The capital of France is [MASK].": {"paris"},
     "She opened the [MASK] and walked into the room.": {"door"},

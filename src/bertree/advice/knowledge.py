@@ -1,6 +1,6 @@
-"""What the advice is made of, read from knowledge.toml: kinds of tasks, ways, members, measured rows and rules.
+"""The knowledge behind `bertree advise`, read from knowledge.toml: kinds of tasks, ways, presets, measured rows, rules.
 
-Nothing here or in the modules beside it knows a model, a way or a rule by name: whoever knows more edits the file.
+The code of this package names no model, way or rule: to add one, edit the file.
 """
 
 import math
@@ -71,7 +71,7 @@ class MeasuredRows:
 
 @dataclass(frozen=True, kw_only=True)
 class Conditions:
-    """When a rule applies. What is not set says nothing."""
+    """When a rule applies. Conditions that are not set hold."""
 
     tasks: tuple[str, ...] = ()
     ways: tuple[str, ...] = ()

@@ -13,14 +13,14 @@ from bertree.report.formats import byte_size, digits
 
 @dataclass(frozen=True, kw_only=True)
 class Advice:
-    """What to take: `choices` can be had now, the best first; `to_fetch` would be better, but their weights are not
-    here. Without a choice, `nearest` exceeds the limits least."""
+    """What to use: `choices` are available, the best first; `to_fetch` would be better, but their weights are not here.
+    Without a choice, `nearest` is the candidate that exceeds the limits least."""
 
     request: Request
     choices: tuple[AdviceCandidate, ...]
     to_fetch: tuple[AdviceCandidate, ...]
     nearest: AdviceCandidate | None
-    others: tuple[tuple[AdviceCandidate, str], ...]  # and why they were not taken
+    others: tuple[tuple[AdviceCandidate, str], ...]  # with the reasons against them
     rules: tuple[Rule, ...]  # that apply here
     trial: tuple[TrialRow, ...]
     metric: str  # of expected scores

@@ -91,7 +91,7 @@ def train_tokenizer(trained: "TrainedTokenizer", options: SimpleNamespace) -> No
 
 
 def prepare(prepared: "PreparedStore", options: SimpleNamespace) -> None:
-    """Turn text into a token store: documents, sentences, tokens. After a stop, run it again to go on.
+    """Turn text into a token store: documents, sentences, tokens. After a stop, run it again to continue.
 
     [dim]bertree prepare corpus/books.txt --tokenizer my-tokenizer --out my-store
     bertree prepare sources/ --control folder --tokenizer my-tokenizer --out my-store[/dim]

@@ -57,7 +57,7 @@ def build(
     address: AddressOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Build an index of documents. After a stop, run it again to go on.
+    """Build an index of documents. After a stop, run it again to continue.
 
     Documents are cut into passages at the ends of sentences; a passage keeps its position in the document.
 
@@ -119,7 +119,7 @@ def add(
 ) -> None:
     """Add documents. A document replaces the one with the same id; an unchanged document costs nothing.
 
-    Killed at any moment, the index stays as it was after its last commit; the same command goes on.
+    Killed at any moment, the index stays as it was after its last commit; the same command continues.
 
     [dim]bertree index add my-index more/*.txt[/dim]
     """

@@ -96,7 +96,7 @@ def adapt(run: "Run", options: SimpleNamespace) -> None:
 def pretrain(run: "Run", options: SimpleNamespace) -> None:
     """Pretrain a model from a recipe: masked or next tokens, and next sentence or sentence order where it says so.
 
-    OUT receives model/, checkpoints/, metrics.jsonl and report.html. Ctrl-C saves and stops; --resume goes on, and
+    OUT receives model/, checkpoints/, metrics.jsonl and report.html. Ctrl-C saves and stops; --resume continues, and
     the result is the same to the byte as without the stop.
 
     [dim]bertree pretrain bert-base-tiny --store my-store --out my-run

@@ -55,7 +55,7 @@ def register(app: typer.Typer) -> None:
 def embed(file: "EmbeddedFile", options: SimpleNamespace) -> None:
     """Write the vector of every text of a file, of any size, as one .npy file.
 
-    Row n is line n: an empty line has the vector of the empty text. Run again after a stop of any kind, it goes on
+    Row n is line n: an empty line has the vector of the empty text. Run again after a stop of any kind, it continues
     where it was and ends in the same bytes; until then the rows are in OUT.part.
 
     [dim]bertree embed my-model mail.txt --out vectors.npy

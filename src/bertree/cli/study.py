@@ -125,8 +125,8 @@ def run(results: "StudyResults", options: SimpleNamespace) -> None:
     """Compute a paper's table again: every cell with several seeds, resumable, with the published figures beside ours.
 
     OUT receives rows.jsonl, table.md, report.html and the folder of every step. What cells have in common, for example
-    a pretrained model, is computed once. Run the command again to go on after an interruption, or with more --seeds or
-    another --only to add to the table.
+    a pretrained model, is computed once. Run the command again to continue after an interruption, or with more --seeds
+    or another --only to add to the table.
 
     [dim]bertree study run bert-size --store my-store --tasks glue --out bert-size
     bertree study run my-study.toml --store my-store --out mine --seeds 3 --jobs 2

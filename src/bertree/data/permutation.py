@@ -76,7 +76,7 @@ class PermutationTargets:
     def counts(self, bounds: Ints, even: bool = False) -> Ints:
         """Return how many targets sequences with these bounds have: n // K, at least 1.
 
-        `even`: together as many as one sequence of all tokens would have.
+        `even`: as many in total as one sequence of all tokens would have.
         """
         if even:
             return np.diff(bounds // self._partial)

@@ -181,7 +181,7 @@ class Store:
     summary: dict[str, int] = field(default_factory=dict)  # what was read, left out and repaired
     complete: bool = True  # everything in the folder, not a split (see `split_held_out`)
     controls: tuple[ControlCode, ...] = ()  # its control codes; none: documents have no codes
-    cls_last: bool = False  # the tokenizer puts [CLS] behind the text, in a segment of its own
+    cls_last: bool = False  # the tokenizer puts [CLS] after the text, in a segment of its own
 
     @cached_property
     def prefixes(self) -> Prefixes:
@@ -217,7 +217,7 @@ class Store:
 
     @property
     def name(self) -> Path | str:
-        """Its folder, for messages."""
+        """The folder of the store, for messages."""
         return self.folder or "store"
 
     @classmethod

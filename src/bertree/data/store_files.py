@@ -217,7 +217,7 @@ def _check_header(header: Json) -> list[dict[str, ShardFile]]:
 
 
 def label_parts(coded: bool, given: bool) -> tuple[str, ...]:
-    """Return the files of a shard with what stands before the texts: control codes and given texts, as far as
+    """Return the files of a shard with what comes before the texts: control codes and given texts, as far as
     documents have them."""
     return (*([CONTROLS] if coded else []), *(GIVEN if given else ()))
 

@@ -43,7 +43,7 @@ _CLOSED = {
     "number": "one two three four five six seven eight nine ten hundred thousand million first second third",
 }
 CLOSED = {word: kind for kind, words in _CLOSED.items() for word in words.split()}
-# Endings, the most telling first; a stem of at least three letters stands before them.
+# Endings, the most telling first; a stem of at least three letters comes before them.
 ENDINGS = {
     "adverb": ("ly",),
     "quality": ("ness", "ment", "tion", "sion", "ity", "ism", "ance", "ence", "ship", "hood"),
@@ -105,7 +105,7 @@ class _Side(NamedTuple):
     """The first texts, or the second."""
 
     words: Ints  # of all texts, end to end
-    spaced: Ints  # 1 where white space stands before a word
+    spaced: Ints  # 1 where white space comes before a word
     starts: Ints  # of each text among them, and the end
 
 

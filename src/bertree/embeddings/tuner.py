@@ -20,7 +20,7 @@ class EmbeddingFineTuning(FineTuning):
 
     @property
     def architecture(self) -> Architecture:
-        """That of the initial model."""
+        """The architecture of the initial model, with the changes of the configuration."""
         return self.initial.architecture.with_values({"attention_dropout": 0.0} | self.config.model)
 
     @property
@@ -30,7 +30,7 @@ class EmbeddingFineTuning(FineTuning):
 
     @property
     def pretrained(self) -> tuple[str, ...]:
-        """How the names of weights begin that are taken from the initial model, where they fit."""
+        """Prefixes of the weights that are copied from the initial model, where they fit."""
         return ("encoder.", "features.") if self._has_new_dense else ("encoder.", "features.", "vector.")
 
     @property

@@ -1,4 +1,4 @@
-"""What a user did wrong, said in one line: what, where, what to do.
+"""Errors for users: a mistake is one line with what is wrong, where, and what to do.
 
 A `UserError` reaches the terminal as that line with exit code 2, never as a traceback.
 Our own bugs are `assert`s and ordinary exceptions.
@@ -22,13 +22,13 @@ class UserError(Exception):
 
 
 class Interrupted(UserError):
-    """Ctrl-C ended the work. The line says what is kept, and how to go on."""
+    """Ctrl-C ended the work. The line says what is kept, and how to continue."""
 
     exit_code = 130
 
 
 class Unable(UserError, AttributeError):
-    """What a model was asked for that its kind cannot do; to `hasattr` it is not there."""
+    """A request that this kind of model cannot answer. For `hasattr`, the attribute does not exist."""
 
 
 class WrongArgument(UserError, TypeError, ValueError):

@@ -2,8 +2,8 @@
 
 A call with an argument of another type, with one that the function does not have, or without one that it needs is a
 `WrongArgument` that names it. The annotations are read once, at the first call. Of a list, the first `MOST_ITEMS` items
-are checked. What an annotation does not tell (`Any`, names that cannot be resolved), and lists in lists, are left to
-the function.
+are checked. The function itself checks lists in lists, and arguments whose annotation says nothing (`Any`, names that
+cannot be resolved).
 """
 
 import functools
@@ -27,7 +27,7 @@ R = TypeVar("R")
 Class = TypeVar("Class", bound=type)
 
 MOST_ITEMS = 100  # items of a list that are checked
-CHECKED_METHODS = ("__init__", "__call__")  # beside the public ones
+CHECKED_METHODS = ("__init__", "__call__")  # in addition to public ones
 SHORT = reprlib.Repr()
 SHORT.maxstring = SHORT.maxlong = SHORT.maxother = LONGEST_NAME
 

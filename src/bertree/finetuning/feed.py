@@ -87,7 +87,7 @@ def _padding(count: int) -> tuple[int, int]:
 
 
 class UnitFeed(Feed):
-    """The batches of a run: all units in every epoch, shuffled anew."""
+    """The batches of a run: all units in every epoch, in a new order."""
 
     def __init__(
         self,

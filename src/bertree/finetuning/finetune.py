@@ -69,7 +69,7 @@ def finetune(
     (`frozen="sum-last-four"`). `few_shot=True` is for 8 to 64 examples of a class: the encoder learns to tell the
     classes apart, then the head is solved. `from_task` is a run on another task that began with the same model: its
     encoder is taken, with a new head. Settings are keywords (`epochs=3, lr=3e-5, batch=32`); `overrides` are the same
-    as strings (`"epochs=3"`). With `resume=True` an interrupted run goes on. Nothing is printed unless `progress=True`.
+    as strings (`"epochs=3"`). `resume=True` continues an interrupted run. Nothing is printed unless `progress=True`.
     `on_step`, `on_evaluation` and `on_save` are functions that get a `TrainingEvent` (docs/python.md).
 
     >>> run = bertree.finetune("my-bert", task="sst-2", data="glue/SST-2", out="sst", epochs=3)

@@ -105,15 +105,15 @@ class FineTuning:
 
     @property
     def _pooling(self) -> PoolingConfig:
-        """How a text becomes the vector that a head reads: as in the initial model. Its dense layers are for its last
-        hidden states alone."""
+        """How a text becomes the vector that a head reads: as in the initial model, whose dense layers are used only on
+        its last hidden states."""
         vector = self.initial.network.vector
         pooling = PoolingConfig() if vector is None else vector.config
         return replace(pooling, dense=()) if self.config.readout.of_network.transforms else pooling
 
     @property
     def pretrained(self) -> tuple[str, ...]:
-        """How the names of weights begin that are taken from the initial model, where they fit."""
+        """Prefixes of the weights that are copied from the initial model, where they fit."""
         return ("encoder.", "heads.mask.", "vector.") + (("heads.", "features.", "crf.") if self.reuses_head else ())
 
     def check(self) -> None:

@@ -154,7 +154,7 @@ def _with_prompt(text: object, prompt: str) -> str:
 def _start_block(
     embedder: BatchEmbedder, encoded: Sequence[Encoded], batch_tokens: int
 ) -> Iterator[tuple[list[int], Tensor]]:
-    """Return the rows and vectors of each batch. A GPU gets all batches now and computes while the caller goes on."""
+    """Return the rows and vectors of each batch. A GPU gets all batches now and computes while the caller continues."""
 
     def compute(rows: list[int]) -> tuple[list[int], Tensor]:
         return rows, embedder.compute([encoded[row] for row in rows])

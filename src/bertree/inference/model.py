@@ -256,8 +256,8 @@ class Model(LoadedModel):
     ) -> Perplexity:
         """Predict every token of texts (or of a file, as a `Path`) exactly once, from those before it.
 
-        `context`: tokens of a window; by default as many as the model reads. `stride`: tokens that a window predicts
-        anew, the others are their context; by default half a window, 1 computes the window for every token. `memory`:
+        `context`: tokens of a window; by default as many as the model reads. `stride`: new tokens that each
+        window predicts, the others are context; by default half a window; 1 is a window for every token. `memory`:
         read segments of `context` tokens with this many remembered ones instead, which needs relative positions; the
         default of a model that was trained with a memory. `control`: the code of all texts; `given`: the
         text after it. `lines`: every line of a text file is a text of its own.

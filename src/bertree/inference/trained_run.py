@@ -17,7 +17,7 @@ class Run:
     """A training run in its folder.
 
     `run.model` is the trained model, `run.metrics` its final scores, `run.history` the rows of the log, `run.report`
-    the path of the page. After Ctrl-C `run.complete` is False; call the same function with `resume=True` to go on.
+    the path of the page. After Ctrl-C `run.complete` is False; call the same function with `resume=True` to continue.
     """
 
     folder: Path

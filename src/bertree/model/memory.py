@@ -3,7 +3,7 @@
 A memory holds the inputs of the layers at the tokens next to each lane's segment. Keys and values are computed from
 them again, so it is for training and for reading long texts segment by segment. It is an explicit state: `encode` takes
 one and returns the next, and a batch's `continuation` says which sequence continues which lane. A lane reads its text
-segment by segment, and its memory stands before the segment; or backwards, and it stands after the segment. Rows of a
+segment by segment, and its memory precedes the segment; or backwards, and its memory follows the segment. Rows of a
 memory are ordered by their distance from the segment, the nearest last.
 
 Two streams: the first t rows are the content stream, the other m rows the query stream, which predicts tokens of a

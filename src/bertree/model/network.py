@@ -105,7 +105,7 @@ class Network(nn.Module):
         """Return MLM or LM logits at the chosen tokens of the stream (m x v), or at the chosen rows of
         `Encoder.reader_states`, if there are two directions; `pad_vocab`: see `MaskHead`.
 
-        Those of an adaptive softmax are log-probabilities."""
+        An adaptive softmax gives log-probabilities."""
         states_mh = self.encoder.reader_states(hidden_th)[chosen_m]
         logits_mv: Tensor = self.heads["mask"](states_mh, self.encoder.embeddings.tokens, pad_vocab)
         return logits_mv

@@ -280,7 +280,7 @@ def unknown_component(encoder: nn.Module, embeddings: bool = True) -> str:
 
 
 def unknown_attention(encoder: nn.Module) -> str:
-    """The same for the components that mix tokens, for code that calls all others."""
+    """As `unknown_component`, for components that mix tokens only: for code that calls all others."""
     if reason := component_difference(encoder, TRANSFORMER.types):
         return f"encoder {reason}"
     assert isinstance(encoder, TransformerEncoder)

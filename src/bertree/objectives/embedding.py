@@ -132,7 +132,7 @@ class TruncatedLoss:
     dimensions: tuple[int, ...]
 
     def count(self, answers: Tensor) -> int:
-        """That of the loss: its sums over all dimensions are added."""
+        """Return the count of the loss, whose sums over all dimensions are added."""
         return self.loss.count(answers)
 
     def __call__(self, network: Network, table_qwd: Tensor, answers: Tensor) -> Loss:

@@ -198,7 +198,7 @@ class SoftmaxLoss(EmbeddingLoss):
 @register_loss
 @dataclass(frozen=True)
 class TripletLoss(RowLoss):
-    """How much nearer than the positive, less a margin, each negative lies to the anchor."""
+    """By how much each negative is nearer to the anchor than the positive plus a margin."""
 
     name = "triplet"
     label = "a positive nearer than its negatives"

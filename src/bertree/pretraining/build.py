@@ -178,7 +178,7 @@ def build_feed(
     """Build this rank's batches of every phase, split into micro-batches that fit the device.
 
     `logit_share` is the share of tokens whose logits over the vocabulary are computed, if not just the masked ones.
-    `counts`: how many micro-batches all ranks have in each phase, if a run goes on that has begun.
+    `counts`: how many micro-batches all ranks have in each phase, if an interrupted run is continued.
     """
     rank, ranks = (world.data_rank, world.data) if world else (0, 1)
     streams: list[list[AnyStream]] = []

@@ -62,7 +62,7 @@ def _bar(row: Row, best: bool, y: int, scale: float, most: float) -> list[Markup
             hint = element("title", f"{part}: {size / GIB:.2f} GiB")
             parts.append(group(f"s{COLOUR_OF[part]}", hint, element("rect", kind="part", **shape)))
             at += width
-    if row.gib > most:  # the bar goes on
+    if row.gib > most:  # the bar continues
         parts.append(
             path(
                 "grid",

@@ -32,8 +32,8 @@ def pretrain(
     """Pretrain a model from a recipe: the name of a built-in one, or the path of a TOML file.
 
     `store` is the token store to learn from. Settings are keywords (`optim={"lr": 1e-4}`, `lr=1e-4`) that change the
-    recipe; `overrides` are the same as strings (`"optim.lr=1e-4"`). With `resume=True` an interrupted run goes on from
-    its newest checkpoint and ends in the same bytes. Nothing is printed unless `progress=True`.
+    recipe; `overrides` are the same as strings (`"optim.lr=1e-4"`). `resume=True` continues an interrupted run from its
+    newest checkpoint, and the result has the same bytes. Nothing is printed unless `progress=True`.
     `on_step`, `on_evaluation` and `on_save` are functions that get a `TrainingEvent` (docs/python.md).
 
     >>> run = bertree.pretrain("bert-base-tiny", store="my-store", out="my-run")

@@ -95,7 +95,7 @@ class StudyStep:
 
     @property
     def key(self) -> str:
-        """Its name."""
+        """The name of the step, or what it does."""
         return self.name or self.do
 
     @property

@@ -5,8 +5,8 @@ DIR/steps/NAME-HASH/            a step: the run of its verb, and result.json, wr
 DIR/rows.jsonl                  every figure: cell, seed, step, figure, value
 DIR/table.md, report.html       the tables
 
-A step with a result file is done. A step without one goes on where its verb can resume, so a killed study ends with the
-same rows as one that was not.
+A step with a result file is done. A step without one continues where its verb can resume, so a killed study ends with
+the same rows as an uninterrupted one.
 """
 
 import math
@@ -64,10 +64,10 @@ def run_study(
     `study` is the name of a built-in one (`bertree.studies()`) or a TOML file of your own. `store` is the token store
     that models are pretrained on, `tasks` the folder with the data of the tasks. `seeds=0` is the number of the size.
     `jobs` steps are computed at a time, spread over the GPUs there are; steps that measure time run alone. `only` names
-    cells; `skip` names steps to leave out, for example a task whose data you do not have. Call it again to go on after
-    an interruption, or with more seeds or cells to add them. With `dry_run=True` everything is checked and nothing is
-    computed; with `steps` every run takes only so many steps, to try a study out. `template` is a file to which a study
-    of your own is written, with comments, and nothing is computed.
+    cells; `skip` names steps to leave out, for example a task whose data you do not have. Call it again to continue
+    after an interruption, or with more seeds or cells to add them.
+    With `dry_run=True` everything is checked and nothing is computed. With `steps` every run takes only so many steps,
+    to try a study out. `template` is a file to which a study of your own is written, with comments; nothing is run.
 
     >>> bertree.run_study("albert-dropout", store="my-store", out="dropout", dry_run=True).verdict
     """
@@ -159,7 +159,7 @@ def _estimate(plan: StudyPlan, waiting: Sequence[PlannedStep], folder: Path, job
 def compute_step(planned: PlannedStep, folder: Path, keep: bool) -> str:
     """Compute one step, write its result and return it as a line. `keep`: other steps need its model.
 
-    What fails while it runs is a result too, and other cells go on.
+    What fails while it runs is a result too, and other cells continue.
     """
     place = folder / planned.folder
     if (place / RESULT).is_file():  # it failed, or its model is gone: from the start
@@ -181,7 +181,7 @@ def compute_step(planned: PlannedStep, folder: Path, keep: bool) -> str:
         state = "diverged" if "finite" in str(error) else "not computed" if NO_MODEL in str(error) else "failed"
         result |= {"state": state, "message": str(error), "figures": {}}
     except (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError, OSError) as error:
-        # a bug, or no memory left: the other cells go on, and error.txt says where it was
+        # a bug, or no memory left: the other cells continue, and error.txt says where it was
         write_into_folder(place / "error.txt", traceback.format_exc())
         first = next(iter(str(error).splitlines()), "")
         result |= {"state": "failed", "message": f"{type(error).__name__}: {first} (error.txt)", "figures": {}}

@@ -66,7 +66,7 @@ class PlannedStep:
 
     @property
     def folder(self) -> str:
-        """Its folder below that of the study."""
+        """The step's folder in the folder of the study."""
         return f"steps/{self.step.key}-{self.identity}"
 
     @property

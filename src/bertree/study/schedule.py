@@ -84,7 +84,7 @@ def compute_all(
 
 
 def _stop(workers: Collection[BaseProcess], running: Collection[Future[str]], number: int) -> None:
-    """Pass a signal on to the processes, wait until they have saved what is needed to go on, and end the study."""
+    """Pass a signal on to the processes, wait until they have saved what is needed to continue, and end the study."""
     for worker in workers:
         if worker.pid is not None and worker.is_alive():
             os.kill(worker.pid, number)

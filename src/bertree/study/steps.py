@@ -1,6 +1,6 @@
 """What the steps of a study do: each calls its verb and returns the figures of its result.
 
-A step's folder holds the run of its verb. Where a verb resumes, a step that was killed goes on with its run.
+A step's folder holds the run of its verb. Where a verb resumes, a step that was killed continues with its run.
 """
 
 import math
@@ -43,7 +43,7 @@ Figures = dict[str, float]
 
 
 class Stopped(Exception):
-    """A signal ended a step; its verb has saved what is needed to go on."""
+    """A signal ended a step; its verb has saved what is needed to continue."""
 
 
 def model_path(step: PlannedStep | None, folder: Path, otherwise: str) -> str:

@@ -111,7 +111,7 @@ def tokenize_distinct(texts: Iterable[str], tokenizer: Tokenizer) -> dict[str, l
 
 
 def frames_texts(tokenizer: Tokenizer) -> bool:
-    """Return whether a special token stands before, between and after the texts of a pair, and around one text."""
+    """Return whether a special token comes before, between and after the texts of a pair, and around one text."""
     single, pair = tokenizer.backend.encode(_PROBES[0]), tokenizer.backend.encode(_PROBES[0], _PROBES[0])
     texts = [text for text, before in zip(pair.sequence_ids, [-1, *pair.sequence_ids], strict=False) if text != before]
     around = single.sequence_ids

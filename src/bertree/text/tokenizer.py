@@ -104,7 +104,7 @@ class Tokenizer(TokenizerCalls):
 
     @property
     def cls_last(self) -> bool:
-        """Whether [CLS] stands behind a text, as XLNet's does, not before it."""
+        """Whether [CLS] comes after a text, as XLNet's does, not before it."""
         with tokenizer_checks.LibraryErrors(self.name, CANNOT_ENCODE):
             special = self.backend.encode("").ids
         return self.id_of("cls") in special[-1:] and len(special) > 1 and special[0] != special[-1]

@@ -58,7 +58,7 @@ def layer_factors(names: Iterable[str], decay: float) -> dict[str, float]:
     layers = max(copies.values(), default=0)
 
     def below(name: str) -> float:
-        """Return how many layers lie above a parameter, its own included."""
+        """Return the number of layers above a parameter, including its own."""
         layer = layer_of[name]
         if layer is not None:
             return layers - int(layer[2]) * layers / copies[layer[1]]

@@ -74,7 +74,7 @@ class KeepPolicy(ABC):
 
 
 HELD_OUT = "held_out"  # loss and phase of a checkpoint's evaluation
-REPORT_PAUSE = 5.0  # seconds between the reports of a run that goes on; its end writes one in any case
+REPORT_PAUSE = 5.0  # seconds between reports during a run; its end always writes one
 
 
 @dataclass(kw_only=True)

@@ -45,7 +45,7 @@ class StepResult:
     """A step and, when they are read, its loss and gradient norm.
 
     The numbers are copied to the host after the step's own work. Reading them waits for that step; not reading them
-    lets the host go on and keep the GPU busy.
+    lets the host continue and keep the GPU busy.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """Divide the examples of a pair format into two segments, A and B, and build the pairs of its sentence objective.
 
-Where A ends is drawn anew in every epoch, from the sentence borders inside the example. For SOP half of the pairs are
+The end of A is drawn in every epoch, from the sentence borders inside the example. For SOP half of the pairs are
 swapped. For NSP half of them exchange their B segments two by two, with partners from different documents: every token
 is still seen once per epoch, where BERT draws B from anywhere and sees some texts twice. Both new pairs must stay
 within the length limit, which decides the two divisions; if no two sentence borders fit, one sentence is divided (where

@@ -153,7 +153,7 @@ def prompt_ids(
     tokenizer: Tokenizer, prompt: str, prefix: list[int], marks: TextMarks, backward: bool = False
 ) -> list[int]:
     """Return the tokens that a model reads before it continues a prompt: those of a control code (`prefix`), or what
-    stands before every text, and the prompt; `backward`: from its end."""
+    comes before every text, and the prompt; `backward`: from its end."""
     before = prefix or marks.before
     text = tokenizer.encode_plain([replace_surrogates(prompt)])[0].ids
     ids = before + (text[::-1] if backward else text)

@@ -255,7 +255,7 @@ class Architecture(ABC):
 
     @property
     def ends_in_summary(self) -> bool:
-        """True if the token that represents a sequence stands behind its texts (XLNet's <cls>)."""
+        """True if the token that represents a sequence comes after its texts (XLNet's <cls>)."""
         return False
 
     @property

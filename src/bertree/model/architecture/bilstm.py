@@ -77,7 +77,7 @@ class BiLstm(Architecture):
         return cls._make({**kept, **changes})
 
     def fixed_axes(self) -> dict[str, Any]:
-        """Those of a transformer."""
+        """Return the values of a transformer on axes that this kind does not have."""
         return FIXED
 
     @property

@@ -104,7 +104,7 @@ class Lstm(Architecture):
         return cls._make(values)
 
     def fixed_axes(self) -> dict[str, Any]:
-        """Those of a transformer."""
+        """Return the values of a transformer on axes that this kind does not have."""
         return FIXED
 
     @property

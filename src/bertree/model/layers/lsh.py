@@ -113,8 +113,8 @@ class Hashing(NamedTuple):
 class LshAttention(SharedQueryKeyAttention):
     """Attention of tokens that hash alike: sorted by their buckets, each chunk sees itself and its neighbors.
 
-    In training the rotations are drawn anew at every step, outside of it they depend on the seed and the layer. A cache
-    is attended to exactly, token by token.
+    In training new rotations are drawn at every step; otherwise they depend on seed and layer. A cache is attended to
+    exactly, token by token.
     """
 
     def __init__(

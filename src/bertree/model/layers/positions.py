@@ -43,7 +43,7 @@ class Positions:
 
     @property
     def same(self) -> Hashable:
-        """What is equal for positions that prepare the same for a batch."""
+        """A key that is equal for positions whose `prepare` returns the same for a batch."""
         return None
 
     def prepare(self, tokens: TokenPositions) -> Any:
@@ -55,7 +55,7 @@ class Positions:
         return q_tnd, k_tnd, None
 
     def changes_fused(self, x_th: Tensor) -> bool:
-        """Return whether `change_fused` is there for such hidden states, and faster."""
+        """Return whether `change_fused` supports such hidden states and is faster."""
         return False
 
     def change_fused(self, qkv_t3nd: Tensor, prepared: Any) -> Tensor:
