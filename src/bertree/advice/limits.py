@@ -1,4 +1,4 @@
-"""What a user asks for: the task, examples and limits, with sizes and times as people write them."""
+"""The request to `bertree advise`: a task, examples and limits, with sizes and times as people write them."""
 
 import math
 import re
@@ -15,7 +15,7 @@ MOST = 1e15
 
 
 def parse_measure(name: str, text: str, units: dict[str, float], example: str) -> float:
-    """Read a number with its unit, such as 500MB or 20ms. A unit must be there: 20 could be seconds."""
+    """Read a number with its unit, such as 500MB or 20ms. The unit is required: 20 could be seconds."""
     match = MEASURED.fullmatch(text.strip())
     factor = units.get(match[2].lower()) if match else None
     if match is None or factor is None:
@@ -37,9 +37,9 @@ def parse_count(name: str, text: str | int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What a user asks for. Limits that are infinite were not given."""
+    """A task with its examples and limits. An infinite limit is not set."""
 
-    task: str  # as it was named
+    task: str  # as the user names it
     kind: str
     examples: int
     length: int  # tokens of a text, or of a pair
@@ -49,7 +49,7 @@ class Request:
     card: float = math.inf  # GiB
 
     def describe(self) -> str:
-        """Return it in a line."""
+        """Return the request as one line."""
         parts = [self.task, f"{self.examples:,} examples", f"{self.length:,} tokens a text"]
         parts += [f"{self.pairs:,} pairs"] if self.pairs else []
         parts += [f"at most {self.latency_ms:g} ms"] if math.isfinite(self.latency_ms) else []
@@ -68,7 +68,7 @@ def read_request(
     pairs: str | int | None,
     card: float | None,
 ) -> Request:
-    """Check what a user asks for, and refuse what contradicts itself."""
+    """Return the request from the arguments of `advise`; refuse contradictions."""
     kind = facts.kind(task)
     entry = facts.tasks[kind]
     request = Request(

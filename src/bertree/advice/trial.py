@@ -1,7 +1,7 @@
-"""A short trial on the user's own data: features of the models that are here, with more and more of the examples.
+"""A short trial on the user's data: a head on frozen features of each model, trained on more and more examples.
 
-It runs what the printed commands run: `finetune --frozen` on some of the examples, each time scored on the same
-held-out tenth; for similarities the vectors as they are.
+It runs the commands that the advice prints: `finetune --frozen` on a part of the examples, always scored on the same
+held-out examples. For similarities, the vectors are compared without training.
 """
 
 import tempfile
@@ -21,7 +21,7 @@ from bertree.tasks.registry import make_task
 
 SHARES = (0.125, 0.25, 0.5, 1.0)  # of the sample
 SAMPLE, LEAST = 1500, 64  # training examples
-HELD_OUT, MOST_HELD_OUT = 400, 0.3  # scored examples, and their share at most
+HELD_OUT, MOST_HELD_OUT = 400, 0.3  # scored examples, and their largest share
 Columns = Mapping[str, str | None]
 
 
@@ -37,7 +37,7 @@ def count_examples(kind: TaskKind, task: str, data: Path, columns: Columns) -> i
 def try_out(
     request: Request, encoders: Sequence[CandidateModel], data: Path, columns: Columns, speeds: Speeds
 ) -> list[TrialRow]:
-    """Return what each model scores with shares of the examples."""
+    """Return the scores of each model with shares of the examples."""
     if request.kind not in ("classification", "pair-classification", "similarity"):
         note(f"`data`: {request.kind} is not tried out, because no head on frozen features is solved for it")
         return []

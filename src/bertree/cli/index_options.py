@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def _folder(path: str) -> Path:
-    """Return a folder; an address, which may have a password in it, is not shown in an error about a missing folder."""
+    """Return a folder; refuse an address, which may contain a password, without showing it."""
     from bertree.search.postgres.location import is_address
 
     if is_address(path):

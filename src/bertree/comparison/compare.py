@@ -39,7 +39,7 @@ from bertree.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonInputs:
-    """What every model is scored and timed on: a task's files, texts of one's own, or neither."""
+    """What every model is scored and timed on: a task's files, texts of the user, or neither."""
 
     columns: Mapping[str, str | None]
     task: str | None = None
@@ -48,7 +48,7 @@ class ComparisonInputs:
     texts: Path | None = None
 
     def check(self) -> None:
-        """Refuse what cannot be read before models are loaded."""
+        """Refuse inputs that cannot be used, before models are loaded."""
         of_task = {"task": self.task, "split": self.split, "label": self.columns["label"]}
         if self.data is None and (named := [name for name, value in of_task.items() if value]):
             raise UserError(f"`{named[0]}`: is about a task's files; give them with `data`")
@@ -228,7 +228,7 @@ def _set_tokenizer(name: str, model: Model, path: Path | None) -> None:
 
 
 def _short_names(models: Sequence[str]) -> list[str]:
-    """Return short names: the folder's, or the run's for RUN/model; the given ones if two would be equal."""
+    """Return short names: the folder's, or the run's for RUN/model; the full names if two would be equal."""
     paths, names = [Path(model) for model in models], [printable(model) for model in models]
     short = [printable(path.parent.name if path.name in (MODEL, BEST_MODEL) else path.name) for path in paths]
     if len(set(short)) == len(short) and all(short):

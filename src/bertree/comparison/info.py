@@ -33,7 +33,7 @@ def presets() -> dict[str, str]:
 
 
 def find_point(name: str, overrides: Sequence[str] = ()) -> Preset:
-    """Return a preset, or a model folder as one, with other values on some axes."""
+    """Return a preset, or a model folder described like a preset, with some axes changed."""
     if name not in PRESETS and (path := model_names.resolve_model_path(name)).is_dir():
         note = "the bundled model" if path == model_names.FOLDER else "a model folder"
         point = Preset(name=name, parent=None, architecture=read_architecture(path), note=note, folder=str(path))
@@ -55,7 +55,7 @@ def describe(point: Preset) -> dict[str, Any]:
     """Return the plain values that `bertree info --json` prints."""
     a = point.architecture
     counts = cost.parameters(a)
-    everything = counts.total + counts.mlm_head
+    weights = counts.total + counts.mlm_head
     long = _long_sequences(a)
     lengths = (*cost.LENGTHS, *(cost.long_lengths(a) if long else ()))
     return {
@@ -68,7 +68,7 @@ def describe(point: Preset) -> dict[str, Any]:
         "max_length": read_max_length(Path(point.folder)) if point.folder else a.max_positions,
         "parameters": counts.as_dict(),
         "embedding_parameters": cost.embedding_parts(a),
-        "weight_bytes": {"float32": 4 * everything, "bfloat16": 2 * everything},
+        "weight_bytes": {"float32": 4 * weights, "bfloat16": 2 * weights},
         "inference_bytes_of_one_sequence": {str(n): cost.inference_bytes(a, 1, n) for n in lengths},
         "flops_per_token": {
             str(n): {"forward": cost.forward_flops(a, n), "training": cost.training_flops(a, n)} for n in lengths

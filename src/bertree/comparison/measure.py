@@ -22,7 +22,7 @@ from bertree.model.heads import ClassHead
 from bertree.model.network import Network
 from bertree.report.comparison import Comparison, Intervals, ModelCosts, Speed
 
-MOST_TEXTS = 1000  # drawn from those given
+MOST_TEXTS = 1000  # that are drawn for timing
 SHARE = {"cpu": 3, "cuda": 1}  # of the time; a GPU is quick to measure
 
 
@@ -38,7 +38,7 @@ def compare_all(
     training: bool = False,
     clock: Clock = time.perf_counter,
 ) -> Comparison:
-    """Compare two models or more, each against the first. `training`: time training steps too, as long again."""
+    """Compare two models or more, each against the first. `training`: time training steps too, for the same time."""
     assert len(subjects) >= 2, "there is nothing to compare"
     assert texts or all(subject.task is None for subject in subjects), "a task reads its own examples"
     measured_on = measured_on or (f"{len(texts):,} texts" if texts else f"{len(SENTENCES)} built-in sentences")
@@ -113,7 +113,7 @@ def measure(
 
 def counts(network: Network, head: str | None = None) -> tuple[int, int, int, int]:
     """Count the parameters that a prediction of that head needs (None: the encoder with its pooler, as `info` counts),
-    and of them those in the embeddings, in the layers, and above the layers."""
+    and how many of them are in the embeddings, in the layers, and above the layers."""
     encoder = network.encoder
     tables = _size(getattr(encoder, "embeddings", None))
     pooler = _size(getattr(encoder, "pooler", None))

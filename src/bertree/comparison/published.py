@@ -30,7 +30,7 @@ def published_of_benchmark(benchmark: str) -> tuple[PublishedRow, ...]:
 
 
 def published_of_task(task: str) -> tuple[PublishedRow, ...]:
-    """Return the scores on a task, of every row that has some: `squad` has exact match and F1."""
+    """Return every row with scores on a task, such as exact match and F1 of `squad`."""
     rows = []
     for row in published_rows():
         scores = {name: value for name, value in row.scores.items() if name == task or name.startswith(f"{task}-")}

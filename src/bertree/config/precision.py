@@ -11,11 +11,11 @@ SYNONYMS = {
     "int8": ("i8",),
 }
 PRECISIONS = tuple(SYNONYMS)
-_NAMES = {name: precision for precision, others in SYNONYMS.items() for name in (precision, *others)}
+_NAMES = {name: precision for precision, synonyms in SYNONYMS.items() for name in (precision, *synonyms)}
 
 
 def parse_precision(value: object) -> str:
-    """Return the name of a precision (float32, bfloat16, float16, int8), given it, a synonym or a torch dtype."""
+    """Return the name of a precision (float32, bfloat16, float16, int8) from a name, a synonym or a torch dtype."""
     name = str(value).removeprefix("torch.").lower()
     if name not in _NAMES:
         raise UserError(f"precision '{value}': must be {', '.join(PRECISIONS[:-1])} or {PRECISIONS[-1]}")

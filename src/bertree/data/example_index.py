@@ -131,7 +131,7 @@ def _write(path: Path, examples: Examples) -> None:
 
 
 def _read(path: Path, store: Store) -> Examples | None:
-    """Return the cached index, memory-mapped; None if there is none that is valid."""
+    """Return the cached index, memory-mapped; None if it is missing or invalid."""
     if not path.is_file():
         return None
     try:

@@ -17,7 +17,7 @@ from bertree.pretraining import recipe as recipes
 from bertree.study.definition import StudyStep
 
 PATHS = ("store", "held_out")  # settings that do not decide a result: the fingerprint of the text does
-# Fields of a step that are not part of its identity: `PlannedStep` holds what became of them.
+# Fields of a step that are not part of its identity: `PlannedStep` has what they refer to.
 RESOLVED = dict.fromkeys(("name", "recipe", "model", "student", "data", "glove", "device"), "")
 
 
@@ -31,11 +31,11 @@ class PlannedStep:
     settings: tuple[str, ...]
     recipe: str  # pretrain, info, time
     model: str  # a preset or a folder, if no step makes the model
-    student: str  # distill: what is not made by a step
-    model_step: "PlannedStep | None"  # whose model it takes
+    student: str  # distill: a preset or a folder, if no step makes the student
+    model_step: "PlannedStep | None"  # the step that makes the model
     student_step: "PlannedStep | None"
     members: "tuple[PlannedStep, ...]" = ()  # ensemble: the steps whose models it joins
-    chosen_by: "PlannedStep | None" = None  # the first seed's, which chooses among settings
+    chosen_by: "PlannedStep | None" = None  # the step of the first seed, which chooses the settings
     store: Path | None
     text: str  # fingerprint of the store, if the step reads it
     data: tuple[Path, ...]
@@ -71,7 +71,7 @@ class PlannedStep:
 
     @property
     def sources(self) -> "list[PlannedStep]":
-        """The steps whose models it takes."""
+        """The steps that make its models."""
         return [step for step in (self.model_step, self.student_step, *self.members) if step is not None]
 
     @property

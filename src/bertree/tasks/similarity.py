@@ -38,7 +38,7 @@ FIGURES: dict[str, tuple[str, ...]] = {
     "triplet": ("accuracy", "euclidean_accuracy"),
     "pair": ("mrr", "recall_at_1", "recall_at_10"),
 }
-POOL = 4096  # candidates among which a positive is ranked, at most
+POOL = 4096  # most candidates among which a positive is ranked
 SAME_LABELS = ("entailment", "1", "true", "yes", "positive", "duplicate", "paraphrase", "equivalent")
 DIFFERENT_LABELS = (
     "contradiction",

@@ -3,10 +3,10 @@
 Cleaning applies canonical composition (NFC), drops control and invisible characters, and keeps one kind of space and
 one kind of line end. It changes no letter: lower-casing and the like belong to the tokenizer.
 
-Words are spelled for models that read characters, as ELMo's authors do it. The characters of a word are the bytes of
-its UTF-8, between marks for its beginning and its end; a longer word is cut. The special tokens around a text have a
-mark of their own instead of bytes. A word outside the vocabulary is an id that carries its characters: below 0, because
-tables have no row for it. `Batch.pack` separates the two.
+Words are spelled for models that read characters, as in ELMo's code. The characters of a word are the bytes of its
+UTF-8, between marks for its beginning and its end; a longer word is cut. The special tokens around a text have their
+own mark instead of bytes. A word outside the vocabulary is an id that carries its characters: below 0, because tables
+have no row for it. `Batch.pack` separates the two.
 """
 
 import hashlib
@@ -17,8 +17,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-# Words as in the CoNLL-2003 files, see tasks/tagging/words.py: clitics, letters with points, numbers, what is joined by
-# hyphens, runs of one sign, other signs.
+# Words as in the CoNLL-2003 files, see tasks/tagging/words.py: clitics, letters with points, numbers, words
+# joined by hyphens, runs of one sign, other signs.
 WORDS = (
     r"n['’]t(?!\w)|['’](?:s|re|ve|ll|m|d)(?!\w)|\w+?(?=n['’]t(?!\w))|(?:[^\W\d_]\.){2,}"
     r"|\w+(?:(?:[-/&.]|['’](?!(?:s|re|ve|ll|m|d)(?!\w))|(?<=\d)[,:](?=\d))\w+)*|\.{2,}|-{2,}|[^\w\s]"
@@ -101,7 +101,7 @@ class DigestSet:
         self._table = array("Q", bytes(16 * self._slots))
 
     def add(self, key: bytes) -> bool:
-        """Add a digest; return False if it was there already."""
+        """Add a digest; return False if the set has it already."""
         first = int.from_bytes(key[:8], "little")
         second = int.from_bytes(key[8:], "little") | 1  # an empty slot holds zero
         if not self._put(first, second):
@@ -114,8 +114,8 @@ class DigestSet:
     def _put(self, first: int, second: int) -> bool:
         table, mask = self._table, self._slots - 1
         at = first & mask
-        while held := table[2 * at + 1]:
-            if held == second and table[2 * at] == first:
+        while stored := table[2 * at + 1]:
+            if stored == second and table[2 * at] == first:
                 return False
             at = (at + 1) & mask
         table[2 * at], table[2 * at + 1] = first, second

@@ -57,10 +57,10 @@ def build_optimizer(
 
 
 class Sgd(EagerMethods, Optimizer):
-    """Gradient descent with momentum (Sutskever et al. 2013, as PyTorch has it).
+    """Gradient descent with momentum (Sutskever et al. 2013, in PyTorch's form).
 
     With g the gradient plus decay * w, m <- momentum * m + g; a parameter changes by -lr * m, or with `nesterov` by
-    -lr * (g + momentum * m). The host waits for nothing. Ranks update what they hold.
+    -lr * (g + momentum * m). The host never waits for the GPU. Each rank updates its shards.
     """
 
     def __init__(self, params: Iterable[Any], lr: float, *, momentum: float = 0.0, nesterov: bool = False) -> None:
@@ -75,29 +75,29 @@ class Sgd(EagerMethods, Optimizer):
         """Update every parameter that has a gradient."""
         assert closure is None, "the loop computes the gradients"
         for group in self.param_groups:
-            moved = [p for p in group["params"] if p.grad is not None]
-            if moved:
-                self._move(group, moved)
+            updated = [p for p in group["params"] if p.grad is not None]
+            if updated:
+                self._move(group, updated)
 
-    def _move(self, group: dict[str, Any], moved: list[Tensor]) -> None:
-        for p in moved:
+    def _move(self, group: dict[str, Any], updated: list[Tensor]) -> None:
+        for p in updated:
             if not self.state[p]:
                 self.state[p]["step"] = torch.zeros((), device=local(p).device)
                 if self._momentum:
                     self.state[p]["exp_avg"] = torch.zeros_like(p)
-        weights = [local(p) for p in moved]
-        steps: Tensors = [local(p.grad) for p in moved if p.grad is not None]
+        weights = [local(p) for p in updated]
+        steps: Tensors = [local(p.grad) for p in updated if p.grad is not None]
         if group["weight_decay"]:
             steps = torch._foreach_add(steps, weights, alpha=group["weight_decay"])
         good: Tensor | float = 1.0
         if self.found_inf is not None:
             good = 1.0 - self.found_inf  # 0: nothing changes. Inf and NaN stay so when multiplied by 0.
             steps = [torch.where(good > 0, step, 0.0) for step in steps]
-        counts = [self.state[p]["step"] for p in moved]
+        counts = [self.state[p]["step"] for p in updated]
         # A list: the host would wait for the value of a single tensor.
         torch._foreach_add_(counts, [good] * len(counts) if isinstance(good, Tensor) else good)
         if self._momentum:
-            momenta = [local(self.state[p]["exp_avg"]) for p in moved]
+            momenta = [local(self.state[p]["exp_avg"]) for p in updated]
             torch._foreach_mul_(momenta, 1.0 - good * (1.0 - self._momentum))
             torch._foreach_add_(momenta, steps)
             steps = torch._foreach_add(steps, momenta, alpha=self._momentum) if self._nesterov else momenta
@@ -105,7 +105,7 @@ class Sgd(EagerMethods, Optimizer):
 
 
 class MatrixPart(NamedTuple):
-    """What a rank holds of a matrix, and of its step; it may be nothing."""
+    """A rank's part of a matrix and of its step; it may be empty."""
 
     weight: Tensor
     step: Tensor
@@ -144,13 +144,13 @@ class Lamb(EagerMethods, Optimizer):
         if self.found_inf is not None and bool(self.found_inf):
             return
         for group in self.param_groups:
-            moved = [p for p in group["params"] if p.grad is not None]
-            if moved:
-                self._move(group, moved)
+            updated = [p for p in group["params"] if p.grad is not None]
+            if updated:
+                self._move(group, updated)
 
-    def _move(self, group: dict[str, Any], moved: list[Tensor]) -> None:
-        steps = self._adam_steps(group, moved)
-        parts = [part for p, u in zip(moved, steps, strict=True) for part in self._parts(p, u)]
+    def _move(self, group: dict[str, Any], updated: list[Tensor]) -> None:
+        steps = self._adam_steps(group, updated)
+        parts = [part for p, u in zip(updated, steps, strict=True) for part in self._parts(p, u)]
         weights, steps = [part.weight for part in parts], [part.step for part in parts]
         sums = torch.stack([*squares(weights), *squares(steps)])
         sharded, split = [part.sharded for part in parts], [part.split for part in parts]
@@ -160,7 +160,7 @@ class Lamb(EagerMethods, Optimizer):
         torch._foreach_add_(weights, steps)
 
     def _parts(self, p: Tensor, step: Tensor) -> Iterator[MatrixPart]:
-        """Yield what this rank holds of each matrix in a tensor."""
+        """Yield this rank's part of each matrix in a tensor."""
         weight, first, count = local(p), first_row(p, self._world), self._pieces(p)
         if count == 1:
             yield MatrixPart(weight, step, is_sharded(p), self._split(p))
@@ -169,17 +169,17 @@ class Lamb(EagerMethods, Optimizer):
             rows = slice(*(max(0, len(p) * i // count - first) for i in (piece, piece + 1)))
             yield MatrixPart(weight[rows], step[rows], is_sharded(p), self._split(p))
 
-    def _adam_steps(self, group: dict[str, Any], moved: list[Tensor]) -> list[Tensor]:
-        """Return Adam's step for each parameter, weight decay included, of what this rank holds."""
+    def _adam_steps(self, group: dict[str, Any], updated: list[Tensor]) -> list[Tensor]:
+        """Return Adam's step with weight decay for this rank's shard of each parameter."""
         beta1, beta2 = group["betas"]
-        for p in moved:
+        for p in updated:
             if not self.state[p]:
                 self.state[p].update(step=torch.zeros(()), exp_avg=torch.zeros_like(p), exp_avg_sq=torch.zeros_like(p))
             self.state[p]["step"] += 1
-        count = int(self.state[moved[0]]["step"])
-        grads = [local(p.grad) for p in moved if p.grad is not None]
-        means = [local(self.state[p]["exp_avg"]) for p in moved]
-        squared = [local(self.state[p]["exp_avg_sq"]) for p in moved]
+        count = int(self.state[updated[0]]["step"])
+        grads = [local(p.grad) for p in updated if p.grad is not None]
+        means = [local(self.state[p]["exp_avg"]) for p in updated]
+        squared = [local(self.state[p]["exp_avg_sq"]) for p in updated]
         torch._foreach_lerp_(means, grads, 1 - beta1)
         torch._foreach_mul_(squared, beta2)
         torch._foreach_addcmul_(squared, grads, grads, 1 - beta2)
@@ -189,5 +189,5 @@ class Lamb(EagerMethods, Optimizer):
         steps = list(torch._foreach_div(means, 1 - beta1**count))
         torch._foreach_div_(steps, scales)
         if group["weight_decay"]:
-            torch._foreach_add_(steps, [local(p) for p in moved], alpha=group["weight_decay"])
+            torch._foreach_add_(steps, [local(p) for p in updated], alpha=group["weight_decay"])
         return steps

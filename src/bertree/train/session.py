@@ -48,9 +48,9 @@ class Session:
     settings: RunSettings
     identity: Json  # what must be the same when the run is resumed
     keep: KeepPolicy
-    flops: Sequence[float] = ()  # a token, in each phase; none: not reported
-    parameters: int = 0  # of the full network, for the log; 0: counted in the loop's
-    started: str = ""  # a remark in the log on its start
+    flops: Sequence[float] = ()  # for each token, by phase; empty: not reported
+    parameters: int = 0  # of the full network, for the log; 0: count those of the loop's network
+    started: str = ""  # a remark for the log
 
     def run(self, resume: bool, intro: Sequence[str]) -> int | None:
         """Take the remaining steps. Return the signal that stopped the run early, if any."""
@@ -74,7 +74,7 @@ class Session:
                     if not self._train(first, RunLog(metrics, totals, progress), signals):
                         return signals.caught or SIGTERM
                 self.loop.check_end(self.keep.last_loss())
-                # The log is complete before there is a model: with one, nothing is left to do for a resumed run.
+                # Complete the log before the model is written: a resumed run that has a model has nothing to do.
                 parameters = sum(parameter.numel() for parameter in self.loop.network.parameters())
                 metrics.write("end", last, totals.as_dict() | {"parameters": self.parameters or parameters})
                 metrics.sync()

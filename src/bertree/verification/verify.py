@@ -21,7 +21,7 @@ from bertree.train.checkpoints.checkpoint import CheckpointFolder
 
 @dataclass(frozen=True)
 class Verification:
-    """What was found undamaged, and what could not be checked."""
+    """What is undamaged, and what could not be checked."""
 
     folder: Path
     kind: str  # model, store, index or run
@@ -33,8 +33,8 @@ def verify(path: str | Path, *, progress: bool | None = None) -> Verification:
     """Read every byte of a model folder, a token store, an index or the folder of a run, and compare it with its
     checksums; raise a UserError that names the first damaged file.
 
-    Of a model, names, shapes and values of all weights are checked too, and that the tokenizer fits the vocabulary. A
-    folder that others have written has no checksums: `unchecked` says so.
+    For a model, names, shapes and values of all weights are checked too, and whether the tokenizer fits.
+    A folder written by another program has no checksums: `unchecked` says so.
     """
     folder = Path(path) if Path(path).is_dir() else resolve_model_path(path)  # a run is verified whole
     if not folder.is_dir():
@@ -48,8 +48,8 @@ def verify(path: str | Path, *, progress: bool | None = None) -> Verification:
 
 
 def _verify_model(folder: Path) -> tuple[list[str], list[str]]:
-    ours = folder / model_folder.DESCRIPTION
-    files = read_description(ours).files if ours.is_file() else ()
+    description = folder / model_folder.DESCRIPTION
+    files = read_description(description).files if description.is_file() else ()
     checked, unchecked = [], []
     if files:
         with bar("verifying", sum(file.bytes for file in files), in_bytes=True) as shown:
@@ -69,13 +69,13 @@ def _verify_model(folder: Path) -> tuple[list[str], list[str]]:
 
 
 def _unlisted(folder: Path, listed: set[str]) -> list[str]:
-    """Say which of the files that make a model have no checksum."""
+    """Name the files of a model that have no checksum."""
     if not listed:
         return ["changed values: the folder has no checksums (converting it to the layout of bertree writes them)"]
     read = {model_folder.CONFIG, *TOKENIZER_FILES, *sentence_transformers.files()}
     names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
-    ours = [name for name in names if name in read or name.endswith(WEIGHTS)]
-    return [f"{name}: has no checksum" for name in sorted({*ours} - listed)]
+    of_model = {name for name in names if name in read or name.endswith(WEIGHTS)}
+    return [f"{name}: has no checksum" for name in sorted(of_model - listed)]
 
 
 def _verify_store(folder: Path) -> tuple[list[str], list[str]]:

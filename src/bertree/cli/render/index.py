@@ -1,4 +1,4 @@
-"""An index on the terminal: what was added, what it holds, what was found."""
+"""Print an index: the documents that were added, its contents, the hits of a query, its evaluation."""
 
 import textwrap
 from typing import TYPE_CHECKING
@@ -18,15 +18,15 @@ SHOWN = 12  # sources that are listed
 
 def print_added(index: Index) -> None:
     """Print how many documents were added, replaced and left as they are."""
-    done = index.added
+    added = index.added
     parts = (
-        (done.new, "new"),
-        (done.replaced, "replaced"),
-        (done.unchanged, "unchanged"),
-        (done.gone, "removed (no longer in their file)"),
+        (added.new, "new"),
+        (added.replaced, "replaced"),
+        (added.unchanged, "unchanged"),
+        (added.gone, "removed (no longer in their file)"),
     )
     counts = ", ".join(f"{count:,} {what}" for count, what in parts if count) or "no documents"
-    print(f"{counts}; {counted(done.passages, 'passage')} embedded")
+    print(f"{counts}; {counted(added.passages, 'passage')} embedded")
     for line in index.read.lines():
         print(f"  {line}")
 
@@ -75,16 +75,16 @@ def print_exported_info(info: Json) -> None:
         print(f"{name:<10} {value}")
 
 
-def print_exported(done: "ExportSummary") -> None:
+def print_exported(export: "ExportSummary") -> None:
     """Print what an export has changed."""
     parts = (
-        (done.new, "new"),
-        (done.replaced, "replaced"),
-        (done.removed, "removed"),
-        (done.unchanged, "unchanged"),
+        (export.new, "new"),
+        (export.replaced, "replaced"),
+        (export.removed, "removed"),
+        (export.unchanged, "unchanged"),
     )
     counts = ", ".join(f"{count:,} {what}" for count, what in parts if count) or "no documents"
-    print(f"{counts}; {counted(done.passages, 'passage')} written; {counted(done.documents, 'document')} are there")
+    print(f"{counts}; {counted(export.passages, 'passage')} written; {counted(export.documents, 'document')} are there")
 
 
 def print_hits(hits: list[Hit]) -> None:
