@@ -83,6 +83,22 @@ def test_idle_and_half_sent_requests_are_closed_after_their_time(port: int, boun
     wait_until(bounds, 0)
 
 
+def test_requests_that_are_sent_at_once_are_answered_in_their_order(port: int, bounds: ClientConnections) -> None:
+    def post(body: bytes, version: str = "1.1") -> bytes:
+        head = f"POST /tokenize HTTP/{version}\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+        return head.encode() + body
+
+    texts = ["a", "a" * 100_000, "b", "c"]  # the second is longer than what is read at once
+    bodies = [json.dumps({"inputs": text}).encode() for text in texts]
+    head = b"HEAD /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with connect(port, b"".join([*map(post, bodies[:3]), head, post(bodies[3], "1.0")])) as client:
+        answers = read(client).split(b"HTTP/1.1 200 OK\r\n")[1:]  # HTTP 1.0 ends with the first answer
+    read_texts = [json.loads(answer.partition(b"\r\n\r\n")[2] or b"null") for answer in answers]
+    assert [rows and rows[0][1]["text"] for rows in read_texts] == ["a", "a" * 100_000, "b", None, "c"]
+    assert answers[3].lower().count(b"content-length: 15\r\n") == 1, "what GET would answer"
+    wait_until(bounds, 0)
+
+
 def test_a_client_with_too_many_connections_loses_idle_ones(port: int, bounds: ClientConnections) -> None:
     with ExitStack() as stack:
         idle = [stack.enter_context(connect(port)) for _ in range(4)]

@@ -2,15 +2,17 @@
 
 import asyncio
 import json
+import socket
 import threading
 from typing import Any
 
 import pytest
 
+from bertree.serve.http.connections import ClientConnections
 from bertree.serve.routes import generate
 from bertree.serve.scheduler import Scheduler
 from bertree.serve.token_queue import JobKind, Overloaded
-from tests.support.asking import Answer, Asker, in_event_loop, refused
+from tests.support.asking import Answer, Asker, in_event_loop, listening, refused
 from tests.support.processes import PATIENCE, wait_until
 
 BODY: dict[str, Any] = {"prompt": "the boat", "tokens": 20, "temperature": 0.9, "top_p": 0.9, "seed": 4, "model": "gpt"}
@@ -75,11 +77,17 @@ def test_nothing_more_is_computed_for_a_client_that_has_gone(
 ) -> None:
     gate = SliceGate(monkeypatch, free=1)
     body = json.dumps(BODY | {"tokens": 40, "stream": stream}).encode()
-    asyncio.run(own.send("POST", "/generate", body, gone=True))  # returns, though a slice is being computed
-    gate.opened.set()
+    bounds = ClientConnections()
+    with listening(own, bounds) as address:
+        with socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2]))) as client:
+            head = f"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+            client.sendall(head.encode() + body)
+            wait_until(lambda: gate.slices > gate.free)
+        wait_until(lambda: not bounds.by_client)
+        gate.opened.set()
     scheduler = own.service.scheduler
     wait_until(lambda: scheduler.idle_threads == scheduler.threads)
-    assert gate.slices <= 2, "of 40: the first, and the one that was being computed when the client had gone"
+    assert gate.slices <= 3, "of 40: the first, and those that were being computed when the client had gone"
     assert scheduler.queued_requests == 0
 
 

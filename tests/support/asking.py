@@ -64,10 +64,8 @@ class Asker:
         self.service.scheduler.stop()
         self.service.helpers.shutdown()
 
-    async def send(
-        self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None, gone: bool = False
-    ) -> Answer:
-        """Send a request; `gone`: the client closes the connection behind it."""
+    async def send(self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None) -> Answer:
+        """Send a request."""
         path, _, query = path.partition("?")
         fields = {"host": "localhost:8080", "content-length": str(len(body)), **(headers or {})}
         scope = {
@@ -86,8 +84,6 @@ class Asker:
 
         async def receive() -> dict[str, Any]:
             nonlocal received
-            if received and gone:
-                return {"type": "http.disconnect"}
             if received:
                 await forever.wait()
             received = True

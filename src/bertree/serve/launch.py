@@ -15,7 +15,7 @@ from bertree.engines.cores import available_cores
 from bertree.errors import UserError, install_hint
 from bertree.serve.settings import ServerSettings
 
-NEEDED = ("uvicorn", "starlette", "msgspec", "orjson", "prometheus_client")
+NEEDED = ("uvicorn", "httptools", "starlette", "msgspec", "orjson", "prometheus_client")
 THREADS = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # of glibc's mallopt
 FROM_POOLS = 32 << 20  # bytes of the largest block that comes from a pool: glibc allows no more

@@ -285,7 +285,7 @@ class Tokenizer(TokenizerCalls):
         return self._to_encoded(joined, text, before - room)
 
     def _to_encoded(self, encoding: Encoding, text: Text, dropped: int) -> Encoded:
-        ids = self.ids_of(encoding, text)
+        ids = self.ids_of(encoding, text) if self.characters else encoding.ids
         if not isinstance(text, tuple):
             return Encoded(ids, encoding.type_ids if self.marks_special else None, dropped)
         segments, texts = encoding.type_ids, encoding.sequence_ids

@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bertree.serve import routes
 from bertree.serve.http.answers import HttpError, send_bytes, send_error
+from bertree.serve.http.connections import CONNECTION
 from bertree.serve.http.endpoint import Endpoint
 from bertree.serve.http.handlers import CONTEXT, ROUTES, Context, RouteSpec, Service
 from bertree.serve.settings import RequestSettings
@@ -100,7 +101,13 @@ class Application:
             await self._router(scope, receive, send)
             return
         started, headers = time.perf_counter(), dict(scope["headers"])
-        context = Context(service=self._service, scope=scope, request_headers=headers, request_id=_request_id(headers))
+        context = Context(
+            service=self._service,
+            scope=scope,
+            request_headers=headers,
+            request_id=_request_id(headers),
+            connection=scope["state"].get(CONNECTION) if "state" in scope else None,
+        )
         endpoint = self._plain.get(scope["path"])
         if endpoint is not None:
             context.route = scope["path"]

@@ -27,6 +27,8 @@ async def read_body(context: Context, receive: Receive) -> bytes:
     headers, most, service = context.request_headers, context.limits.body_bytes, context.service
     if encoding := headers.get(b"content-encoding", b"identity").lower().removeprefix(b"identity"):
         raise HttpError(415, f"the body is encoded ({encoding[:20].decode('latin-1')}); send it as plain JSON")
+    if context.connection is not None and (body := context.connection.whole_body(most)) is not None:
+        return body
     length = headers.get(b"content-length", b"")
     too_large = length.isdigit() and int(length) > most
     if too_large and b"expect" in headers:  # the client asks before it sends the body

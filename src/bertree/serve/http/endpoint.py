@@ -20,31 +20,6 @@ from bertree.serve.registry import NotServed
 from bertree.serve.token_queue import DeadlineExceeded, Overloaded, TooLong
 
 
-class ClientWatch:
-    """Cancels the task that started it when the client closes the connection."""
-
-    def __init__(self, receive: Receive) -> None:
-        self._receive, self.gone = receive, False
-        self._watcher: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        """Watch, after the body was read."""
-        task = asyncio.current_task()
-        assert task is not None
-        self._watcher = asyncio.ensure_future(self._watch(task))
-
-    def stop(self) -> None:
-        """End the watch."""
-        if self._watcher is not None:
-            self._watcher.cancel()
-
-    async def _watch(self, task: "asyncio.Task[Any]") -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-        self.gone = True
-        task.cancel()
-
-
 class Endpoint:
     """The routes of one path: an ASGI application."""
 
@@ -79,13 +54,12 @@ class Endpoint:
         if spec.ability is not None and scheduler.is_full:  # before its body is read: a refusal must be cheap
             await send_busy(context, send, Overloaded(scheduler.retry_after).retry_after, spec.errors)
             return
-        watch = ClientWatch(receive)
         try:
-            result = await self._call(spec, context, receive, watch)
+            result = await self._call(spec, context, receive)
         except ClientGone:
             return
         except asyncio.CancelledError:
-            if watch.gone:
+            if context.connection is not None and context.connection.transport.is_closing():
                 asyncio.current_task().uncancel()  # type: ignore[union-attr]
                 return
             with suppress(Exception):
@@ -104,17 +78,22 @@ class Endpoint:
             else:
                 await send_json(context, send, 200, result)
 
-    async def _call(self, spec: RouteSpec, context: Context, receive: Receive, watch: ClientWatch) -> Any:
+    async def _call(self, spec: RouteSpec, context: Context, receive: Receive) -> Any:
         context.deadline = self.service.scheduler.now() + self._seconds(context)
         decode, arguments = self._decoders[spec.method], []
         if decode is not None:
             has_body = spec.body is not None
             arguments = [decode(await read_body(context, receive) if has_body else context.scope["query_string"])]
-        watch.start()
+        connection = context.connection
+        if connection is None:
+            return await call_route(spec, context, *arguments)
+        connection.task = asyncio.current_task()
         try:
+            if connection.transport.is_closing():
+                raise ClientGone
             return await call_route(spec, context, *arguments)
         finally:
-            watch.stop()
+            connection.task = None
 
     def _seconds(self, context: Context) -> float:
         """Return how long a request may take."""

@@ -14,6 +14,7 @@ import msgspec
 from starlette.types import Scope
 
 from bertree.errors import suggest
+from bertree.serve.http.connections import BoundedProtocol
 from bertree.serve.http.telemetry import Log, Metrics
 from bertree.serve.registry import Registry
 from bertree.serve.scheduler import Scheduler
@@ -136,6 +137,7 @@ class Context:
     scope: Scope
     request_headers: Mapping[bytes, bytes]
     request_id: str
+    connection: BoundedProtocol | None = None  # None: another server than ours reads the requests
     deadline: float = 0.0  # on the scheduler's clock
     response_headers: dict[str, str] = field(default_factory=dict)
     route: str = "none"  # path in the table of routes
