@@ -16,7 +16,7 @@ from bertree.model.network import build
 from bertree.model.pooling import Dense, PoolingConfig
 from tests.fuzz.case import copy
 from tests.fuzz.running import Runner
-from tests.support import learnable
+from tests.support import learnable, left_to_right
 
 RECIPE = """
 extends = "bert-base"
@@ -174,8 +174,18 @@ def _more_tokenizers(root: Path) -> None:
     model = learnable.model(root / "spiece", unigram, layers=1, width=16)
     _clear(model)
     (model / "spiece.model").write_bytes(content.getvalue())
+    _left_to_right(root)
     _xlnet(root / "xlnet")
     _reformer(root / "reformer", text)
+
+
+def _left_to_right(root: Path) -> None:
+    """Write members of GPT, CTRL and Transformer-XL: as Hugging Face does, and one of bertree with control codes."""
+    words = left_to_right.gpt_tokenizer()
+    for member, name in (("gpt2", "my-gpt"), ("ctrl", "my-ctrl"), ("transformer-xl-adaptive", "my-xl")):
+        a = left_to_right.member(member, words.size)
+        to, controls = ("bertree", ("boat", "tree")) if member == "ctrl" else ("huggingface", ())
+        folder.write(Contents(a, build(a, {"mask": 0}), words, controls=controls), root / name, to=to)
 
 
 def _xlnet(path: Path) -> None:

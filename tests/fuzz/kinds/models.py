@@ -21,6 +21,9 @@ VERBS: dict[str, tuple[str, ...]] = {
     "own": ("verify", "info", "fill", "convert", "embed", "features"),
     "xlnet": ("verify", "info", "fill", "convert", "embed", "features"),
     "reformer": ("verify", "info", "convert", "embed"),
+    "my-gpt": ("verify", "info", "convert", "embed", "generate", "beams", "perplexity"),
+    "my-ctrl": ("verify", "info", "convert", "generate", "perplexity", "attribute"),
+    "my-xl": ("verify", "info", "convert", "generate", "beams", "perplexity"),
     "int8": ("verify", "info", "fill", "convert", "embed"),
     "classifier": ("verify", "info", "predict", "convert", "evaluate"),
     "ner": ("verify", "info", "predict", "convert"),
@@ -42,6 +45,10 @@ def command(model: str, verb: str, random: Random) -> list[str]:
         "embed": ["embed", model, "lines.txt", "--out", OUT],
         "similar": ["similar", model, TEXT, "a stone", "--json"],
         "prompt": ["similar", model, TEXT, "a stone", "--prompt", "query"],
+        "generate": ["generate", model, TEXT, "--tokens", "5", "--json"],
+        "beams": ["generate", model, TEXT, "--tokens", "5", "--beams", "2", "--json"],
+        "perplexity": ["perplexity", model, "lines.txt", "--lines", "--json"],
+        "attribute": ["attribute", model, TEXT, "--json"],
         "features": ["features", model, "lines.txt", "--out", OUT, "--layers", "sum-all"],
         "predict": ["predict", model, TEXT, "--json"],
         "answer": ["predict", model, TEXT, "--question", "which colour is it ?", "--json"],
@@ -94,7 +101,7 @@ def several(random: Random) -> int:
 
 
 def _config(random: Random) -> Case:
-    model = random.choice(("hf", "hf", "xlnet", "xlnet", "reformer", "reformer", "sentences", "classifier"))
+    model = random.choice((*("hf", "xlnet", "reformer", "my-gpt", "my-xl") * 2, "sentences", "classifier"))
     file = f"{model}/config.json"
     if random.random() < 0.1:
         return case(model, [raw.path_change(file, random)], random)
@@ -102,7 +109,7 @@ def _config(random: Random) -> Case:
 
 
 def _toml(random: Random) -> Case:
-    model = random.choice(("bertree", "own", "int8", "classifier", "ner", "qa", "choice", "vectors"))
+    model = random.choice(("bertree", "own", "int8", "classifier", "ner", "qa", "choice", "vectors", "my-ctrl"))
     file = f"{model}/bertree.toml"
     if random.random() < 0.15:
         change = random.choice((raw.path_change, raw.bytes_change))(file, random)
