@@ -49,6 +49,12 @@ steps = 4
 max_length = 32
 batch_tokens = 128
 """
+# Of a model that remembers: its memory is in the checkpoints.
+XL_RECIPE = (
+    RECIPE.replace("bert-base", "transformer-xl-base")
+    .replace("max_positions = 32", 'ffn_width = 32\nmemory = 20\ncutoffs = "20,60"')
+    .replace('masking = "token"\n', "")
+)
 TUNE = ("device=cpu", "epochs=2", "batch=8", "lr=1e-3", "max_length=24")
 LEARNED_NOTHING = "no seed has learned the task"  # in so few steps; the exit code is 1
 STOP_AT = 5  # steps after which the samples of stopped runs were stopped
@@ -63,12 +69,14 @@ def make(runner: Runner) -> None:
     root.mkdir()
     _call(runner, root, lambda: _models(root))
     (root / "recipe.toml").write_text(RECIPE)
+    (root / "recipe-xl.toml").write_text(XL_RECIPE)
     for command in _COMMANDS:
         result = runner.command(command, root)
         assert result.code == 0, f"{' '.join(command)}: {result.err}"
     _call(runner, root, lambda: _more_tokenizers(root))
-    _stopped(runner, PRETRAIN, "run", ("recipe.toml", "store"))
-    _stopped(runner, FINETUNE, "tuning", ("bertree", "data"))
+    _stopped(runner, PRETRAIN, "run", {"recipe.toml": "recipe.toml", "store": "store"}, "run")
+    _stopped(runner, PRETRAIN, "run", {"recipe.toml": "recipe-xl.toml", "store": "store"}, "run-xl")
+    _stopped(runner, FINETUNE, "tuning", {"bertree": "bertree", "data": "data"}, "tuning")
 
 
 def _call(runner: Runner, root: Path, function: Callable[[], None]) -> None:
@@ -221,20 +229,21 @@ def _clear(model: Path) -> None:
         (model / name).unlink(missing_ok=True)
 
 
-def _stopped(runner: Runner, command: tuple[str, ...], out: str, needs: tuple[str, ...]) -> None:
+def _stopped(runner: Runner, command: tuple[str, ...], out: str, needs: dict[str, str], sample: str) -> None:
     """Make a run that was stopped, and the same as it ends when it is resumed; in the folder of the cases, since a run
     knows the paths of its input."""
     folder = runner.case_folder
     folder.mkdir()
-    for name in needs:
-        copy(runner.samples / name, folder / name)
+    for name, source in needs.items():
+        copy(runner.samples / source, folder / name)
     begin = [word for word in command if word != "--resume"]
     result = runner.command(begin, folder, stop_after=STOP_AT)
     assert result.code == 128 + signal.SIGTERM, result.err
-    copy(folder / out, runner.samples / f"{out}-stopped")
+    copy(folder / out, runner.samples / f"{sample}-stopped")
     result = runner.command(command, folder)
     assert result.code == 0 or LEARNED_NOTHING in result.err, result.err
-    copy(folder / out, runner.samples / out)
+    copy(folder / out, runner.samples / sample)
     if "store" in needs:
+        shutil.rmtree(runner.samples / "store" / "index", ignore_errors=True)
         copy(folder / "store" / "index", runner.samples / "store" / "index")
     shutil.rmtree(folder)

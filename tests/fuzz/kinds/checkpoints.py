@@ -105,11 +105,15 @@ def _pretraining(random: Random) -> Case:
         file = random.choice(("checkpoints/best.json", "recipe.toml", "environment.json", "metrics.jsonl"))
         make = random.choice((raw.bytes_change, raw.path_change, _tree_change))
         changes = [make(f"{run}/{file}", random)]
-    samples = {"run": "run-stopped", "store": "store", "recipe.toml": "recipe.toml"}
+    sample = random.choice(("run", "run", "run-xl"))
+    recipe = "recipe-xl.toml" if sample == "run-xl" else "recipe.toml"
+    samples = {"run": f"{sample}-stopped", "store": "store", "recipe.toml": recipe}
     if random.random() < 0.15:
         return Case(samples, changes, ["verify", "run", "--json"])
     writes = ("run", "store/index")
-    return Case(samples, changes, list(PRETRAIN), check=_same_model, writes=writes, notes={"out": "run"})
+    return Case(
+        samples, changes, list(PRETRAIN), check=_same_model, writes=writes, notes={"out": "run", "expected": sample}
+    )
 
 
 def _tree_change(file: str, random: Random) -> Change:
@@ -143,15 +147,15 @@ def _tuning(random: Random) -> Case:
         check=_same_model,
         writes=("tuning",),
         codes=(0, 1, 2),
-        notes={"out": "tuning"},
+        notes={"out": "tuning", "expected": "tuning"},
     )
 
 
 def _same_model(case: Case, folder: Path, result: Result, runner: Runner) -> str:
     """Check that the resumed run ends in the model of the run that was never stopped."""
-    out = case.notes["out"]
-    model = Path(out, "model", "model.safetensors")
-    if (folder / model).read_bytes() != (runner.samples / model).read_bytes():
+    out, expected = case.notes["out"], case.notes["expected"]
+    model = Path("model", "model.safetensors")
+    if (folder / out / model).read_bytes() != (runner.samples / expected / model).read_bytes():
         return "the run was accepted and ended in another model"
     left = [path.name for path in (folder / out).rglob(".*")]
     return f"left over: {left[0]}" if left else ""

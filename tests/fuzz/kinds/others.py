@@ -11,6 +11,7 @@ import numpy as np
 from tests.fuzz.case import OUT, Case, Change, Kind
 from tests.fuzz.kinds import models
 from tests.fuzz.mutations import raw, trees, values
+from tests.fuzz.samples import TUNE
 
 GLOVE: dict[str, bytes] = {
     "nothing": b"",
@@ -135,9 +136,27 @@ ARGUMENTS: dict[tuple[str, ...], list[str]] = {
     ("index", "remove"): ["index", "d1"],
     ("index", "query"): ["index", "a boat", "--model", "bertree"],
     ("index", "info"): ["index"],
+    ("verify",): ["index"],
+    ("layers",): ["bertree", "--texts", "lines.txt"],
+    ("plan",): ["bertree"],
+    ("compare",): [
+        "classifier",
+        "classifier",
+        "--task",
+        "classification",
+        "--data",
+        "data/train.csv",
+        "--seconds",
+        "0",
+    ],
+    ("finetune",): ["bertree", "--task", "classification", "--data", "data/train.csv", "--out", OUT, *TUNE],
+    ("generate",): ["my-gpt", models.TEXT, "--tokens", "5"],
+    ("perplexity",): ["my-gpt", "lines.txt", "--lines"],
+    ("attribute",): ["my-ctrl", models.TEXT],
+    ("study", "show"): ["bert-size"],
 }
 ALL = ("bertree", "store", "recipe.toml", "classifier", "data", "lines.txt", "texts.txt", "scores", "vectors")
-ALL += ("documents.jsonl", "more.jsonl", "index")
+ALL += ("documents.jsonl", "more.jsonl", "index", "my-gpt", "my-ctrl")
 WORDS = ("bertree", "lines.txt", ".", "no-such-file", "~", "*", "default", "bert-tiny", "data", "cpu", "auto")
 WORDS += ("--", "--help", "-", "mean", "flat", "cosine", "text", "1_000", "１", "0x1", "1e3", "a=b", "cuda:99")
 
