@@ -20,7 +20,7 @@ READING = {
     *("serve", "deploy ray", "mcp"),
     "index export",  # writes to a database: tests/search/test_postgres_kill.py kills it
 }
-WRITING_OPTIONS = {"--out", "--submission", "--cache", "--force", "--plot"}
+WRITING_OPTIONS = {"--out", "--submission", "--cache", "--force", "--plot", "--template"}
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,7 @@ class Case:
     unfinished: bool = False  # what it writes is there before it is complete, and readers are told so
     once: bool = False  # when it has ended, running it again comes to something else
     trains: bool = False
+    ranks_times: bool = False  # its page orders rows by times: it is whole or not
     slow: bool = False  # it is killed at a few random moments only
     plant: Callable[[], None] | None = None  # a fault to plant in the process, for tests
 
@@ -117,9 +118,11 @@ CASES = (
         "study run", "study run", "study.toml --store store --tasks glue --out out", atomic=("out/plan.json",),
         trains=True,
     ),
+    Case("study run, template", "study run", "bert-size --template out.toml", atomic=("out.toml",)),
     Case("layers", "layers", "start --texts few.txt --device cpu --out out.html", atomic=("out.html",)),
     Case(
-        "advise", "advise", "--task similarity --models start --device cpu --out out.html", atomic=("out.html",)
+        "advise", "advise", "--task similarity --models start --device cpu --out out.html", atomic=("out.html",),
+        ranks_times=True, slow=True,
     ),
     Case("plan", "plan", "bert-base --devices 2 --plot out.svg", atomic=("out.svg",)),
     Case("pairs", "pairs", "start few.txt --device cpu --min-similarity 0.1 --out out/p.csv", atomic=("out/p.csv",)),

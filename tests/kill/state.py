@@ -69,7 +69,8 @@ def _content(path: Path, work: Path, case: Case) -> str:
         return json.dumps(json.loads(text) | {"sessions": "*"}, indent=1)
     if path.name == "environment.json":  # versions, cores, the command
         return "\n".join(json.loads(text))
-    if path.name == REPORT and case.trains:  # made from the files beside it; shows where the run was resumed
+    # The page of a run is made from the files beside it, and shows where it was resumed.
+    if (path.name == REPORT and case.trains) or (path.suffix == ".html" and case.ranks_times):
         return "a page" if text.rstrip().endswith("</html>") else "half a page"
     if path.suffix == ".html":
         return _page_text(text)
