@@ -70,6 +70,8 @@ def test_the_site_builds_and_a_broken_anchor_stops_it(tmp_path: Path, monkeypatc
     build.build(site)
     titles = {item["title"] for item in json.loads((site / "search.json").read_text())["items"]}
     assert {"ALBERT", "Sentence order prediction", "Recipe bert-base-tiny", "Model.embed", "data.mask_rate"} <= titles
+    asked = {"How fast", "How do I train on my own text?", "is a pickle, which can run code when it is read"}
+    assert asked <= titles, "what strangers look for"
     before = (site / "xlnet.html").read_bytes()
 
     def write_broken_page(folder: Path) -> None:
