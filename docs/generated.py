@@ -134,7 +134,7 @@ def _published(name: str) -> list[str]:
 
 
 def _studies(page: Path, *names: str) -> list[str]:
-    lines: list[str] = []
+    lines = ["Open a study for its published table and the command that computes it:", ""]
     for name in names:
         measured = results(name)
         title = f"{measured.study.title} ({name})".replace('"', "'")

@@ -207,7 +207,7 @@ def test_a_card_that_is_too_small_and_a_text_that_is_too_long_are_misses() -> No
     ("words", "line"),
     [
         (["--task", "clasification", "--examples", "9"], "did you mean 'classification'?"),
-        (["--task", "classification"], "say how many labelled examples"),
+        (["--task", "classification"], "say how many labeled examples"),
         (["--task", "classification", "--examples", "0"], "label some first"),
         (["--task", "tagging", "--examples", "9", "--pairs", "1m"], "tagging compares no texts"),
         (["--task", "search", "--latency", "20"], "must be a number with a unit"),

@@ -89,5 +89,5 @@ def read_request(
             f"`pairs={pairs}`: {task} compares no texts; leave it out, or take a task that does ({comparing})"
         )
     if entry.labelled and not request.examples:
-        raise UserError(f"`examples={examples}`: {task} cannot be learned without labelled examples; label some first")
+        raise UserError(f"`examples={examples}`: {task} cannot be learned without labeled examples; label some first")
     return request

@@ -30,7 +30,7 @@ def count_examples(kind: TaskKind, task: str, data: Path, columns: Columns) -> i
     named = make_task(task, **columns) if kind.columns else make_task(task)
     splits = TaskFiles.of(data).splits(named)
     if "train" not in splits:
-        raise UserError(f"{data}: has no training examples; give a file of labelled examples")
+        raise UserError(f"{data}: has no training examples; give a file of labeled examples")
     return sum(1 for example in named.read(splits["train"]) if getattr(example, "gold", True) is not None)
 
 

@@ -22,13 +22,13 @@ def register(app: typer.Typer) -> None:
             help="classification, pair-classification, similarity, search, tagging, questions, choice; or a task of "
             "`bertree finetune`."
         ),
-        "examples": Option(help="Labelled examples: 5000, 5k.", parser=str, default="those of --data"),
+        "examples": Option(help="Labeled examples: 5000, 5k.", parser=str, default="those of --data"),
         "latency": Option(help="Longest time for one text, with its unit: 20ms, 1.5s."),
         "memory": Option(help="Most memory of weights and one text, with its unit: 500MB, 2GiB."),
         "length": Option(min=1, help="Tokens of a text, or of a pair of texts."),
         "pairs": Option(help="Pairs of texts to compare: 1000000, 1m.", parser=str),
         "card": Option(help="GiB of the GPU that trains."),
-        "data": Option(help="Labelled examples, a file or folder: the models that are here are tried out on them."),
+        "data": Option(help="Labeled examples, a file or folder: the models that are here are tried out on them."),
         "models": Option(help="A model folder to consider besides the bundled model; may be repeated."),
         "out": Option(help="The page (.html) to write."),
     }
