@@ -265,8 +265,8 @@ class Architecture(ABC):
 
     @property
     def output_width(self) -> int:
-        """Width of the hidden states after the last layer."""
-        return self.width
+        """Width of the hidden states after the last layer: that of both directions, if there are two."""
+        return self.readers * self.width
 
     @property
     def sequence_width(self) -> int:

@@ -1,7 +1,7 @@
 """The architecture of a bidirectional LSTM: its axes, their constraints and its properties.
 
-A small student for distillation. Its files also have a transformer's axes, with fixed values, so that readers find the
-same keys in every file.
+A small student for distillation. The files of a `Recurrent` architecture also have a transformer's axes, with fixed
+values, so that readers find the same keys in every file.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from bertree.errors import UserError
 from bertree.model.architecture.base import TASK_HEADS, Architecture, axis_problems
 from bertree.model.architecture.transformer import Transformer
 
-# The values of a transformer's axes in the files of a BiLSTM.
+# The values of a transformer's axes in the files of a recurrent architecture.
 FIXED: dict[str, Any] = {
     "heads": 1,
     "attention": "full",
@@ -30,21 +30,54 @@ FIXED: dict[str, Any] = {
 }
 # Axes of `FIXED` where another value is an error, and why. On the others it has no effect and is accepted.
 REASONS = {
-    "attention": "a bidirectional LSTM sees the whole sequence",
     "embedding_projection": "the LSTM reads the embeddings as they are",
-    "segments": "the two texts of a pair are encoded apart",
     "sharing": "each layer has its own weights",
     "groups": "each layer has its own weights",
-    "pooler": "a text is represented by both ends of the LSTM",
 }
 
 
+class Recurrent(Architecture):
+    """What both kinds of LSTM have in common."""
+
+    has_attention: ClassVar[bool] = False
+    reasons: ClassVar[Mapping[str, str]]  # as `REASONS`
+
+    @classmethod
+    def _make(cls, values: Mapping[str, Any]) -> Self:
+        own = {field.name for field in fields(cls)}
+        foreign = {name: value for name, value in values.items() if name not in own and name != "body"}
+        _check_transformer_axes(foreign, cls.body, cls.reasons)
+        return cls(**{name: value for name, value in values.items() if name in own})
+
+    def fixed_axes(self) -> dict[str, Any]:
+        """Return the values of a transformer on axes that this kind does not have."""
+        return FIXED
+
+    @property
+    def replayable(self) -> bool:
+        """False: the LSTM reads sequence lengths on the host."""
+        return False
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate of fine-tuning, if none is set."""
+        return 1e-3
+
+    @property
+    def _mark(self) -> str:
+        return "LSTM"
+
+
 @dataclass(frozen=True)
-class BiLstm(Architecture):
+class BiLstm(Recurrent):
     """A bidirectional LSTM. It has only the axes that all architectures have."""
 
     body: ClassVar[str] = "bilstm"
-    has_attention: ClassVar[bool] = False
+    reasons = REASONS | {
+        "attention": "a bidirectional LSTM sees the whole sequence",
+        "segments": "the two texts of a pair are encoded apart",
+        "pooler": "a text is represented by both ends of the LSTM",
+    }
     pretrainable: ClassVar[bool] = False
     layers_readable: ClassVar[bool] = False
     head_names: ClassVar[tuple[str, ...]] = TASK_HEADS
@@ -63,37 +96,16 @@ class BiLstm(Architecture):
         return problems
 
     @classmethod
-    def _make(cls, values: Mapping[str, Any]) -> Self:
-        own = {field.name for field in fields(cls)}
-        foreign = {name: value for name, value in values.items() if name not in own and name != "body"}
-        check_transformer_axes(foreign, cls.body, REASONS)
-        return cls(**{name: value for name, value in values.items() if name in own})
-
-    @classmethod
     def _changed(cls, before: Architecture, changes: Mapping[str, Any]) -> Self:
         kept = {field.name: getattr(before, field.name) for field in fields(cls)}
         if not isinstance(before, cls):
             kept |= {"embedding_norm": False, "sequence_head": "relu"}
         return cls._make({**kept, **changes})
 
-    def fixed_axes(self) -> dict[str, Any]:
-        """Return the values of a transformer on axes that this kind does not have."""
-        return FIXED
-
     @property
     def sequence_width(self) -> int:
         """Width of what the head reads; for pairs with the vectors u and v: of u, v, u * v and |u - v| together."""
         return 4 * self.width if self.sequence_head == "compare" else self.width
-
-    @property
-    def replayable(self) -> bool:
-        """False: the LSTM reads sequence lengths on the host."""
-        return False
-
-    @property
-    def learning_rate(self) -> float:
-        """The learning rate of fine-tuning, if none is set."""
-        return 1e-3
 
     def for_task(self, head: str, pairs: bool, reads_states: bool) -> Architecture:
         """Return the architecture for a task: the texts of a pair are encoded apart and compared, except by heads that
@@ -101,12 +113,8 @@ class BiLstm(Architecture):
         compares = pairs and head in ("sequence", "choice")
         return self.with_values({"sequence_head": "compare" if compares else "relu"})
 
-    @property
-    def _mark(self) -> str:
-        return "LSTM"
 
-
-def check_transformer_axes(values: Mapping[str, Any], body: str, reasons: Mapping[str, str]) -> None:
+def _check_transformer_axes(values: Mapping[str, Any], body: str, reasons: Mapping[str, str]) -> None:
     """Refuse values of a transformer's axes that are impossible, or that another kind cannot follow: `reasons`."""
     axes = fields(Transformer)
     fixed = {field.name: field.default for field in axes} | FIXED

@@ -20,18 +20,8 @@ from bertree.model.architecture.base import (
     not_negative,
     positive,
 )
-from bertree.model.architecture.bilstm import FIXED, check_transformer_axes
+from bertree.model.architecture.bilstm import REASONS, Recurrent
 
-REASONS = {
-    "attention": "an LSTM has none",
-    "embedding_projection": "the LSTM reads the embeddings as they are",
-    "embedding_norm": "the LSTM reads the embeddings as they are",
-    "segments": "an LSTM has no segments",
-    "sharing": "each layer has its own weights",
-    "groups": "each layer has its own weights",
-    "pooler": "a text is represented by the ends of the LSTM",
-    "sequence_head": "the classifier is one linear layer",
-}
 MAX_FILTERS, MAX_CHARACTERS = 64, 1024
 
 
@@ -46,11 +36,17 @@ def filter_sizes(value: str) -> str:
 
 
 @dataclass(frozen=True)
-class Lstm(Architecture):
+class Lstm(Recurrent):
     """An LSTM language model."""
 
     body: ClassVar[str] = "lstm"
-    has_attention: ClassVar[bool] = False
+    reasons = REASONS | {
+        "attention": "an LSTM has none",
+        "embedding_norm": "the LSTM reads the embeddings as they are",
+        "segments": "an LSTM has no segments",
+        "pooler": "a text is represented by the ends of the LSTM",
+        "sequence_head": "the classifier is one linear layer",
+    }
     pretrainable: ClassVar[bool] = True
     compilable: ClassVar[bool] = False
     layers_readable: ClassVar[bool] = True
@@ -84,11 +80,7 @@ class Lstm(Architecture):
 
     @classmethod
     def _make(cls, values: Mapping[str, Any]) -> Self:
-        own = {field.name for field in fields(cls)}
-        foreign = {name: value for name, value in values.items() if name not in own and name != "body"}
-        check_transformer_axes(foreign, cls.body, REASONS)
-        own_values = {name: value for name, value in values.items() if name in own}
-        return cls(**{"embedding_width": own_values.get("width", cls.width)} | own_values)
+        return super()._make({"embedding_width": values.get("width", cls.width)} | dict(values))
 
     @classmethod
     def _changed(cls, before: Architecture, changes: Mapping[str, Any]) -> Self:
@@ -102,15 +94,6 @@ class Lstm(Architecture):
             below = [cutoff for cutoff in values["cutoffs"].split(",") if int(cutoff) < values["vocab_size"]]
             values |= {"cutoffs": ",".join(below)} | ({} if below else {"embedding_divisor": 1})
         return cls._make(values)
-
-    def fixed_axes(self) -> dict[str, Any]:
-        """Return the values of a transformer on axes that this kind does not have."""
-        return FIXED
-
-    @property
-    def output_width(self) -> int:
-        """Width of the hidden states: that of all directions."""
-        return self.readers * self.width
 
     @property
     def filter_table(self) -> tuple[tuple[int, int], ...]:
@@ -144,24 +127,10 @@ class Lstm(Architecture):
         return True
 
     @property
-    def replayable(self) -> bool:
-        """False: the LSTM reads sequence lengths on the host."""
-        return False
-
-    @property
     def longest_input(self) -> int:
         """Longest sequence: an LSTM has no positions, so they have no end."""
         return MAX_ROWS
 
-    @property
-    def learning_rate(self) -> float:
-        """The learning rate of fine-tuning, if none is set."""
-        return 1e-3
-
     def for_task(self, head: str, pairs: bool, reads_states: bool) -> Architecture:
         """Return the same architecture: texts of a pair are read in one sequence."""
         return self
-
-    @property
-    def _mark(self) -> str:
-        return "LSTM"
