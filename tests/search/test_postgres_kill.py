@@ -23,7 +23,7 @@ def export_and_die(folder: Path, address: str, steps: int, fresh: bool) -> None:
     """Export an index; die at a step of it."""
     from bertree.search.postgres import export
 
-    export.SOME = 7
+    export.BLOCK = 7
     left = steps
 
     def watch(doing: str, count: int, of: int | None) -> None:

@@ -20,7 +20,8 @@ from tests.support.processes import PROCESSES
 from tests.support.standin import Words
 
 WATCHED = tuple(
-    f"search/{name}.py" for name in ("writer", "passage_store", "vector_files", "faiss_index", "open_files")
+    f"search/{name}.py"
+    for name in ("writer", "passage_store", "checked_rows", "vector_files", "faiss_index", "open_files")
 )
 WATCHED += ("bertree/files/atomic.py",)
 Record = dict[str, Any]

@@ -62,13 +62,13 @@ def _mine(
     index: Searcher, asked: Sequence[SearchQuestion], negatives: int, skip: int, mode: str | None
 ) -> Iterator[Json | None]:
     """Yield a row for each question; None for one whose document is not in the index."""
-    results = index.find_unmarked([one.text for one in asked], 4 * (negatives + skip) + 20, mode=mode)
-    for one, hits in zip(asked, results, strict=True):
-        right = [hit for hit in hits if hit.document in one.documents]
+    results = index.find_unmarked([question.text for question in asked], 4 * (negatives + skip) + 20, mode=mode)
+    for question, hits in zip(asked, results, strict=True):
+        right = [hit for hit in hits if hit.document in question.documents]
         if not right:
-            right = index.search(one.text, 1, mode="vectors", where={"id": sorted(one.documents)})
+            right = index.search(question.text, 1, mode="vectors", where={"id": sorted(question.documents)})
         if not right:
             yield None
             continue
-        others = [hit.text for hit in hits if hit.document not in one.documents and hit.text != right[0].text]
-        yield {"query": one.text, "positive": right[0].text, "negatives": others[skip : skip + negatives]}
+        others = [hit.text for hit in hits if hit.document not in question.documents and hit.text != right[0].text]
+        yield {"query": question.text, "positive": right[0].text, "negatives": others[skip : skip + negatives]}

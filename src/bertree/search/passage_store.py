@@ -8,7 +8,7 @@ consistent state within a transaction, while another process writes the next.
 import json
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,24 +17,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bertree.errors import UserError, suggest
-from bertree.files.formats import Json
+from bertree.search.checked_rows import CHUNK, CHUNK_TYPES, DOCUMENT, DOCUMENT_TYPES, SOME, CheckedRows
 from bertree.search.chunks import CharSpan
-from bertree.search.database import BROKEN, DATABASE, SCHEMA, Database, RowTotals, row_checksum
-from bertree.search.documents import Document, SourceFile, value_text
+from bertree.search.database import DATABASE, SCHEMA, row_checksum
+from bertree.search.documents import Document, SourceFile
+from bertree.search.filters import Where, check_where, label_rows, wanted_values
 from bertree.search.index_state import IndexState
 from bertree.search.passages import Passage
-from bertree.search.vector_files import WHICH, MappedVectors, Numbers
-from bertree.text.records import json_object
-
-# The columns that a checksum covers, in order.
-DOCUMENT, DOCUMENT_TYPES = (
-    "number, id, source, digest, metadata, characters, chunks",
-    (int, str, str, bytes, str, int, int),
-)
-CHUNK, CHUNK_TYPES = "number, document, first, last, text", (int, int, int, int, str)
-LABEL = 1000  # characters of a metadata value that can be filtered
-SOME = 500  # values per SQL query
-Where = Mapping[str, Any]
+from bertree.search.vector_files import WHICH, Numbers
 
 
 @dataclass(frozen=True)
@@ -55,11 +45,10 @@ class StoredDocument(NamedTuple):
     digest: bytes
 
 
-class PassageStore(Database):
+class PassageStore(CheckedRows):
     """The contents of an index's database."""
 
     _parsed: tuple[str, IndexState] | None = None  # the state that was read last
-    _rows = RowTotals()  # of the transaction
 
     @classmethod
     def create(cls, folder: Path, state: IndexState) -> None:
@@ -108,13 +97,6 @@ class PassageStore(Database):
         with self._lock, self._report_errors():
             rows = self._select(query, (id,), bytes, str, int)
         return IndexedDocument(*rows[0]) if rows else None
-
-    def _select(self, query: str, values: Sequence[Any], *types: type) -> list[tuple[Any, ...]]:
-        """Return rows whose columns have these types: SQLite stores any type in any column."""
-        rows = self._base.execute(query, values).fetchall()
-        if any(type(value) is not kind for row in rows for value, kind in zip(row, types, strict=True)):
-            raise UserError(f"{self.path}: {BROKEN.format('a value has the wrong type')}")
-        return rows
 
     # Documents. All of these need a transaction.
 
@@ -166,17 +148,9 @@ class PassageStore(Database):
                 self._base.execute(change, (source, checksum, number))
                 self._rows.change([checksum - old])
 
-    def dead(self) -> Numbers:
-        """Return the numbers of the vectors of deleted passages."""
-        return self._numbers("SELECT number FROM dead")
-
     def clear_dead(self) -> None:
         """Forget the dead vectors, which are no longer in the files."""
         self._base.execute("DELETE FROM dead")
-
-    def _numbers(self, query: str, values: Sequence[Any] = ()) -> Numbers:
-        rows = self._base.execute(query, values).fetchall()  # a primary key is always an integer
-        return np.fromiter((row[0] for row in rows), np.int64, len(rows))
 
     # Filters.
 
@@ -269,25 +243,6 @@ class PassageStore(Database):
             for number, _, start, end, text, _, id, source, _, metadata, *_ in rows
         }
 
-    def _select_checked(
-        self, query: str, values: Sequence[Any], types: Sequence[tuple[type, ...]], checksums: str
-    ) -> list[tuple[Any, ...]]:
-        """Return rows of one or more tables after comparing each with its checksum, if there are checksums.
-
-        `query` has a place for the columns of the checksums; `types`: of the other columns of each table.
-        """
-        all_types = [kind for columns in types for kind in columns]
-        if not self.has_checksums:
-            return self._select(query.format(""), values, *all_types)
-        rows = self._select(query.format(checksums), values, *all_types, *(int for _ in types))
-        for row in rows:
-            start = 0
-            for columns, checksum in zip(types, row[len(all_types) :], strict=True):
-                if row_checksum(*row[start : start + len(columns)]) != checksum:
-                    raise UserError(f"{self.path}: {BROKEN.format('the checksum of a row differs')}")
-                start += len(columns)
-        return rows
-
     def documents(self) -> list["StoredDocument"]:
         """Return every document that has passages, in the order they were added."""
         query = "SELECT number, id, source, digest FROM documents WHERE chunks > 0 ORDER BY number"
@@ -307,104 +262,9 @@ class PassageStore(Database):
         rows = self._select("SELECT number FROM documents WHERE id = ?", (id,), int)
         return [passage for row in rows for _, passage in self.numbered_passages(row[0])]
 
-    def _parse_metadata(self, text: str) -> Json:
-        try:
-            return json_object(text, "metadata")
-        except UserError as error:
-            raise UserError(f"{self.path}: {BROKEN.format(error)}") from None
-
     def count(self) -> tuple[int, int, dict[str, int]]:
         """Return the number of documents, of passages, and of documents by source, largest first."""
         totals = "SELECT count(*), coalesce(sum(chunks), 0) FROM documents"
         ((documents, chunks),) = self._select(totals, (), int, int)
         by_source = "SELECT source, count(*) n FROM documents GROUP BY source ORDER BY n DESC, source"
         return documents, chunks, dict(self._select(by_source, (), str, int))
-
-    def check_counts(self, state: IndexState) -> None:
-        """Raise an error unless the tables have as many rows as the state says. Within a transaction."""
-        expected = {"chunks": state.vectors - state.dead, "dead": state.dead}
-        if self.has_checksums:
-            expected |= {"documents": state.rows.documents, "labels": state.rows.labels}
-        for table, count in expected.items():
-            (rows,) = self._base.execute(f"SELECT count(*) FROM {table}").fetchone()
-            if rows != count:
-                raise UserError(f"{self.path}: {BROKEN.format(f'{table} has {rows:,} rows where {count:,} belong')}")
-
-    def check(self, state: IndexState, vectors: MappedVectors) -> None:
-        """Read the whole database and report damage: rows, their checksums, and that they belong to the vectors.
-
-        Within a transaction.
-        """
-        result = self._base.execute("PRAGMA integrity_check(1)").fetchone()[0]
-        if result != "ok":
-            raise UserError(f"{self.path}: {BROKEN.format(result)}")
-        self.check_counts(state)
-        numbers = np.sort(np.concatenate([self._numbers("SELECT number FROM chunks"), self.dead()]))
-        if not np.array_equal(numbers, vectors.numbers):
-            raise UserError(f"{self.path}: {BROKEN.format('passages and vectors do not belong together')}")
-        totals, passages = self._count_rows()
-        if self.has_checksums and totals != state.rows:
-            raise UserError(f"{self.path}: {BROKEN.format('the checksum of all rows differs')}")
-        if passages:
-            raise UserError(
-                f"{self.path}: {BROKEN.format(f'document {min(passages)} has other passages than it should')}"
-            )
-
-    def _count_rows(self) -> tuple[RowTotals, dict[int, int]]:
-        """Compare every row with its checksum; return the totals, and documents with too many or too few passages."""
-        totals = RowTotals()
-        passages: dict[int, int] = {}
-        for row in self._all_rows("documents", DOCUMENT, DOCUMENT_TYPES):
-            labels = label_rows(self._parse_metadata(row[4]))
-            stored = self._select("SELECT key, value FROM labels WHERE document = ?", row[:1], str, str)
-            if set(stored) != labels:
-                raise UserError(
-                    f"{self.path}: {BROKEN.format(f'the labels of document {row[0]} differ from its metadata')}"
-                )
-            totals.documents, totals.labels = totals.documents + 1, totals.labels + len(labels)
-            totals.change([row_checksum(*row)])
-            passages[row[0]] = row[6]
-        for row in self._all_rows("chunks", CHUNK, CHUNK_TYPES):
-            passages[row[1]] = passages.get(row[1], 0) - 1
-            totals.change([row_checksum(*row)])
-        return totals, {number: count for number, count in passages.items() if count}
-
-    def _all_rows(self, table: str, columns: str, types: tuple[type, ...]) -> Iterator[tuple[Any, ...]]:
-        """Yield all rows in the order of their numbers, checked."""
-        last = -(1 << 63)
-        query = f"SELECT {columns}{{}} FROM {table} WHERE number > ? ORDER BY number LIMIT {SOME}"
-        while rows := self._select_checked(query, (last,), (types,), ", checksum"):
-            yield from (row[: len(types)] for row in rows)
-            last = rows[-1][0]
-
-    def add_checksums(self, state: IndexState, vectors: MappedVectors) -> None:
-        """Give the rows of an index of an earlier version their checksums. Within a transaction that may write."""
-        self.check(state, vectors)
-        self._rows = self._count_rows()[0]
-        for table, columns, types in (("documents", DOCUMENT, DOCUMENT_TYPES), ("chunks", CHUNK, CHUNK_TYPES)):
-            self._base.execute(f"ALTER TABLE {table} ADD COLUMN checksum INTEGER")
-            for row in self._all_rows(table, columns, types):
-                self._base.execute(f"UPDATE {table} SET checksum = ? WHERE number = ?", (row_checksum(*row), row[0]))
-        self.has_checksums = True
-
-
-def label_rows(metadata: Where) -> set[tuple[str, str]]:
-    """Return the labels of a document: keys with the texts by which a filter finds them."""
-    return {(key, text) for key, value in metadata.items() for text in filter_values(value)}
-
-
-def filter_values(value: Any) -> set[str]:
-    """Return the texts by which a filter finds a metadata value: of a list, any item. Very long texts are left out."""
-    texts = {value_text(item) for item in value} if isinstance(value, list) else {value_text(value)}
-    return {text for text in texts if len(text) <= LABEL}
-
-
-def check_where(where: Where | None) -> None:
-    """Raise an error for a filter that is no mapping."""
-    if where is not None and not isinstance(where, Mapping):
-        raise UserError(f"where: must be a mapping of keys to values, not {where!r}"[:200])
-
-
-def wanted_values(value: Any) -> list[str]:
-    """Return the texts that a filter accepts for a key: one, or those of a list."""
-    return [value_text(one) for one in (value if isinstance(value, list | tuple | set) else [value])]

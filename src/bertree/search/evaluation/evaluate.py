@@ -71,16 +71,18 @@ def evaluate_search(
     if isinstance(questions, str | Path):
         asked = read_questions(questions, question, document)
     else:
-        asked = [one if isinstance(one, SearchQuestion) else _question(one, question, document) for one in questions]
+        asked = [
+            item if isinstance(item, SearchQuestion) else _question(item, question, document) for item in questions
+        ]
     if not asked:
         raise UserError("questions: there are none")
-    missing = sorted({id for one in asked for id in one.documents if not index.document(id)})
-    if len(missing) == len({id for one in asked for id in one.documents}):
+    missing = sorted({id for item in asked for id in item.documents if not index.document(id)})
+    if len(missing) == len({id for item in asked for id in item.documents}):
         raise UserError(f"{index.name}: has none of these documents, such as {missing[0]!r}; give ids of the index")
 
     vectors = None
     if index.model is not None:
-        vectors = embed_texts(index.model, [one.text for one in asked], index.state.prompts[1])
+        vectors = embed_texts(index.model, [item.text for item in asked], index.state.prompts[1])
     search = _Searches(index, asked, vectors)
     tuned = search.tune() if tune else None
     modes = [mode for mode in ("words", "vectors", "hybrid") if _possible(mode, index)]
@@ -138,7 +140,7 @@ class _Searches:
 
     def reranked(self, mode: str, model: Reranker, candidates: int, label: str | None) -> list[list[Hit]]:
         """Return the hits of a mode, sorted again."""
-        texts = [one.text for one in self.questions]
+        texts = [question.text for question in self.questions]
         return rerank_hits(model, texts, self.hits(mode), candidates=candidates, label=label)
 
     def score(self, mode: str, results: Sequence[Sequence[Hit]], rows: Sequence[int] | None = None) -> ModeScores:
@@ -146,7 +148,7 @@ class _Searches:
         chosen = range(len(self.questions)) if rows is None else rows
         ranked = [list(dict.fromkeys(hit.document for hit in hits)) for hits in results]
         figures = [_figures(ids, self.questions[n].documents) for n, ids in zip(chosen, ranked, strict=True)]
-        values = {name: np.array([one[name] for one in figures]) for name in FIGURES}
+        values = {name: np.array([row[name] for row in figures]) for name in FIGURES}
         return ModeScores(mode, ranked, values, [hits[0] if hits else None for hits in results])
 
     def tune(self) -> Tuned:

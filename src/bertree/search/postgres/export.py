@@ -33,7 +33,7 @@ from bertree.search.postgres.tables import (
 from bertree.search.postgres.text_search import configuration_for
 from bertree.search.vector_files import MappedVectors
 
-SOME = 1000  # passages that are read and sent at once
+BLOCK = 1000  # passages that are read and sent at once
 ATTEMPTS = 20  # to open vector files that a writer may have replaced
 
 
@@ -187,15 +187,15 @@ class _Export:
                 )
         self.watch("comparing", 0, None)
         documents, remote = self.local.store.documents(), self._remote_documents()
-        write = [one for one in documents if remote.get(plain(one.id)) != (one.digest, plain(one.source))]
-        ids = {plain(one.id) for one in documents}
+        write = [d for d in documents if remote.get(plain(d.id)) != (d.digest, plain(d.source))]
+        ids = {plain(document.id) for document in documents}
         gone = [id for id in remote if id not in ids]
         if remote and len(gone) == len(remote) and old.origin != new.origin:
             raise UserError(
                 f"{self.location}: holds another index, exported from {old.origin}, without a document of this one; "
                 "give another `table`, or `replace=True` to remove it"
             )
-        changed = [id for one in write if (id := plain(one.id)) in remote]
+        changed = [id for document in write if (id := plain(document.id)) in remote]
         name, before = tables.table_name(self.location), old.passages
         deleted = self._delete(name, [*gone, *changed])
         passages = self._send(name, write)
@@ -246,7 +246,7 @@ class _Export:
         rest = waiting()
         with self.connection.cursor().copy(query) as copy:
             copy.write(HEADER)
-            while block := list(islice(rest, SOME)):
+            while block := list(islice(rest, BLOCK)):
                 copy.write(b"".join(self.local.rows(block)))
                 passages += len(block)
                 self.watch("writing documents", done, len(documents))
