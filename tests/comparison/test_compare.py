@@ -198,14 +198,14 @@ def test_models_take_turns_and_medians_are_theirs(words: Tokenizer) -> None:
 def test_training_steps_are_timed_in_turns_and_change_nothing(words: Tokenizer) -> None:
     clock = Slow(a=0.010, b=0.002)
     models = [model(words, 2), model(words, 1)]
-    subjects = [TimedModel(name, one) for name, one in zip("ab", models, strict=True)]
-    before = [{name: tensor.clone() for name, tensor in one.network.state_dict().items()} for one in models]
+    subjects = [TimedModel(name, small) for name, small in zip("ab", models, strict=True)]
+    before = [{name: tensor.clone() for name, tensor in small.network.state_dict().items()} for small in models]
     comparisons = compare_all(subjects, TEXTS, seconds=0.2, devices=["cpu"], training=True)
-    for one, weights in zip(models, before, strict=True):
-        assert all(torch.equal(tensor, weights[name]) for name, tensor in one.network.state_dict().items())
-        assert not one.network.training
-        assert all(parameter.grad is None for parameter in one.network.parameters())
-    subjects = [TimedModel(name, clock.watch(name, one)) for name, one in zip("ab", models, strict=True)]
+    for small, weights in zip(models, before, strict=True):
+        assert all(torch.equal(tensor, weights[name]) for name, tensor in small.network.state_dict().items())
+        assert not small.network.training
+        assert all(parameter.grad is None for parameter in small.network.parameters())
+    subjects = [TimedModel(name, clock.watch(name, small)) for name, small in zip("ab", models, strict=True)]
     rates = training_rates(subjects, torch.device("cpu"), 0.05, clock)
     assert clock.log[:6] == ["a", "b"] * 3
     assert rates == pytest.approx([512 / 0.010, 512 / 0.002], rel=0.1)

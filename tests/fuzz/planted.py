@@ -92,7 +92,7 @@ def run_pipes(work: Path) -> None:
         )
         change = Change(name, "is a pipe", PATHS["a pipe"])
         case = Case(samples, [change], command.split(), writes=(OUT, folder, "store/index"), kind="pipe", number=number)
-        fuzz_session.one(case)
+        fuzz_session.run_case(case)
     (work / "printed.json").write_text(json.dumps([str(failure) for failure in fuzz_session.found]))
 
 
@@ -104,7 +104,7 @@ def run_planted(work: Path) -> None:
         fuzz_session = session(work, fault in SHRUNK, limits=limits, plant=plant)
         case = CASES.get(fault, _default)()
         case.kind, case.number = "planted", 1
-        fuzz_session.one(case)
+        fuzz_session.run_case(case)
         assert len(fuzz_session.found) == 1, f"{fault}: {fuzz_session.found}"
         (failure,) = fuzz_session.found
         assert failure.folder is not None

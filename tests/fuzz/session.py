@@ -63,10 +63,10 @@ class Session:
             if (cases is not None and number >= cases) or (end is not None and time.monotonic() > end):
                 return
             case = draw(kind, self.seed, of_kind)
-            self.one(case)
+            self.run_case(case)
             seen(case, len(self.found))
 
-    def one(self, case: Case) -> list[Violation]:
+    def run_case(self, case: Case) -> list[Violation]:
         """Run one case and record how it ended."""
         result, broken = self.attempt(case)
         tally = self.tallies.setdefault(case.kind, Tally())

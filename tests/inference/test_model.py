@@ -187,10 +187,10 @@ def test_what_cannot_be_filled_is_said(minilm: Path, small_folder: Path) -> None
 
 def test_presets_are_the_same_for_the_same_seed() -> None:
     state = torch.get_rng_state()
-    one, same, other = bertree.load("bert-tiny"), bertree.load("bert-tiny"), bertree.load("bert-tiny", seed=1)
+    first, same, other = bertree.load("bert-tiny"), bertree.load("bert-tiny"), bertree.load("bert-tiny", seed=1)
     assert torch.equal(state, torch.get_rng_state())
-    assert torch.equal(one.hidden([[5, 6]])[0], same.hidden([[5, 6]])[0])
-    assert not torch.equal(one.hidden([[5, 6]])[0], other.hidden([[5, 6]])[0])
+    assert torch.equal(first.hidden([[5, 6]])[0], same.hidden([[5, 6]])[0])
+    assert not torch.equal(first.hidden([[5, 6]])[0], other.hidden([[5, 6]])[0])
 
 
 def test_names_that_are_nothing(tmp_path: Path) -> None:

@@ -94,16 +94,18 @@ def test_every_depth_is_given() -> None:
 @pytest.mark.parametrize("marked", [True, False])
 def test_a_pair_is_two_texts_read_apart_and_compared(marked: bool) -> None:
     """By segments, or by where the second text begins; beside it a text alone, whose v is 0."""
-    one, two, single = [5, 6, 7], [8, 9], [10, 11, 12, 13]
+    first, second, single = [5, 6, 7], [8, 9], [10, 11, 12, 13]
     network = samples(sequence_head="compare")
     if marked:
-        batch = Batch.pack([one + two, single, [], two + one], [[0] * 3 + [1] * 2, None, None, [0] * 2 + [1] * 3])
+        batch = Batch.pack(
+            [first + second, single, [], second + first], [[0] * 3 + [1] * 2, None, None, [0] * 2 + [1] * 3]
+        )
     else:
-        batch = Batch.pack([one + two, single, [], two + one], second=[3, 0, 0, 2])
+        batch = Batch.pack([first + second, single, [], second + first], second=[3, 0, 0, 2])
     states = network(batch)
-    assert torch.allclose(states[:3], read_alone(network, one), atol=1e-6)
-    assert torch.allclose(states[3:5], read_alone(network, two), atol=1e-6)
-    u, v, alone = (ends(read_alone(network, text)) for text in (one, two, single))
+    assert torch.allclose(states[:3], read_alone(network, first), atol=1e-6)
+    assert torch.allclose(states[3:5], read_alone(network, second), atol=1e-6)
+    u, v, alone = (ends(read_alone(network, text)) for text in (first, second, single))
     nothing = torch.zeros(WIDTH)
     expected = [
         torch.cat([u, v, u * v, (u - v).abs()]),

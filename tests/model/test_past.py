@@ -128,8 +128,8 @@ def test_memory_that_holds_the_text_equals_reading_it_whole() -> None:
 @torch.no_grad()
 def test_memory_holds_the_last_tokens_and_is_emptied_where_a_sequence_is_fresh() -> None:
     network = network_of("relative-memory", memory=3)
-    (one, two) = texts(8, 9)
-    first = piece([one[:4], two[:2], two[2:6]], [0, 1, 1], [0] * 3, [True] * 3, 2)
+    shorter, longer = texts(8, 9)
+    first = piece([shorter[:4], longer[:2], longer[2:6]], [0, 1, 1], [0] * 3, [True] * 3, 2)
     _, state = network.encode(first)
     assert state is not None
     assert state[LENGTHS].tolist() == [3, 3]
@@ -137,10 +137,10 @@ def test_memory_holds_the_last_tokens_and_is_emptied_where_a_sequence_is_fresh()
     for depth, layer_th in enumerate(states):
         assert torch.allclose(state[MEMORY][depth, 0], layer_th[1:4], atol=1e-5)
         assert torch.allclose(state[MEMORY][depth, 1], layer_th[7:10], atol=1e-5)
-    second = piece([one[4:], two[6:]], [0, 1], [0, 0], [True, False], 2)
+    second = piece([shorter[4:], longer[6:]], [0, 1], [0, 0], [True, False], 2)
     hidden, _ = network.encode(second, state)
-    assert torch.allclose(hidden[:4], whole(network, [one[4:]])[0], atol=1e-6)  # fresh: the memory is not seen
-    assert not torch.allclose(hidden[4:], whole(network, [two[6:]])[0], atol=1e-2)
+    assert torch.allclose(hidden[:4], whole(network, [shorter[4:]])[0], atol=1e-6)  # fresh: the memory is not seen
+    assert not torch.allclose(hidden[4:], whole(network, [longer[6:]])[0], atol=1e-2)
 
 
 @torch.no_grad()

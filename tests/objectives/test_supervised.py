@@ -135,9 +135,9 @@ def test_what_is_not_known_is_not_asked(
         loss.backward()
         assert objective.counts(batch) == {head: 1}
         losses.append((loss.detach(), [p.grad.clone() for p in network.parameters() if p.grad is not None]))
-    (one, loss_of_one), (other, others) = losses
-    assert torch.allclose(one, other, rtol=1e-5)
-    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(loss_of_one, others, strict=True))
+    (loss, gradients), (alone_loss, alone_gradients) = losses
+    assert torch.allclose(loss, alone_loss, rtol=1e-5)
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(gradients, alone_gradients, strict=True))
     network.zero_grad()
     batch = collate(unknown, head, regression)
     nothing = objective(network, batch).losses[head].sum

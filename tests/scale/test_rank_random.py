@@ -21,9 +21,9 @@ def drawn_by(rank: int) -> tuple[list[float], list[float], list[float], list[flo
 
 
 def test_ranks_draw_other_numbers_and_then_the_same_again() -> None:
-    zero, one = drawn_by(0), drawn_by(1)
-    assert (zero[0], zero[3]) == (one[0], one[3])
-    assert not {*zero[1], *zero[2]} & {*one[1], *one[2]}
+    first, second = drawn_by(0), drawn_by(1)
+    assert (first[0], first[3]) == (second[0], second[3])
+    assert not {*first[1], *first[2]} & {*second[1], *second[2]}
 
 
 def test_a_rank_goes_on_where_its_own_stream_was() -> None:

@@ -31,7 +31,7 @@ def units(head: str, count: int, seed: int, regression: bool = False, longest: i
         ids = [draw.randrange(3, VOCAB) for _ in range(length)]
         return Encoded(ids, draw.choice([None, [0] * (length // 2) + [1] * (length - length // 2)]), 0)
 
-    def one(number: int) -> Unit:
+    def unit(number: int) -> Unit:
         sequences = tuple(sequence() for _ in range(draw.randint(2, OPTIONS) if head == "choice" else 1))
         chosen: list[int] | None = None
         answer: object
@@ -46,7 +46,7 @@ def units(head: str, count: int, seed: int, regression: bool = False, longest: i
             answer = tuple(ends) if head != "token" else [draw.choice([0, 1, 2, 3, -100]) for _ in chosen]
         return Unit(number, sequences, chosen, None if draw.random() < 0.2 else answer)
 
-    return [one(number) for number in range(count)]
+    return [unit(number) for number in range(count)]
 
 
 def network(**axes: object) -> Network:

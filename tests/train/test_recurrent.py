@@ -170,15 +170,15 @@ def test_evaluation_starts_fresh_and_leaves_the_run_alone() -> None:
 def test_on_a_gpu_the_state_is_carried_and_restored() -> None:
     set_deterministic(True)
     feed = make_feed(make_store())
-    one, other, forgetful = (make_loop(device="cuda") for _ in range(3))
+    first, second, forgetful = (make_loop(device="cuda") for _ in range(3))
     for number in range(6):
-        one.step(feed[number])
-    kept = {name: tensor.cpu() for name, tensor in one.memories.tensors().items()}
-    assert {tensor.device.type for tensor in one.memories.tensors().values()} == {"cuda"}
-    for loop in (other, forgetful):
-        loop.network.load_state_dict(one.network.state_dict())
-    other.memories.restore(saved(kept), other.device, range(2))
-    wanted, restored, forgotten = (loop.step(feed[6]).loss for loop in (one, other, forgetful))
+        first.step(feed[number])
+    kept = {name: tensor.cpu() for name, tensor in first.memories.tensors().items()}
+    assert {tensor.device.type for tensor in first.memories.tensors().values()} == {"cuda"}
+    for loop in (second, forgetful):
+        loop.network.load_state_dict(first.network.state_dict())
+    second.memories.restore(saved(kept), second.device, range(2))
+    wanted, restored, forgotten = (loop.step(feed[6]).loss for loop in (first, second, forgetful))
     assert wanted == restored != forgotten
 
 

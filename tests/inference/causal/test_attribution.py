@@ -36,7 +36,7 @@ def test_codes_are_ranked_by_the_likelihood_of_the_text(model: Model) -> None:
     for ranking, text in zip(model.attribute(TEXTS), TEXTS, strict=True):
         wanted = {code: log_likelihood(model, code, text) for code in CODES}
         assert {rank.code: rank.log_likelihood for rank in ranking} == pytest.approx(wanted, abs=1e-4)
-        assert [one.code for one in ranking] == sorted(CODES, key=lambda code: -wanted[code])
+        assert [rank.code for rank in ranking] == sorted(CODES, key=lambda code: -wanted[code])
         assert sum(rank.probability for rank in ranking) == pytest.approx(1)
         odds = ranking[0].probability / ranking[1].probability
         assert math.log(odds) == pytest.approx(ranking[0].log_likelihood - ranking[1].log_likelihood, abs=1e-6)

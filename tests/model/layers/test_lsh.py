@@ -116,9 +116,9 @@ def test_attention_dropout_is_of_training_alone(attention: str) -> None:
     plain = first_part(attention=attention)
     assert torch.equal(part.eval()(x, batch), plain.eval()(x, batch))
     torch.manual_seed(1)
-    one = part.train()(x, batch)
+    dropped = part.train()(x, batch)
     torch.manual_seed(1)
-    assert not torch.allclose(one, plain.train()(x, batch))
+    assert not torch.allclose(dropped, plain.train()(x, batch))
 
 
 def _dense(part: nn.Module, x: Tensor, lengths: list[int], causal: bool) -> Tensor:

@@ -154,8 +154,8 @@ def test_local_and_global_layers_differ() -> None:
         model = stack("full_attention", peer)
         model.attention[0].part.mask, model.attention[0].part.positions.base = mask, base
         states[base, mask] = next(model(x, batch))
-    one, *others = states.values()
-    assert all((one - other).abs().max() > 1e-2 for other in others)
+    state, *others = states.values()
+    assert all((state - other).abs().max() > 1e-2 for other in others)
 
 
 def test_scores_depend_on_distance_alone() -> None:
