@@ -19,8 +19,7 @@ from benchmarks.common import Results, argument_parser
 from benchmarks.search import K, Prepared, Vectors, mixed_vectors, sentence_vectors
 from bertree import Index, PostgresIndex
 from bertree.search.documents import Document
-from bertree.search.filters import Where
-from bertree.search.passages import Hit
+from bertree.search.passages import Hit, Where
 from bertree.search.searcher import Searcher
 from tests.support.postgres import running_server
 

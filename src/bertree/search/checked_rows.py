@@ -12,8 +12,8 @@ import numpy as np
 from bertree.errors import UserError
 from bertree.files.formats import Json
 from bertree.search.database import BROKEN, Database, RowTotals, row_checksum
-from bertree.search.filters import label_rows
 from bertree.search.index_state import IndexState
+from bertree.search.passages import label_rows
 from bertree.search.vector_files import MappedVectors, Numbers
 from bertree.text.records import json_object
 

@@ -23,12 +23,11 @@ from bertree.search.chunks import choose_chunking
 from bertree.search.database import DATABASE
 from bertree.search.documents import DocumentInput, ReadOptions, ReadSummary, read_documents
 from bertree.search.faiss_index import Watch, check_kind, no_progress
-from bertree.search.filters import Where
 from bertree.search.index_state import IndexState
 from bertree.search.open_files import OpenFiles, describe_index, library_versions, verify_files
 from bertree.search.passage_store import PassageStore
 from bertree.search.passage_vectors import as_encoder, choose_prompt, longest_text, start_embedders, unit_vectors
-from bertree.search.passages import Hit, Passage, PassageSample
+from bertree.search.passages import Hit, Passage, PassageSample, Where
 from bertree.search.postgres.location import SCHEMA, TABLE, TableLocation, is_address
 from bertree.search.ranking import Query, choose_mode, query_terms, rank
 from bertree.search.searcher import Searcher

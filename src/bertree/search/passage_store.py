@@ -21,9 +21,8 @@ from bertree.search.checked_rows import CHUNK, CHUNK_TYPES, DOCUMENT, DOCUMENT_T
 from bertree.search.chunks import CharSpan
 from bertree.search.database import DATABASE, SCHEMA, row_checksum
 from bertree.search.documents import Document, SourceFile
-from bertree.search.filters import Where, check_where, label_rows, wanted_values
 from bertree.search.index_state import IndexState
-from bertree.search.passages import Passage
+from bertree.search.passages import Passage, Where, check_where, label_rows, wanted_values
 from bertree.search.vector_files import WHICH, Numbers
 
 

@@ -1,11 +1,16 @@
-"""Passages, and passages as search results."""
+"""Passages, passages as search results, and filters by their metadata."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
+from bertree.errors import UserError
 from bertree.files.formats import Json
+from bertree.search.documents import value_text
 from bertree.search.vector_files import Vectors
+
+LABEL = 1000  # characters of a metadata value that can be filtered
+Where = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,3 +76,28 @@ class Hit:
     def json(self) -> Json:
         """Return the fields as a JSON object."""
         return asdict(self)
+
+
+# Filters
+
+
+def label_rows(metadata: Where) -> set[tuple[str, str]]:
+    """Return the labels of a document: keys with the texts by which a filter finds them."""
+    return {(key, text) for key, value in metadata.items() for text in filter_values(value)}
+
+
+def filter_values(value: Any) -> set[str]:
+    """Return the texts by which a filter finds a metadata value: of a list, any item. Very long texts are left out."""
+    texts = {value_text(item) for item in value} if isinstance(value, list) else {value_text(value)}
+    return {text for text in texts if len(text) <= LABEL}
+
+
+def check_where(where: Where | None) -> None:
+    """Raise an error for a filter that is no mapping."""
+    if where is not None and not isinstance(where, Mapping):
+        raise UserError(f"where: must be a mapping of keys to values, not {where!r}"[:200])
+
+
+def wanted_values(value: Any) -> list[str]:
+    """Return the texts that a filter accepts for a key: one, or those of a list."""
+    return [value_text(item) for item in (value if isinstance(value, list | tuple | set) else [value])]

@@ -13,9 +13,8 @@ from bertree.errors import UserError
 from bertree.errors.arguments import methods_check_arguments
 from bertree.files.formats import Json
 from bertree.inference.embedding import TextEncoder
-from bertree.search.filters import Where
 from bertree.search.passage_vectors import embed_texts, prompts_of
-from bertree.search.passages import Hit, Passage, PassageSample
+from bertree.search.passages import Hit, Passage, PassageSample, Where
 from bertree.search.ranking import choose_mode
 from bertree.search.rerank import CANDIDATES, Reranker, rerank_hits
 from bertree.search.vector_files import Vectors

@@ -23,10 +23,10 @@ from bertree.search.chunks import split_passages
 from bertree.search.database import DATABASE
 from bertree.search.documents import Document, ReadSummary
 from bertree.search.faiss_index import FaissIndex, Watch, check_kind, choose_kind, no_progress
-from bertree.search.filters import Where
 from bertree.search.index_state import IndexState
 from bertree.search.passage_store import PassageStore
 from bertree.search.passage_vectors import PendingBatch, unit_vectors
+from bertree.search.passages import Where
 from bertree.search.vector_files import IndexFile, MappedVectors, Vectors, merge_start, write_vectors
 from bertree.search.words.terms import VERSION
 from bertree.search.words.upkeep import compact_words, count_words, extend_words

@@ -16,11 +16,10 @@ from bertree.errors import UserError
 from bertree.errors.arguments import methods_check_arguments
 from bertree.files.formats import Json
 from bertree.inference.embedding import TextEncoder
-from bertree.search.filters import Where
 from bertree.search.index_state import WORD_WEIGHT
 from bertree.search.open_files import SAMPLE
 from bertree.search.passage_vectors import unit_vectors
-from bertree.search.passages import Hit, Passage, PassageSample
+from bertree.search.passages import Hit, Passage, PassageSample, Where
 from bertree.search.postgres.connection import (
     Connection,
     IsolationLevel,

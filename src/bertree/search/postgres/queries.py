@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from bertree.errors import UserError, suggest
-from bertree.search.filters import Where, check_where, wanted_values
-from bertree.search.passages import Hit, Passage, PassageScore
+from bertree.search.passages import Hit, Passage, PassageScore, Where, check_where, wanted_values
 from bertree.search.postgres.connection import Connection, sql
 from bertree.search.postgres.tables import ExportedState, plain, without_nul
 from bertree.search.ranking import fuse

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 from bertree.errors import UserError
 from bertree.files.formats import Json
-from bertree.search.filters import filter_values
 from bertree.search.passage_store import StoredDocument
+from bertree.search.passages import filter_values
 from bertree.search.postgres.connection import Connection, sql
 from bertree.search.postgres.location import STATE, TableLocation
 from bertree.search.vector_files import Vectors
