@@ -45,7 +45,7 @@ class Registry:
         served = self.models[name]
         if ability is None or ability in served.abilities:
             return served
-        alternatives = f"these can: {listed(one.name for one in able)}" if able else "no served model can"
+        alternatives = f"these can: {listed(model.name for model in able)}" if able else "no served model can"
         raise UserError(f"model: '{name}' cannot {ABILITIES[ability]}; {alternatives}")
 
     def index(self, name: str | None = None) -> ServedIndex:

@@ -77,7 +77,7 @@ async def answer(context: Context, body: AnswerRequest) -> Any:
         check_text(body.passage, "passage")
         texts, field = [body.passage], "passage"
     answers, cut = await read_passages(context, served, body.question, texts, field)
-    candidates = [_describe(one, hits) for one in answers.candidates]
+    candidates = [_describe(candidate, hits) for candidate in answers.candidates]
     best = _describe(answers.best, hits) | {"score": answers.score}
     return {"model": served.name, **best, "candidates": candidates, "cut": cut}
 
@@ -98,8 +98,8 @@ async def read_passages(
     return answers, report_truncation(context, int(cut), dropped.tokens // len(examples))
 
 
-def _describe(one: Answer | None, hits: list[dict[str, Any]] | None) -> dict[str, Any]:
-    if one is None:
+def _describe(answer: Answer | None, hits: list[dict[str, Any]] | None) -> dict[str, Any]:
+    if answer is None:
         return dict.fromkeys(("answer", "score", "start", "end", "passage"))
-    passage = hits[one.passage] if hits else None
-    return {"answer": one.text, "score": one.score, "start": one.start, "end": one.end, "passage": passage}
+    passage = hits[answer.passage] if hits else None
+    return {"answer": answer.text, "score": answer.score, "start": answer.start, "end": answer.end, "passage": passage}

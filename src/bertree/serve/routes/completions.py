@@ -3,6 +3,7 @@
 import random
 import time
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from typing import Annotated, Any
 from uuid import uuid4
 
@@ -115,7 +116,7 @@ async def completions(context: Context, body: CompletionRequest) -> Any:
         texts = await context.call_in_helper(begin)
     except UserError as error:
         raise field_error("max_tokens" if str(error).startswith("tokens") else "prompt", str(error)) from None
-    if (longest := max(len(one.text.prompt_ids) for one in texts)) > MOST_PROMPT:
+    if (longest := max(len(completion.text.prompt_ids) for completion in texts)) > MOST_PROMPT:
         raise field_error("prompt", f"has {longest:,} tokens; at most {MOST_PROMPT:,} in a request")
     head = {"id": f"cmpl-{uuid4().hex}", "object": "text_completion", "created": int(time.time()), "model": served.name}
     choices = _choices(context, served, texts, body.logprobs)
@@ -137,25 +138,26 @@ async def _choices(
     context: Context, served: ServedModel, texts: Sequence[Completion], logprobs: int | None
 ) -> AsyncIterator[dict[str, Any]]:
     """Yield the texts one after another, slice by slice, as OpenAI's choices."""
-    for one in texts:
+    for completion in texts:
         scored = 0
-        async for piece, more in text_pieces(context, served, one.text):
-            shown, done = one.add(piece, last=not more), not more or one.stopped
+        async for piece, more in text_pieces(context, served, completion.text):
+            shown, done = completion.add(piece, last=not more), not more or completion.stopped
             logs = None
             if logprobs is not None:
                 kind, begin = served.job_kind("generate"), scored
-                logs = await context.call(kind, one.text.tokens, lambda: _logs(served, one, begin, logprobs))  # noqa: B023
-                scored = one.text.tokens
-            reason = one.reason if done else None
+                score = partial(_logs, served, completion, begin, logprobs)
+                logs = await context.call(kind, completion.text.tokens, score)
+                scored = completion.text.tokens
+            reason = completion.reason if done else None
             if shown or logs or done:
-                yield {"text": shown, "index": one.index, "logprobs": logs, "finish_reason": reason}
+                yield {"text": shown, "index": completion.index, "logprobs": logs, "finish_reason": reason}
             if done:
                 break
 
 
-def _logs(served: ServedModel, one: Completion, begin: int, k: int) -> dict[str, Any]:
+def _logs(served: ServedModel, completion: Completion, begin: int, k: int) -> dict[str, Any]:
     """Return the log-probabilities of the tokens of a text from one of them on."""
-    prompt, ids = one.text.prompt_ids, one.text.result.ids
+    prompt, ids = completion.text.prompt_ids, completion.text.result.ids
     decode, new = served.model.required_tokenizer.backend.decode, ids[begin:]
     names = [decode([token], skip_special_tokens=False) for token in new]
     first = len(prompt) + begin
@@ -163,14 +165,15 @@ def _logs(served: ServedModel, one: Completion, begin: int, k: int) -> dict[str,
     logs = [(None, None)] * (len(new) - len(logs)) + logs  # nothing comes before the first token of all
     offsets = []
     for name in names:
-        offsets.append(one.offset)
-        one.offset += len(name)
+        offsets.append(completion.offset)
+        completion.offset += len(name)
     best = [top and {decode([token], skip_special_tokens=False): value for token, value in top} for _, top in logs]
     return {"tokens": names, "token_logprobs": [own for own, _ in logs], "top_logprobs": best, "text_offset": offsets}
 
 
 def _usage(texts: Sequence[Completion], n: int) -> dict[str, int]:
-    prompt, new = sum(len(one.text.prompt_ids) for one in texts[::n]), sum(one.text.tokens for one in texts)
+    prompt = sum(len(completion.text.prompt_ids) for completion in texts[::n])
+    new = sum(completion.text.tokens for completion in texts)
     return {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
 
 

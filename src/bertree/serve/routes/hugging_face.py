@@ -13,12 +13,12 @@ def _write_masks(context: Context, request: InputsRequest, reply: Any) -> Any:
     masks = [
         [
             {
-                "score": one["probability"],
-                "token": identify(one["token"]),
-                "token_str": one["text"],
-                "sequence": text[: mask["start"]] + one["text"] + text[mask["end"] :],
+                "score": candidate["probability"],
+                "token": identify(candidate["token"]),
+                "token_str": candidate["text"],
+                "sequence": text[: mask["start"]] + candidate["text"] + text[mask["end"] :],
             }
-            for one in mask["candidates"]
+            for candidate in mask["candidates"]
         ]
         for mask in reply["masks"]
     ]

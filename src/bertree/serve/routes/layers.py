@@ -90,7 +90,7 @@ def _describe(inspection: Inspection, write: Callable[[Tensor], Any], layers: Se
 
 
 def _candidates(token: list[Candidate]) -> list[dict[str, Any]]:
-    return [{"text": one.token, "probability": round(one.probability, 4)} for one in token]
+    return [{"text": candidate.token, "probability": round(candidate.probability, 4)} for candidate in token]
 
 
 def _written(numbers: Tensor) -> orjson.Fragment:

@@ -64,8 +64,12 @@ async def fill(context: Context, body: FillRequest) -> Any:
             "start": mask.start,
             "end": mask.end,
             "candidates": [
-                {"token": piece(one.id) or one.token, "text": one.token, "probability": one.probability}
-                for one in mask.candidates
+                {
+                    "token": piece(candidate.id) or candidate.token,
+                    "text": candidate.token,
+                    "probability": candidate.probability,
+                }
+                for candidate in mask.candidates
             ],
         }
         for mask in filled
