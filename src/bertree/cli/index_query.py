@@ -19,6 +19,12 @@ from bertree.cli.options import DeviceOption, JsonOption, PrecisionOption, Schem
 from bertree.console import bar, note
 from bertree.errors import Interrupted, UserError, counted
 
+QuestionsOption = Annotated[
+    Path, typer.Option("--questions", help="Table or .jsonl of questions and the ids of their documents.")
+]
+QuestionOption = Annotated[str, typer.Option(help="Column with the question.")]
+DocumentOption = Annotated[str, typer.Option(help="Column with the id of the document, or a list of ids.")]
+
 
 def query(
     index: FolderOrAddressArgument,
@@ -92,11 +98,9 @@ def query(
 
 def evaluate(
     index: FolderOrAddressArgument,
-    questions: Annotated[
-        Path, typer.Option("--questions", help="Table or .jsonl of questions and the ids of their documents.")
-    ],
-    question: Annotated[str, typer.Option(help="Column with the question.")] = "question",
-    document: Annotated[str, typer.Option(help="Column with the id of the document, or a list of ids.")] = "document",
+    questions: QuestionsOption,
+    question: QuestionOption = "question",
+    document: DocumentOption = "document",
     model: ModelOption = None,
     rerank: Annotated[
         str | None, typer.Option("--rerank", help="A model fine-tuned on pairs, as a further mode.")
@@ -138,12 +142,10 @@ def evaluate(
 
 def mine(
     index: FolderOrAddressArgument,
-    questions: Annotated[
-        Path, typer.Option("--questions", help="Table or .jsonl of questions and the ids of their documents.")
-    ],
+    questions: QuestionsOption,
     out: Annotated[Path, typer.Option("--out", help="The .jsonl file to write.")],
-    question: Annotated[str, typer.Option(help="Column with the question.")] = "question",
-    document: Annotated[str, typer.Option(help="Column with the id of the document, or a list of ids.")] = "document",
+    question: QuestionOption = "question",
+    document: DocumentOption = "document",
     negatives: Annotated[int, typer.Option(min=1, help="Hard negatives of a question.")] = 5,
     skip: Annotated[int, typer.Option(min=0, help="Leave out the best ones, which may be answers too.")] = 0,
     mode: Annotated[str | None, typer.Option(help="How they are found.", show_default="hybrid")] = None,

@@ -9,6 +9,16 @@ from bertree.cli.command import SEARCH, SERVE, verb
 from bertree.cli.index_options import ModelOption, load_encoder
 from bertree.cli.options import AddressOption, DeviceOption, PrecisionOption, SchemaOption, TableOption
 
+NameOption = Annotated[
+    list[str] | None, typer.Option("--name", help="Name to serve it by; one for each, in their order.")
+]
+HostOption = Annotated[str, typer.Option(help="Address to listen on; other than this machine's own it needs a key.")]
+KeyOption = Annotated[
+    str | None, typer.Option("--api-key", help="Key that clients must send.", show_default="BERTREE_API_KEY")
+]
+KeyFileOption = Annotated[Path | None, typer.Option("--api-key-file", help="File with keys, one a line.")]
+NoAuthOption = Annotated[bool, typer.Option("--no-auth", help="Serve other machines without a key.")]
+
 
 def register(app: typer.Typer) -> None:
     """Add the verbs to the application."""
@@ -35,22 +45,16 @@ def serve(
             show_default=False,
         ),
     ],
-    name: Annotated[
-        list[str] | None, typer.Option("--name", help="Name to serve it by; one for each, in their order.")
-    ] = None,
-    host: Annotated[str, typer.Option(help="Address to listen on; other than this machine's own it needs a key.")] = (
-        "127.0.0.1"
-    ),
+    name: NameOption = None,
+    host: HostOption = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any that is free.")] = 8080,
     workers: Annotated[int, typer.Option(min=1, max=256, help="Processes, each with its own copy of the models.")] = 1,
     threads: Annotated[
         int, typer.Option(min=0, max=1024, help="Compute threads of a process; 0: one for each core.")
     ] = 0,
-    api_key: Annotated[
-        str | None, typer.Option("--api-key", help="Key that clients must send.", show_default="BERTREE_API_KEY")
-    ] = None,
-    api_key_file: Annotated[Path | None, typer.Option("--api-key-file", help="File with keys, one a line.")] = None,
-    no_auth: Annotated[bool, typer.Option("--no-auth", help="Serve other machines without a key.")] = False,
+    api_key: KeyOption = None,
+    api_key_file: KeyFileOption = None,
+    no_auth: NoAuthOption = False,
     device: DeviceOption = "auto",
     precision: PrecisionOption = "float32",
     cors: Annotated[
@@ -121,18 +125,12 @@ def ray(
     ],
     replicas: Annotated[int, typer.Option(min=1, max=10_000, help="Copies of the server in the cluster.")] = 1,
     threads: Annotated[int, typer.Option(min=1, max=1024, help="Compute threads, and CPUs, of each.")] = 1,
-    name: Annotated[
-        list[str] | None, typer.Option("--name", help="Name to serve it by; one for each, in their order.")
-    ] = None,
-    host: Annotated[str, typer.Option(help="Address to listen on; other than this machine's own it needs a key.")] = (
-        "127.0.0.1"
-    ),
+    name: NameOption = None,
+    host: HostOption = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8080,
-    api_key: Annotated[
-        str | None, typer.Option("--api-key", help="Key that clients must send.", show_default="BERTREE_API_KEY")
-    ] = None,
-    api_key_file: Annotated[Path | None, typer.Option("--api-key-file", help="File with keys, one a line.")] = None,
-    no_auth: Annotated[bool, typer.Option("--no-auth", help="Serve other machines without a key.")] = False,
+    api_key: KeyOption = None,
+    api_key_file: KeyFileOption = None,
+    no_auth: NoAuthOption = False,
     address: AddressOption = None,
     device: DeviceOption = "cpu",
     precision: PrecisionOption = "float32",
