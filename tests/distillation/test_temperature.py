@@ -81,8 +81,8 @@ def test_a_page_shows_the_temperature_that_was_used(tmp_path: Path) -> None:
     assert read_temperature(tmp_path) == effect
     page = Page(finetuning_page(tmp_path, task, metrics, {"dev": lines}))
     assert "learned the teacher's probabilities at T = 2." in page.text
-    assert {"Entropy, of the largest", "Calibration error", "Example 1"} <= set(page.titles())
-    assert "7 80 %, 1 10 %" in page.text
+    assert {"Entropy, as a share of the largest", "Calibration error", "Example 1"} <= set(page.titles())
+    assert "7: 80 %, 1: 10 %" in page.text
     for broken in ("{", json.dumps(asdict(replace(effect, entropy=(0.5,))))):
         path.write_text(broken)
         assert "temperature.json" in Page(finetuning_page(tmp_path, task, metrics, {"dev": lines})).text

@@ -56,7 +56,7 @@ class TemperatureEffect:
         """Sum the effect up in a line; `used` is the temperature of the soft targets, if there are any."""
         shown = list(dict.fromkeys([1.0] if used is None else [1.0, used]))
         entropies = [f"{percent(self.entropy[self.at(t)])} at T = {digits(t)}" for t in shown]
-        parts = [f"entropy, of the largest, {', '.join(entropies)}"]
+        parts = [f"entropy, as a share of the largest, {', '.join(entropies)}"]
         if self.best is not None:
             errors = [f"{percent(self.calibration_error[self.at(t)], 1)} at T = {digits(t)}" for t in shown]
             least = f"least at T = {digits(self.best)}, {percent(min(self.calibration_error), 1)}"
@@ -104,20 +104,19 @@ def temperature_sections(out: Path, distillation: Json) -> Iterator[Section]:
             [one_line(Piece(text, kind)) for text in (digits(t), *(percent(f[effect.at(t)], 1) for f in figures))]
         )
     head = ["T", "entropy", *(["calibration error"] if best else [])]
-    cards: list[Block] = [_chart("Entropy, of the largest", effect, {"": effect.entropy}, marks)]
+    cards: list[Block] = [_chart("Entropy, as a share of the largest", effect, {"": effect.entropy}, marks)]
     if best is not None:
         least = Mark(best, f"least: T = {digits(best)}", "least")
         cards.append(_chart("Calibration error", effect, {"": effect.calibration_error}, [*marks, least]))
     for number, example in enumerate(effect.examples, 1):
         curves = dict(zip(example.classes, example.shares, strict=True))
-        lines = [
-            f"T = {digits(t)}: "
-            + ", ".join(f"{name} {percent(shares[effect.at(t)])}" for name, shares in list(curves.items())[:3])
-            for t in sorted({1.0, used or 4.0})
-        ]
+        lines = []
+        for t in sorted({1.0, used or 4.0}):
+            shares = [f"{name}: {percent(values[effect.at(t)])}" for name, values in list(curves.items())[:3]]
+            lines.append(f"{', '.join(shares)} at T = {digits(t)}")
         gold = f"; gold: {example.gold}" if example.gold is not None else ""
         chart = _chart(f"Example {number}", effect, curves, marks)
-        cards.append(CaptionedChart(chart, f"{' / '.join(example.texts)}{gold}. {'; '.join(lines)}"))
+        cards.append(CaptionedChart(chart, f"{' / '.join(example.texts)}{gold}; {'; '.join(lines)}"))
     about = f"{how} p(T) = softmax(logits / T) of its {effect.answers:,} answers on the dev split:"
     yield Section(title, blocks=[about, PageTable(head, rows, numbers=range(3), kind="facts")])
     yield Section("", cards)
