@@ -155,7 +155,7 @@ class Batch(TensorTree):
     # s, int64: where in the stream each sequence's second text begins, or its end if it has none. None: it follows
     # from the segments, which some tokenizers (RoBERTa's) do not set.
     second: Tensor | None = None
-    one_segment: bool = False  # every token is of segment 0, and the host knows it
+    one_segment: bool = False  # every token is of segment 0, as known on the host
     orders: int = 1  # consecutive sequences that are one input in several orders: their summary states are added
     continuation: Continuation | None = None  # None: no sequence continues another
     permutation: Permutation | None = None  # None: every token sees what the architecture's mask says

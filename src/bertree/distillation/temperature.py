@@ -18,8 +18,8 @@ from bertree.tasks.metrics import softmax
 from bertree.tasks.task import INPUT_FIELDS, Logits, Unit
 
 TEMPERATURES = tuple(round(2 ** (step / 4), 3) for step in range(-12, 17))  # from 1/8 to 16
-NUMBERS = 4_000_000  # logits that are looked at
-EXAMPLES, CLASSES = 6, 5  # shown
+NUMBERS = 4_000_000  # most logits that are used
+EXAMPLES, CLASSES = 6, 5  # that are shown
 ROOM = 240  # characters of a text
 
 
@@ -31,8 +31,8 @@ def temperature_effect(
     logits: Sequence[Logits],
     used: float,
 ) -> TemperatureEffect:
-    """Return the effect on the answers of a split, at many temperatures and the one that is used. Of a large split the
-    first answers count. `labels` are the names of the head's classes, if they have names."""
+    """Return the effect on the answers of a split, at many temperatures and the one that is used. Of a large split only
+    the first answers are used. `labels` are the names of the head's classes, if they have names."""
     temperatures = tuple(sorted({*TEMPERATURES, used}))
     rows = list(_answers(head, units, logits))
     widest = max(len(row) for row, _, _ in rows)

@@ -55,7 +55,8 @@ def _is_shape(student: str) -> bool:
 
 
 def set_sizes(recipe: DistillRecipe, student: str, epochs: float, store: Store, longest: int) -> DistillRecipe:
-    """Return the recipe fitted to text and teacher. What the user has set stays, and switches nothing else off.
+    """Return the recipe fitted to text and teacher. Settings of the user stay, and the others are still
+    fitted.
 
     Sequences are at most `longest`, the teacher's maximum length. For a student that is named by its shape alone, the
     batch size is the paper's only if there is enough text: many small steps learn more from little text.

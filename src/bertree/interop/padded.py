@@ -1,4 +1,4 @@
-"""A network on padded batches, as graphs for other run times have them: encoder, readout and the head of its task.
+"""A network on padded batches, for graphs of other run times (ONNX): encoder, readout and the head of its task.
 
 Such run times need rectangular tensors, so here, and only here, a batch is padded: `input_ids`, `attention_mask` and,
 for models with segments, `token_type_ids`, each b x l, of any size. The graph uses the network's weights but not its
@@ -64,7 +64,7 @@ class PaddedModel(nn.Module):
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
     ) -> Tensor | tuple[Tensor, ...]:
-        """Return what `outputs` names."""
+        """Return the tensors named in `outputs`."""
         x_blh = self._states(input_ids, attention_mask, token_type_ids)
         if not self.task_head:
             vector = self.network.vector
@@ -74,7 +74,7 @@ class PaddedModel(nn.Module):
         return logits.unbind(-1) if self.task_head == "span" else logits
 
     def _read(self, reads: str, x_blh: Tensor, mask_bl: Tensor) -> Tensor:
-        """Return what a head reads: the state of each token, or one for each text."""
+        """Return the input of a head: the state of each token, or one for each text."""
         if reads == "tokens":
             return x_blh
         if reads == "vector":

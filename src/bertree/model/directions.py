@@ -1,8 +1,8 @@
 """Language models that read from right to left, or in both directions.
 
-A reader is layers that see what was read before. One that reads from right to left is given the tokens of every
-sequence in reverse order, and its states are put back into the order of the text: so whatever reads hidden states finds
-them where the tokens are. With two readers a hidden state is that of the forward reader followed by that of the
+A reader is a stack of layers in which a token sees those read before it. A reader from right to left gets the tokens of
+every sequence in reverse order, and its states are put back into the order of the text, so that hidden states are at
+the positions of their tokens. With two readers a hidden state is that of the forward reader followed by that of the
 backward one, as in ELMo; they share the embeddings, and through them the output matrix of the LM head.
 
 Shape letters: t tokens, s sequences, m predicted tokens, h width of a reader, w width of all readers, n layers.
@@ -25,7 +25,7 @@ from bertree.model.transformer import TransformerEncoder, build_transformer
 
 
 class Reader(nn.Module):
-    """Layers that see what was read before, and the norm after the last."""
+    """Layers in which a token sees those read before it, and the norm after the last layer."""
 
     def __init__(self, stack: Stack, norm: nn.Module | None) -> None:
         super().__init__()
@@ -142,8 +142,8 @@ def end_states(hidden_th: Tensor, batch: Batch, width: int, backward: Sequence[b
 
 
 def reverse_sequences(batch: Batch) -> tuple[Tensor, Batch]:
-    """Return where each token is if every sequence is reversed (t, int64), and the batch in that order. Both ways, the
-    order is the same; positions count from the first token that is read."""
+    """Return the order of tokens with every sequence reversed (t, int64), and the batch in that order. The order is its
+    own inverse; positions count from the first token that is read."""
     bounds, of_t = batch.cu_seqlens.long(), batch.sequence_ids
     order_t = (bounds[:-1] + bounds[1:] - 1)[of_t] - torch.arange(len(batch.ids), device=batch.ids.device)
     reverse = replace(batch, ids=batch.ids[order_t], segments=batch.segments[order_t], labels=None)

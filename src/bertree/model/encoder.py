@@ -1,8 +1,8 @@
-"""What every encoder offers, and what it carries from one batch to the next. A network, its readout and the training
-loop use nothing else of it.
+"""The interface of encoders, and the state that they carry from one batch to the next. Networks, readouts and the
+training loop use nothing else of an encoder.
 
 A state (a memory, a cache) is a flat mapping of named tensors, so that loops and checkpoints can move, detach and store
-it without knowing what it is. None: start without one.
+it without knowing what it is. None: there is no state yet.
 
 Shape letters: t tokens, s sequences, h width.
 """
@@ -28,7 +28,7 @@ class EncoderOutput(NamedTuple):
 
 
 class StateSpec(NamedTuple):
-    """What a tensor of a state must look like; a size of None may be any, a type of None float32 or bfloat16."""
+    """Shape, type and limits of a tensor of a state. A size of None may be any, a type of None float32 or bfloat16."""
 
     shape: tuple[int | None, ...]
     dtype: torch.dtype | None
@@ -36,7 +36,7 @@ class StateSpec(NamedTuple):
     most: int | None = None
 
     def fits(self, tensor: Tensor) -> bool:
-        """Return whether a tensor looks like this and holds finite numbers."""
+        """Return whether a tensor has this shape and type, and finite values within the limits."""
         sizes = len(tensor.shape) == len(self.shape) and all(
             size in (None, actual) for size, actual in zip(self.shape, tensor.shape, strict=True)
         )
@@ -100,8 +100,8 @@ class Encoder(nn.Module, ABC):
         return {}
 
     def predictions(self, batch: Batch, chosen_m: Tensor, targets_m: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the rows of `reader_states` that predict tokens, and the tokens, of labels for left-to-right models:
-        where each token is that predicts the next one, and the next one."""
+        """Return the rows of `reader_states` that predict tokens, and these tokens. The labels are those of a
+        left-to-right model: the tokens that predict the next one, and the next one."""
         return chosen_m, targets_m
 
     def reader_states(self, hidden_th: Tensor) -> Tensor:

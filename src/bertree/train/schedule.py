@@ -57,7 +57,7 @@ class TrainingSchedule:
 
     @cached_property
     def tokens_after(self) -> list[int]:
-        """Tokens read after 0, 1, 2 ... steps: what the time that is left follows from."""
+        """Tokens read after 0, 1, 2 ... steps, from which the remaining time is estimated."""
         return [0, *accumulate(step.batches * self.phases[step.phase].batch_tokens for step in self.updates)]
 
     def _shape(self, at: int) -> float:

@@ -33,7 +33,7 @@ class Signals:
         self._before = {number: signal.signal(number, self._handle) for number in SIGNALS}
 
     def uninstall(self) -> None:
-        """Put the handlers back that were there before."""
+        """Restore the earlier handlers."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
@@ -53,10 +53,10 @@ _current: Signals | None = None
 
 @contextmanager
 def catch_signals() -> Iterator[Signals]:
-    """Catch SIGINT and SIGTERM while the block runs, so that it can stop in good order.
+    """Catch SIGINT and SIGTERM while the block runs, so that it can stop cleanly.
 
-    Within another such block the same signals are returned. Outside the main thread nothing is caught: whoever runs us
-    there handles signals.
+    Within another such block the same signals are returned. Outside the main thread nothing is caught: the calling
+    program handles signals.
     """
     global _current
     if _current is not None or threading.current_thread() is not threading.main_thread():
@@ -75,8 +75,8 @@ def catch_signals() -> Iterator[Signals]:
 def interrupt_once() -> Iterator[None]:
     """Let SIGINT raise KeyboardInterrupt as usual, but ignore a second one that follows at once.
 
-    While a module is being imported or the command line is parsed, the process ends instead: other people's modules
-    lose the exception on the way, or fail half imported.
+    While a module is being imported or the command line is parsed, the process ends instead: third-party
+    modules would swallow the exception, or stay half imported.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

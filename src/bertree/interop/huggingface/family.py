@@ -35,8 +35,8 @@ class Family:
     tied: dict[str, tuple[str, ...]] = field(default_factory=dict)  # copy -> the tensor; else the next
     ignored: tuple[str, ...] = ()  # regular expressions: buffers that some releases stored
     other_names: dict[str, str] = field(default_factory=dict)  # name without the prefix -> another it may have
-    problem: Callable[[Transformer, Sequence[str]], str] = lambda a, heads: ""  # of these heads on this encoder
-    library: str = "transformers"  # with its last release that has the family, if the newest has not
+    problem: Callable[[Transformer, Sequence[str]], str] = lambda a, heads: ""  # why these heads do not work
+    library: str = "transformers"  # with the last release that has the family, if newer ones lack it
     unapplied_bias: str = ""  # a tensor of the LM head that transformers keeps and does not apply
 
     def head_rows(self, head: str) -> Iterable[Row]:
@@ -54,7 +54,7 @@ class Family:
         return self.classes.get(class_name.removeprefix(self.title))
 
     def original(self, name: str, stored: Iterable[str]) -> str | None:
-        """Return the stored tensor that one of this name must be a copy of; None if it is no copy."""
+        """Return the stored tensor to which one of this name is tied; None if it is not tied."""
         template, number = _template(name)
         originals = (original.replace("{i}", number) for original in self.tied.get(template, ()))
         return next((original for original in originals if original in stored), None)
@@ -128,7 +128,7 @@ class FamilyConfig:
     derived: tuple[str, ...] = ()  # axes that `read` and `write` convert
     read: Callable[[Json, Transformer, str], dict[str, Any]] = lambda config, base, where: {}
     write: Callable[[Transformer], Json] = lambda a: {}
-    defaults: Json = field(default_factory=dict)  # what transformers takes for a missing key, if not the preset's value
+    defaults: Json = field(default_factory=dict)  # for a missing key, if transformers has not the preset's
     different: Callable[[Transformer], tuple[str, Any] | None] = lambda a: None  # an axis it cannot express
 
 
@@ -182,7 +182,7 @@ def write_keys(family: FamilyConfig, a: Transformer) -> Json:
 
 
 def pattern(kinds: Sequence[str]) -> str:
-    """Return the kinds of layers as the axis `attention` has them: the shortest list that gives them in turn."""
+    """Return the kinds of layers as the axis `attention` has them: the shortest list that gives them when repeated."""
     same = [0]  # of each prefix: length of its longest proper suffix that is also a prefix of the list
     for kind in kinds[1:]:
         length = same[-1]

@@ -12,7 +12,7 @@ REVERSIBLE_WIDTHS = 4 * 8 + 6
 
 
 class Activations:
-    """The bytes of one architecture. Figures are per token, if nothing else is said."""
+    """The bytes of one architecture. Figures are per token unless stated otherwise."""
 
     def __init__(self, a: Transformer) -> None:
         self.a = a
@@ -120,9 +120,8 @@ class TransformerCosts:
             attention += a.width * inner + (0 if a.shared_position_bias else 2 * inner)
         if a.segment_encoding == "relative":
             attention += 3 * inner
-        kinds = dict(
-            zip(a.sharing_indices("attention"), a.attention_kinds, strict=True)
-        ).values()  # of each stored copy
+        copies = zip(a.sharing_indices("attention"), a.attention_kinds, strict=True)
+        kinds = dict(copies).values()  # of each stored copy
         projections = sum(linear(a.width, self._projected(kind) * inner, a.attention_bias) for kind in kinds)
         ffn = linear(a.width, UP[a.ffn] * a.ffn_width, a.ffn_bias) + linear(a.ffn_width, a.width, a.ffn_bias)
         ffn += norm * a.width
@@ -153,9 +152,7 @@ class TransformerCosts:
         a = self.a
         places = a.max_positions + a.position_offset if a.positions == "learned" else 0
         segments = a.segments if a.segment_encoding == "absolute" else 0
-        tables = (
-            sum(rows * width for rows, width in vocabulary_clusters(self.a)) + (places + segments) * a.embedding_width
-        )
+        tables = sum(rows * width for rows, width in vocabulary_clusters(a)) + (places + segments) * a.embedding_width
         if a.positions == "axial":
             tables += sum(size * width for size, width in zip(a.axial_sizes, a.axial_vector_widths, strict=True))
         projection = linear(a.embedding_width, a.width) if a.embedding_projection else sum(self._projections())
@@ -195,7 +192,7 @@ class TransformerCosts:
         return a.vocab_size * (a.embedding_width if a.mask_transform or a.tied_output else a.reader_width)
 
     def classifiers(self) -> dict[str, int]:
-        """None: papers count the encoder."""
+        """Return nothing: papers count the encoder."""
         return {}
 
     def forward_flops(self, length: int) -> int:

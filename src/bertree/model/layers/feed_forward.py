@@ -29,7 +29,7 @@ ACTIVATION: dict[str, Callable[[Tensor], Tensor]] = {
 def in_chunks(transform: Callable[[Tensor], Tensor], x_th: Tensor, chunk: int) -> Tensor:
     """Transform each token's state, `chunk` tokens at a time; 0: all at once.
 
-    With gradients each chunk is computed again in the backward pass, so what is inside exists for one chunk at a time.
+    With gradients each chunk is computed again in the backward pass, so inner states exist for one chunk at a time.
     """
     if not 0 < chunk < len(x_th):
         return transform(x_th)
@@ -63,7 +63,7 @@ class TokenTransform(nn.Module):
         return product_and_bias(self.down, self._inner(x_th))
 
     def _inner(self, x_th: Tensor) -> Tensor:
-        """Return what the last layer reads."""
+        """Return the input of the last layer."""
         raise NotImplementedError
 
 

@@ -23,7 +23,7 @@ from bertree.model.kernels.triton_rotary import rotate_plainly
 
 
 class TokenPositions(NamedTuple):
-    """Where queries and keys are in their sequences, what is kept of earlier segments included."""
+    """Positions of queries and keys in their sequences, including keys kept from earlier segments."""
 
     queries_t: Tensor
     keys_t: Tensor  # the same tensor, if they are the same tokens
@@ -31,11 +31,11 @@ class TokenPositions(NamedTuple):
     ahead: int  # the same for keys after it; 0: queries see none of them
     query_segments_t: Tensor
     key_segments_t: Tensor
-    one_segment: bool = False  # all are of the same, and the host knows it
+    one_segment: bool = False  # all tokens are of one segment, as known on the host
 
 
 class Positions:
-    """The hooks. Those that a kind does not have do nothing."""
+    """The hooks, which do nothing by default."""
 
     def embed(self, batch: Batch) -> Tensor | None:
         """Return what is added to the embeddings (t x e), or None."""
@@ -164,7 +164,7 @@ class DistanceVectors(NamedTuple):
     lowest: int
     query_segments_t: Tensor
     key_segments_t: Tensor
-    one_segment: bool = False  # all are of the same, and the host knows it
+    one_segment: bool = False  # all tokens are of one segment, as known on the host
 
 
 class RelativePositions(Positions, nn.Module):
