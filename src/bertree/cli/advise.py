@@ -39,8 +39,8 @@ def advise(advice: "Advice", options: SimpleNamespace) -> None:
     """Say which model to take for a task and how to get there: three choices that meet the limits, and why not others.
 
     Latency is measured on this machine. Expected scores come from our own measurements, from papers, or with --data
-    from a short trial: features of each model on a part of the examples, with more and more of them. Limits that
-    nothing meets are answered with what exceeds them least.
+    from a short trial: features of each model on a part of the examples, with more and more of them. If nothing
+    meets the limits, the candidate that exceeds them least is shown.
 
     [dim]bertree advise --task classification --examples 5000 --latency 20ms --memory 500MB
     bertree advise --task similarity --pairs 1m --length 40

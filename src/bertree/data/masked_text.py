@@ -31,7 +31,7 @@ class MaskedDocuments:
     """Documents of a store with masks, in sequences of at most `max_length` tokens."""
 
     def __init__(self, store: Store, *, max_length: int, tokens: int, batch_tokens: int = 16384) -> None:
-        """`tokens` is how much text is read at most, without [CLS] and [SEP]."""
+        """`tokens`: at most this much text is read, without [CLS] and [SEP]."""
         for kind in ("cls", "sep"):
             if kind not in store.special:
                 raise UserError(f"{store.name}: the vocabulary has no {kind} token, which masked text needs")
@@ -107,7 +107,7 @@ class MaskedDocuments:
 
     @property
     def target_bytes(self) -> int:
-        """Bytes of the masked tokens' text: with them losses of different tokenizers can be compared."""
+        """Bytes of the masked tokens' text, by which the losses of different tokenizers can be compared."""
         return int(token_bytes(self.store.load_tokenizer(), self.store.word_start)[self._text[3]].sum())
 
 

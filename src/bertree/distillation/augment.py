@@ -8,7 +8,7 @@ teacher for each of them.
 The paper replaces a word by another of the same part of speech, drawn by its frequency. There is no tagger here, so
 the class of a word is guessed: short lists for the closed classes (a preposition is replaced by a preposition),
 and for all other words their ending, their capitals and how frequent they are. The lists and endings are English; in
-another language capitals, digits and frequency remain. Words are what stands between spaces and punctuation marks.
+another language capitals, digits and frequency remain. A word is what is between spaces and punctuation marks.
 """
 
 import re
@@ -43,7 +43,7 @@ _CLOSED = {
     "number": "one two three four five six seven eight nine ten hundred thousand million first second third",
 }
 CLOSED = {word: kind for kind, words in _CLOSED.items() for word in words.split()}
-# Endings, the most telling first; a stem of at least three letters comes before them.
+# Endings, the most informative first; a stem of at least three letters comes before them.
 ENDINGS = {
     "adverb": ("ly",),
     "quality": ("ness", "ment", "tion", "sion", "ity", "ism", "ance", "ence", "ship", "hood"),

@@ -96,7 +96,7 @@ def distill_on_text(
 
 
 def _load_teacher(name: str, device_setup: DeviceSetup, weights: Mapping[str, float]) -> Model:
-    """Load the teacher of these terms, in half precision on a GPU, with its weights frozen."""
+    """Load the teacher for these loss terms, in half precision on a GPU, with its weights frozen."""
     model = load(name, device=str(device_setup.device), precision="bfloat16" if device_setup.bf16 else "float32")
     if not model.trained:
         raise UserError(f"{name}: is a preset with random weights, which has nothing to teach; give a trained model")
@@ -206,7 +206,7 @@ def _with_cache(training: StoreTraining, recipe: DistillRecipe, teacher: Model) 
 
     world.check_together(lambda: compute() if world.is_first and cache.missing else None)
     world.check_together(check)
-    network.to("meta")  # it is not needed any more
+    network.to("meta")  # no longer needed
     tokens = sum(phase.steps * phase.batch_tokens * build.mask_share(recipe, phase) for phase in recipe.phases)
     line = (
         f"the teacher's {recipe.distill.top_k} likeliest tokens: {cache.bytes / 1e6:,.1f} MB in "

@@ -1,7 +1,7 @@
-"""Cluster vectors, into a given number of clusters or by a least similarity, and map an index in a plane.
+"""Cluster vectors, into a given number of clusters or by a minimum similarity, and map an index in a plane.
 
-Both go by cosine. k-means on the sphere (Dhillon and Modha 2001) with k-means++ seeds is run several times and the best
-result kept, because a single run often ends in a poor optimum. Communities need no number: the row with the most
+Both use the cosine. k-means on the sphere (Dhillon and Modha 2001) with k-means++ seeds is run several times and the
+best result kept, because a single run often ends in a poor optimum. Communities need no number: the row with the most
 neighbours forms a group with them, then the next, and rows without neighbours belong to no group. This is greedy: it
 reads the cosines of 100,000 rows twice, in blocks, where linkage trees would need all of them at once.
 

@@ -16,8 +16,8 @@ def available_cores() -> int:
 
 
 def busy_cores(seconds: float = 0.25) -> float:
-    """Return how many of the cores this process may use are busy now, measured for so long; where the system does not
-    say, the load average."""
+    """Return how many of the cores this process may use are busy now, measured for some seconds; the load average
+    if the system does not report it."""
     before = _core_times()
     if before is None:
         return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
@@ -28,7 +28,7 @@ def busy_cores(seconds: float = 0.25) -> float:
 
 
 def _core_times() -> tuple[list[int], list[int]] | None:
-    """Return the total and the idle time of each core since the system started; None if the system does not say."""
+    """Return total and idle time of each core since the system started; None if the system does not report them."""
     try:
         lines = [line.split() for line in Path("/proc/stat").read_text().splitlines() if line.startswith("cpu")]
         usable = {f"cpu{number}" for number in os.sched_getaffinity(0)}

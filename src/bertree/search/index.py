@@ -213,7 +213,7 @@ class Index(Searcher):
         return self.state.chunking.language
 
     def upgrade(self, watch: Watch = no_progress) -> None:
-        """Make the word index of all passages, also anew: for an index without one, or whose parts disagree."""
+        """Rebuild the word index of all passages: for an index without one, or whose parts disagree."""
         with open_writer(self.path, None, watch) as writer:
             writer.upgrade()
 

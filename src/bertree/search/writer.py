@@ -213,7 +213,7 @@ class IndexWriter:
         return (*state.parts[:first], part), words
 
     def upgrade(self) -> None:
-        """Make the words of all passages anew."""
+        """Rebuild the word index of all passages."""
         with _write_errors(self.folder):
             words = count_words(self.folder, self._name("words", ""), self.state, self.store, self.watch)
             with self.store.transaction(write=True):

@@ -17,7 +17,7 @@ from bertree.study.definition import ALONE, BASES, JOINING, Study, StudyCell, St
 from bertree.study.load import check_names
 from bertree.study.planned import PlannedStep
 
-FEW: dict[str, Any] = {"rounds": 1, "texts": 40, "timed": 10}  # of timed steps, where a study is only tried out
+FEW: dict[str, Any] = {"rounds": 1, "texts": 40, "timed": 10}  # of timed steps in a short trial of a study
 FEW_EXAMPLES, SMALL_BATCH = 32, 2048
 
 
@@ -32,7 +32,7 @@ class StudyPlan:
 
     @cached_property
     def distinct(self) -> list[PlannedStep]:
-        """The steps that must be computed: of those that cells share, the first."""
+        """The steps to compute: a step that several cells share is there once."""
         first: dict[str, PlannedStep] = {}
         for step in self.steps:
             first.setdefault(step.identity, step)
@@ -40,7 +40,7 @@ class StudyPlan:
 
     @cached_property
     def sources(self) -> set[str]:
-        """The identities of the steps whose models others take."""
+        """The identities of the steps whose models are used by others."""
         return {source.identity for step in self.steps for source in step.sources}
 
     @property
@@ -80,7 +80,7 @@ def plan_study(
 ) -> StudyPlan:
     """Return the work of a study; every setting, file and model is checked.
 
-    With `steps` it is only tried out: so many steps of every run, on few examples."""
+    `steps`: a short trial with so many steps of every run, on few examples."""
     check_names(skip, [step.key for step in study.steps], f"{study.name}: steps")
     chosen, cells = study.size(size), study.running(only)
     if store is None and any(step.reads_store for cell in cells for step in study.steps_of(cell, chosen)):

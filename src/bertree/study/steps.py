@@ -1,4 +1,4 @@
-"""What the steps of a study do: each calls its verb and returns the figures of its result.
+"""The steps of a study: each calls its verb and returns the figures of its result.
 
 A step's folder holds the run of its verb. Where a verb resumes, a step that was killed continues with its run.
 """
@@ -36,9 +36,9 @@ from bertree.text.records import read_records
 
 RUN = "run"  # folder of the verb below that of the step
 CARD = 12  # GB of memory, for the largest batch of training
-ADDRESSES = 4  # among which that of a text is looked for
+ADDRESSES = 4  # candidates for the address of a text
 SEED_STEP = 100  # between the fine-tuning seeds of two seeds of a study
-NO_MODEL = "has made no model"  # message of a step that takes the model of one that failed
+NO_MODEL = "has made no model"  # message of a step that needs the model of a failed one
 Figures = dict[str, float]
 
 

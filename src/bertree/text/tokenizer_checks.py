@@ -80,7 +80,7 @@ def check_json(data: bytes, name: str) -> None:
     except ValueError as error:
         raise UserError(f"{name}: {error}") from None
     except (KeyError, TypeError, AttributeError, IndexError):
-        _try_in_child(data, name)  # not the structure of a tokenizer: the library says what it misses
+        _try_in_child(data, name)  # not the structure of a tokenizer: the library reports what is missing
         return
     parts = [part for kind in ("normalizer", "pre_tokenizer") for part in _parts(content.get(kind))]
     if not all(map(_is_safe, parts)) or not _is_usual(content):
@@ -219,7 +219,7 @@ def check_charsmap(data: bytes) -> None:
     except UnicodeDecodeError:
         raise ValueError("its replacements are not UTF-8") from None
     walked = units >> 31 == 0
-    walked[0] = True  # the root, whatever it is
+    walked[0] = True  # the root, whatever bits it has
     offsets = (units >> 10) << ((units & (1 << 9)) >> 6)
     children = np.arange(units.size) ^ offsets
     if bool((walked & ((children | 0xFF) >= units.size)).any()):

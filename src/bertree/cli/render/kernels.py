@@ -1,4 +1,4 @@
-"""`bertree info --kernels`: the kernels of attention on a device, and which of them takes what."""
+"""`bertree info --kernels`: the kernels of attention, and which of them computes which call on a device."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ DEVICES = ("cpu", "cuda")
 NEEDS = ("dropout", "separate_keys", "relative", "ranked", "segments")
 HEAD_WIDTH = 64
 _HALF, _SINGLE = torch.bfloat16, torch.float32
-# Calls that differ in what a kernel must support: precision, longest sequence, and what else.
+# Calls that need different support from a kernel: precision, longest sequence, other needs.
 CALLS: tuple[tuple[torch.dtype, int, dict[str, Any]], ...] = (
     (_HALF, 128, {}),
     (_HALF, 512, {}),
@@ -42,8 +42,8 @@ KNOWN_MASKS = {mask for kernel in KERNELS for mask in kernel.supports.masks}
 
 
 def as_json(device: str) -> dict[str, Any]:
-    """Kernels in order of preference, and the choice for each kind of call, for machines."""
-    device = _known(device)
+    """Return the kernels in order of preference, and the choice for each kind of call, as plain values."""
+    device = _device_kind(device)
     return {
         "device": device,
         "kernels": [_supported(kernel) for kernel in KERNELS],
@@ -62,19 +62,19 @@ def as_json(device: str) -> dict[str, Any]:
 
 
 def print_kernels(console: Console, device: str) -> None:
-    """The kernels, what each supports, and the choice for each kind of call."""
-    device = _known(device)
+    """Print the kernels, what each supports, and the choice for each kind of call."""
+    device = _device_kind(device)
     table = Table("kernel", "device", "precision", "masks", "longest", "also", box=None, pad_edge=False)
     about = Table("kernel", "how", box=None, pad_edge=False)
     for kernel in KERNELS:
-        can = kernel.supports
+        supports = kernel.supports
         table.add_row(
             kernel.name,
-            can.device or "any",
-            "half" if can.dtypes else "any",
-            "all" if set(can.masks) == KNOWN_MASKS else ", ".join(NAMES[mask] for mask in can.masks),
-            str(can.longest or "any"),
-            ", ".join(_needs(can)) + ("" if can.plain else " only"),
+            supports.device or "any",
+            "half" if supports.dtypes else "any",
+            "all" if set(supports.masks) == KNOWN_MASKS else ", ".join(NAMES[mask] for mask in supports.masks),
+            str(supports.longest or "any"),
+            ", ".join(_needs(supports)) + ("" if supports.plain else " only"),
         )
         about.add_row(kernel.name, kernel.about)
     console.print(about)
@@ -100,7 +100,7 @@ def _needs(of: Case | Supports) -> list[str]:
 
 
 def _why_not(case: Case) -> str:
-    """Which kernels for this device were not chosen, by reason."""
+    """Return the kernels for this device that were not chosen, by reason."""
     by_reason: dict[str, list[str]] = {}
     for name, reason in refusals(case).items():
         if reason not in (f"needs {device}" for device in DEVICES):
@@ -108,7 +108,8 @@ def _why_not(case: Case) -> str:
     return "; ".join(f"{', '.join(names)}: {reason}" for reason, names in by_reason.items())
 
 
-def _known(device: str) -> str:
+def _device_kind(device: str) -> str:
+    """Return cpu or cuda; refuse other devices."""
     kind = device.partition(":")[0]
     if kind == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
@@ -122,19 +123,19 @@ def _cases(device: str) -> list[Case]:
 
 
 def _supported(kernel: Kernel) -> dict[str, Any]:
-    can = kernel.supports
+    supports = kernel.supports
     return {
         "name": kernel.name,
         "how": kernel.about,
-        "device": can.device,
-        "dtypes": [_name(dtype) for dtype in can.dtypes] if can.dtypes else None,
-        "head_widths": list(can.head_widths) if can.head_widths else None,
-        "widest_head": can.widest_head,
-        "masks": [NAMES[mask] for mask in can.masks],
-        "longest": can.longest,
-        **{name: getattr(can, name) for name in NEEDS},
-        "plain": can.plain,
-        "missing": can.missing or None,
+        "device": supports.device,
+        "dtypes": [_name(dtype) for dtype in supports.dtypes] if supports.dtypes else None,
+        "head_widths": list(supports.head_widths) if supports.head_widths else None,
+        "widest_head": supports.widest_head,
+        "masks": [NAMES[mask] for mask in supports.masks],
+        "longest": supports.longest,
+        **{name: getattr(supports, name) for name in NEEDS},
+        "plain": supports.plain,
+        "missing": supports.missing or None,
     }
 
 
