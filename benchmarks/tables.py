@@ -91,7 +91,8 @@ def fields(row: Row) -> dict[str, Any]:
     """Return what a cell of a row can show."""
     case = row["name"].partition("/")[2]
     about = {key: row[key] for key in ("name", "machine", "date")}
-    return {"case": case, "last": row["name"].rpartition("/")[2], **about, "commit": commit(row), **row["figures"]}
+    parts = {"case": case, "part": case.partition("/")[2], "last": case.rpartition("/")[2]}
+    return {**parts, **about, "commit": commit(row), **row["figures"]}
 
 
 def commit(row: Row) -> str:
