@@ -30,6 +30,7 @@ from tests.support.topics import files
 
 SETTINGS = ("device=cpu", "lr=3e-3", "dropout=0", "max_length=32")
 ENDS = "sts/dev.parquet"
+FEW = ("epochs=1", "examples=64")  # where nothing has to be learned
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +141,7 @@ def test_what_is_written_is_read_there(place: Path, command: Command, tmp_path: 
     from sentence_transformers import SentenceTransformer
 
     out = tmp_path / "out"
-    result = command.well(*arguments(place, out, "nli", "pooling=mean+max", "normalize=true", "epochs=1"))
+    result = command.well(*arguments(place, out, "nli", "pooling=mean+max", "normalize=true", *FEW))
     assert "nli: holds pairs with labels, so the loss is softmax; choose another with --loss" in result.err
     texts = ["happy boat", "a gloomy road by the river", "Oslo"]
     ours = bertree.load(out / "model").embed(texts)
@@ -183,8 +184,8 @@ def test_guessed_and_judged_by_its_own_kind(
 def test_it_goes_on_with_a_trained_model(place: Path, command: Command, tmp_path: Path) -> None:
     """NLI first, STS then, as in the paper; how vectors are made stays as it was."""
     first, second = tmp_path / "first", tmp_path / "second"
-    command.well(*arguments(place, first, "nli", "--loss", "ranking", "epochs=1", "pooling=max", "normalize=true"))
-    words = ["embeddings", "train", first / "model", "--data", place / "sts", "--out", second, *SETTINGS, "epochs=1"]
+    command.well(*arguments(place, first, "nli", "--loss", "ranking", *FEW, "pooling=max", "normalize=true"))
+    words = ["embeddings", "train", first / "model", "--data", place / "sts", "--out", second, *SETTINGS, *FEW]
     command.well(*words)
     vector = bertree.load(second / "model").vector
     assert (vector.pooling, vector.normalize) == ("max", True)
@@ -194,9 +195,9 @@ def test_it_goes_on_with_a_trained_model(place: Path, command: Command, tmp_path
     ("data", "metric", "more"),
     [
         ("triplets.jsonl", "accuracy", ("epochs=12", "batch=32", "lr=1e-2")),
-        ("nli", "accuracy", ("epochs=1",)),
-        ("sts", "spearman", ("epochs=1",)),
-        ("pairs.csv", "accuracy", ("epochs=1",)),
+        ("nli", "accuracy", FEW),
+        ("sts", "spearman", FEW),
+        ("pairs.csv", "accuracy", FEW),
     ],
 )
 def test_both_texts_at_once(
@@ -336,7 +337,7 @@ def test_a_dense_layer_on_a_frozen_encoder_moves_vectors_and_keeps_the_masks(
     theirs = SentenceTransformer(str(out / "model"), device="cpu")
     assert np.abs(loaded.embed(texts) - theirs.encode(texts)).max() < 1e-5
     # A run that goes on has the layer that is there.
-    words = ("--loss", "ranking", "epochs=1", "batch=32", "frozen=last", "lr=1e-9")
+    words = ("--loss", "ranking", *FEW, "frozen=last", "lr=1e-9")
     command.well(
         *("embeddings", "train", out / "model", "--data", place / "nli", "--out", tmp_path / "on", *SETTINGS, *words)
     )
@@ -344,7 +345,7 @@ def test_a_dense_layer_on_a_frozen_encoder_moves_vectors_and_keeps_the_masks(
 
 
 def test_a_new_dense_layer_changes_no_vector(place: Path, command: Command, tmp_path: Path) -> None:
-    words = ("--loss", "ranking", "epochs=1", "batch=32", "frozen=last", "dense=32", "lr=1e-9")
+    words = ("--loss", "ranking", *FEW, "frozen=last", "dense=32", "lr=1e-9")
     command.well(*arguments(place, tmp_path / "out", "nli", *words))
     texts = ["happy boat", "a gloomy road by the river", "Oslo"]
     before, after = bertree.load(place / "start").embed(texts), bertree.load(tmp_path / "out" / "model").embed(texts)

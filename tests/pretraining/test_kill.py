@@ -46,7 +46,7 @@ def newest(out: Path) -> int:
     return max((int(path.name[5:]) for path in (out / "checkpoints").glob("step-*")), default=0)
 
 
-@pytest.mark.parametrize("family", suite_has(("bert", "xlnet", "elmo"), runs.RECIPES))
+@pytest.mark.parametrize("family", suite_has(("bert", "xlnet"), runs.RECIPES))
 def test_killed_at_random_moments(family: str, whole: Whole, token_store: Path, tmp_path: Path) -> None:
     moments, out, log = random.Random(family), tmp_path / "out", tmp_path / "log"
     arguments = ("pretrain", str(runs.recipe(family, tmp_path)), "--store", str(token_store), "--out", str(out))

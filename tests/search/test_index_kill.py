@@ -9,16 +9,18 @@ from bertree.search.database import DATABASE
 from bertree.search.index import Index
 from tests.support import killing
 from tests.support.processes import PATIENCE
+from tests.support.shared import suite_has
 from tests.support.standin import Words
 
 pytest.importorskip("faiss")
 
 
 KILLS = 5  # of each kind, each way; `make kill` has more
+WAYS = [("flat", "lines"), ("flat", "time"), ("hnsw", "lines"), ("hnsw", "time")]
 Ends = tuple[str, list[dict]]
 
 
-@pytest.fixture(scope="module", params=["flat", "hnsw"])
+@pytest.fixture(scope="module")
 def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Ends:
     """What uninterrupted runs come to: the build and two adds after it."""
     folder = tmp_path_factory.mktemp(request.param)
@@ -49,7 +51,7 @@ def check(folder: Path, version: int, ends: list[dict]) -> None:
         assert id in contents or before[id]["metadata"] == '{"group": "g3"}', f"{id} was committed, and is lost"
 
 
-@pytest.mark.parametrize("by", ["lines", "time"])
+@pytest.mark.parametrize(("whole", "by"), suite_has((WAYS[0], WAYS[3]), WAYS), indirect=["whole"])
 def test_killed_at_random_moments(by: str, whole: Ends, tmp_path: Path) -> None:
     kind, ends = whole
     moments = random.Random(f"{kind} {by}")

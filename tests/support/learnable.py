@@ -18,6 +18,7 @@ from bertree.model.architecture import Transformer
 from bertree.model.network import build
 from bertree.text import tokenizer_training
 from bertree.text.tokenizer import Tokenizer
+from tests.support.command import make_tree
 from tests.support.shared import make_once
 
 _FILL = "the a of to and in on with by for at from boat tree road lamp stone river cloud garden window table"
@@ -251,7 +252,7 @@ class Trained:
         with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
             from bertree.cli.main import app
 
-            app(list(map(str, self.command(name, folder / "out"))), standalone_mode=False)
+            make_tree(app)(list(map(str, self.command(name, folder / "out"))), standalone_mode=False)
 
     def command(self, name: str, out: Path) -> list[object]:
         """The arguments that fine-tune it."""

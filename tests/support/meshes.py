@@ -26,7 +26,7 @@ from bertree.train.optimizer import build_optimizer
 from bertree.train.schedule import TrainingSchedule
 from tests.support import runs
 
-STEPS = 4
+STEPS = 3
 TOKENS = 256  # of a step
 BASES = {"gpt": "gpt2-tiny", "modernbert": "roberta-base", "reformer": "reformer-tiny"}
 REFORMER = 'axial_shape = "8,8"\nchunk_length = 16\nlsh_chunk_length = 16\nffn_chunk = 64\n'
