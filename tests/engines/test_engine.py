@@ -1,5 +1,6 @@
 """Blocks by workers: results in order, a bounded number at once, mistakes in their place; workers as processes."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -83,13 +84,22 @@ def test_a_process_that_dies_ends_the_work_in_one_line() -> None:
     assert "at its start" not in str(caught.value)
 
 
+UNGUARDED = """
+from bertree.engines.local import Processes
+from tests.support.blocks import add_to
+
+print("begins")
+with Processes(2).start(add_to, 5) as workers:
+    for result in [workers.submit(block) for block in range(2)]:
+        print(result())
+"""
+
+
 def test_a_script_without_a_main_guard_runs_once(tmp_path: Path) -> None:
-    script, text = tmp_path / "script.py", tmp_path / "text.txt"
-    text.write_text("A short text.\n\nAnother one.\n")
-    store = tmp_path / "store"
-    script.write_text(
-        f"import bertree\nprint('begins')\nbertree.prepare({str(text)!r}, 'default', {str(store)!r}, workers=2)\n"
+    (tmp_path / "script.py").write_text(UNGUARDED)
+    path = os.pathsep.join([str(BOOKS.parents[1]), *sys.path])
+    command = [sys.executable, str(tmp_path / "script.py")]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=True, timeout=PATIENCE, env={**os.environ, "PYTHONPATH": path}
     )
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True, timeout=PATIENCE)
-    assert done.stdout.split() == ["begins"]
-    assert store.is_dir()
+    assert done.stdout.split() == ["begins", "5", "6"]

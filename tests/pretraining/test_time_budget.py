@@ -20,6 +20,7 @@ from bertree.train.feed import StreamFeed
 from bertree.train.loop import Loop
 from bertree.train.schedule import TrainingSchedule
 from tests.support import runs
+from tests.support.shared import suite_has
 
 SHORT = 0.02
 
@@ -109,7 +110,7 @@ def events(out: Path) -> list[str]:
     return [line["text"] for line in lines if line["kind"] == "event"]
 
 
-@pytest.mark.parametrize("family", ["bert", "xlnet"])
+@pytest.mark.parametrize("family", suite_has(["bert"], ["bert", "xlnet"]))
 def test_a_killed_run_keeps_its_steps_and_measuring_leaves_no_trace(
     family: str, token_store: Path, tmp_path: Path
 ) -> None:

@@ -13,6 +13,7 @@ from bertree.serve.http import connections
 from bertree.serve.http.connections import ClientConnections
 from tests.support import asking
 from tests.support.asking import Asker, listening
+from tests.support.processes import PATIENCE, wait_until
 
 ASK = b"POST /embed HTTP/1.1\r\nHost: localhost\r\nContent-Length: 15\r\n\r\n"
 BODY = b'{"inputs": "a"}'
@@ -31,7 +32,7 @@ def port(asker: Asker, bounds: ClientConnections) -> Iterator[int]:
 
 def connect(port: int, sent: bytes = b"") -> socket.socket:
     """Open a connection and send something."""
-    client = socket.create_connection(("127.0.0.1", port), timeout=30)
+    client = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE)
     client.sendall(sent)
     return client
 
@@ -47,12 +48,9 @@ def read(client: socket.socket) -> bytes:
     return b"".join(pieces)
 
 
-def wait_until(bounds: ClientConnections, count: int) -> None:
+def wait_for(bounds: ClientConnections, count: int) -> None:
     """Wait until the server has so many connections."""
-    end = time.monotonic() + 30
-    while sum(map(len, bounds.by_client.values())) != count:
-        assert time.monotonic() < end
-        time.sleep(0.005)
+    wait_until(lambda: sum(map(len, bounds.by_client.values())) == count)
 
 
 def pass_time(bounds: ClientConnections, state: str) -> int:
@@ -68,19 +66,17 @@ def test_idle_and_half_sent_requests_are_closed_after_their_time(port: int, boun
         half = [stack.enter_context(connect(port, sent)) for sent in (b"", b"POST /em", b"GET / HTTP/1.1\r\nA:")]
         answered = stack.enter_context(connect(port, ASK + BODY))
         assert answered.recv(65536).startswith(b"HTTP/1.1 200")
-        wait_until(bounds, 4)
+        wait_for(bounds, 4)
         assert pass_time(bounds, "headers") == 3
         assert [read(client) for client in half] == [b""] * 3
-        wait_until(bounds, 1)
+        wait_for(bounds, 1)
         assert pass_time(bounds, "idle") == 1, "after an answer it may stay for longer"
         answered.sendall(ASK + BODY)
         assert answered.recv(65536).startswith(b"HTTP/1.1 200")
         answered.sendall(ASK[:20])  # the beginning of another request
-        end = time.monotonic() + 30
-        while not pass_time(bounds, "headers"):
-            assert time.monotonic() < end
+        wait_until(lambda: pass_time(bounds, "headers"))
         assert read(answered) == b""
-    wait_until(bounds, 0)
+    wait_for(bounds, 0)
 
 
 def test_requests_that_are_sent_at_once_are_answered_in_their_order(port: int, bounds: ClientConnections) -> None:
@@ -96,17 +92,17 @@ def test_requests_that_are_sent_at_once_are_answered_in_their_order(port: int, b
     read_texts = [json.loads(answer.partition(b"\r\n\r\n")[2] or b"null") for answer in answers]
     assert [rows and rows[0][1]["text"] for rows in read_texts] == ["a", "a" * 100_000, "b", None, "c"]
     assert answers[3].lower().count(b"content-length: 15\r\n") == 1, "what GET would answer"
-    wait_until(bounds, 0)
+    wait_for(bounds, 0)
 
 
 def test_a_client_with_too_many_connections_loses_idle_ones(port: int, bounds: ClientConnections) -> None:
     with ExitStack() as stack:
         idle = [stack.enter_context(connect(port)) for _ in range(4)]
-        wait_until(bounds, 4)
+        wait_for(bounds, 4)
         fifth = stack.enter_context(connect(port, ASK + BODY))
         assert fifth.recv(65536).startswith(b"HTTP/1.1 200")
         assert [read(client) for client in idle] == [b""] * 4
-    wait_until(bounds, 0)
+    wait_for(bounds, 0)
 
 
 def test_a_client_is_refused_when_all_its_connections_have_requests(asker: Asker) -> None:
@@ -118,8 +114,7 @@ def test_a_client_is_refused_when_all_its_connections_have_requests(asker: Asker
     ):
         port = int(address.rpartition(":")[2])
         first, second = (stack.enter_context(connect(port, ASK + BODY)) for _ in range(2))
-        while server.service.scheduler.queued_requests < 2:
-            time.sleep(0.005)
+        wait_until(lambda: server.service.scheduler.queued_requests == 2)
         third = stack.enter_context(connect(port, ASK + BODY))
         refused = read(third)
         assert refused.startswith(b"HTTP/1.1 503")
@@ -127,37 +122,32 @@ def test_a_client_is_refused_when_all_its_connections_have_requests(asker: Asker
         first.shutdown(socket.SHUT_WR)  # as a client that has gone
         assert read(first) == b""
         second.close()
-        wait_until(bounds, 0)
-        end = time.monotonic() + 30
-        while server.service.scheduler.queued_requests:  # nobody waits for them, so they are not computed
-            assert time.monotonic() < end
-            time.sleep(0.005)
+        wait_for(bounds, 0)
+        # Nobody waits for them, so they are not computed.
+        wait_until(lambda: not server.service.scheduler.queued_requests)
 
 
 def test_a_client_that_does_not_read_is_dropped(port: int, bounds: ClientConnections) -> None:
     texts = {"input": ["a"] * 4000, "model": "minilm"}
     body = json.dumps(texts).encode()
-    head = f"POST /v1/embeddings HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode()
-    with connect(port, head + body) as client:
-        wait_until(bounds, 1)
+    head = f"POST /v1/embeddings HTTP/1.1\r\nHost: localhost\r\nX-Timeout: 600\r\nContent-Length: {len(body)}\r\n\r\n"
+    with connect(port, head.encode() + body) as client:
+        wait_for(bounds, 1)
         (connection,) = next(iter(bounds.by_client.values()))
-        end = time.monotonic() + 60
-        while connection.phase() != "writing":
-            assert time.monotonic() < end
-            time.sleep(0.01)
+        wait_until(lambda: connection.phase() == "writing")
         now = time.monotonic()
         assert not connection.is_late(now)
         assert connection.limit > connections.WRITE_SECONDS + 10, "a large answer has more time"
         assert not connection.is_late(now + connection.limit - 1)
         assert connection.is_late(now + connection.limit + 1)
         connection.since -= connection.limit + 1
-        wait_until(bounds, 0)
+        wait_for(bounds, 0)
         assert len(read(client)) < 20_000_000
 
 
 def test_a_body_that_is_too_large_is_answered_not_reset(port: int) -> None:
     for size in (9_000_000, 30_000_000):
-        client = HTTPConnection("127.0.0.1", port, timeout=60)
+        client = HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
         client.request("POST", "/embed", b" " * size)
         assert client.getresponse().status == 413
         client.close()

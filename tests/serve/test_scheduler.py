@@ -10,6 +10,7 @@ import pytest
 from bertree.serve.scheduler import Scheduler
 from bertree.serve.token_queue import DeadlineExceeded, Job, JobKind, Overloaded, QueuedRequest, TokenQueue, TooLong
 from tests.support.asking import in_event_loop
+from tests.support.processes import PATIENCE
 
 
 class Engine:
@@ -319,7 +320,7 @@ class EngineOfThreads(Engine):
 
     def __init__(self, threads: int) -> None:
         super().__init__()
-        self.barrier = threading.Barrier(threads, timeout=60)
+        self.barrier = threading.Barrier(threads, timeout=PATIENCE)
 
     def __call__(self, payloads: Sequence[int]) -> list[int]:
         self.barrier.wait()

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import uvicorn
 
+from tests.support.processes import PATIENCE
+
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 # As root in a container, and without any connection of the browser's own.
 ARGUMENTS = (
@@ -55,7 +57,7 @@ class Tab:
     def __init__(self, browser: Any, address: str, **options: Any) -> None:
         self.address = address
         self.context = browser.new_context(**{"viewport": {"width": 1280, "height": 860}, **options})
-        self.context.set_default_timeout(60_000)
+        self.context.set_default_timeout(1000 * PATIENCE)
         self.page = self.context.new_page()
         self.wrong: list[str] = []
         self.page.on("console", self._on_console)
@@ -80,7 +82,7 @@ class Tab:
 
     def wait_until(self, is_so: Callable[[], bool]) -> None:
         """Look every few milliseconds until something is so; fail if it never is."""
-        for _ in range(1500):
+        for _ in range(25 * PATIENCE):
             if is_so():
                 return
             self.page.wait_for_timeout(40)

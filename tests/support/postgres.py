@@ -7,13 +7,14 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.support.processes import PATIENCE, wait_until
 
 PR_SET_PDEATHSIG = 1
 NOBODY = 65534  # the server refuses to run as root
@@ -66,7 +67,7 @@ def running_server(settings: Sequence[str] = SETTINGS) -> Iterator[PostgresServe
     try:
         options = ("-U", "admin", "-A", "trust", "-E", "UTF8", "--no-sync")
         create: list[str | Path] = [binaries / "initdb", "-D", data, *options]
-        subprocess.run(create, check=True, capture_output=True, cwd="/", timeout=120, **other_user)
+        subprocess.run(create, check=True, capture_output=True, cwd="/", timeout=PATIENCE, **other_user)
         options = tuple(word for setting in settings for word in ("-c", setting))
         with (folder / "log").open("w") as log:
             start: list[str | Path] = [binaries / "postgres", "-D", data, "-k", folder, *options]
@@ -78,7 +79,7 @@ def running_server(settings: Sequence[str] = SETTINGS) -> Iterator[PostgresServe
             yield PostgresServer(folder)
         finally:
             server.send_signal(signal.SIGINT)  # do not wait for clients
-            server.wait(60)
+            server.wait(PATIENCE)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -92,11 +93,12 @@ def _end_with_the_tests() -> None:
 def _wait(server: subprocess.Popen[bytes], conninfo: str, log: Path) -> None:
     import psycopg
 
-    for _ in range(600):
+    def answers() -> bool:
         assert server.poll() is None, log.read_text()
         try:
             psycopg.connect(conninfo).close()
-            return
         except psycopg.OperationalError:
-            time.sleep(0.1)
-    raise AssertionError(log.read_text())
+            return False
+        return True
+
+    wait_until(answers, pause=0.1)

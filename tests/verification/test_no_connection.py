@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.kill import cases
+from tests.support.processes import PATIENCE
 from tests.support.shared import suite_has
 
 ATTEMPTS = re.compile(r"OutNoRoutes|OutRequests|ActiveOpens|OutDatagrams")
@@ -62,7 +63,7 @@ def run_all(work: Path, every: int) -> None:
 
 def isolated(*command: str) -> subprocess.CompletedProcess[str]:
     """Run a command in a network namespace of its own."""
-    return subprocess.run(["unshare", "-rn", *command], capture_output=True, text=True, timeout=600, check=False)
+    return subprocess.run(["unshare", "-rn", *command], capture_output=True, text=True, timeout=PATIENCE, check=False)
 
 
 @pytest.fixture(scope="module", autouse=True)

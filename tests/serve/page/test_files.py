@@ -16,6 +16,7 @@ from bertree.serve.routes.page import FILES, POLICY, SHARED, STATIC
 from bertree.serve.settings import ApiKeys, RequestSettings
 from tests.support import asking
 from tests.support.asking import Asker
+from tests.support.processes import PATIENCE
 
 SCRIPTS = [name for name in FILES if name.endswith(".js")]
 MOST_BYTES = 200_000
@@ -73,9 +74,9 @@ def test_scripts_are_valid_modules() -> None:
         for name in SCRIPTS
     )
     command = ["node", "--experimental-vm-modules", "--no-warnings", "--input-type=module", "-e", checks]
-    subprocess.run(command, check=True, timeout=60)
+    subprocess.run(command, check=True, timeout=PATIENCE)
     bundled = f"new (require('node:vm').Script)({json.dumps(bundle())})"  # in one scope, no name is declared twice
-    subprocess.run(["node", "-e", bundled], check=True, timeout=60)
+    subprocess.run(["node", "-e", bundled], check=True, timeout=PATIENCE)
 
 
 def test_files_are_served_with_the_policy_and_a_version(empty_server: Asker) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.browser import Tab
+from tests.support.processes import PATIENCE
 
 VIEWS = {
     "Start": "What this server holds",
@@ -305,7 +306,7 @@ def test_the_calls_that_are_shown_work(tab: Tab, view: str, values: dict[str, st
         shown = page.locator(".call pre").text_content()
         if name == "curl" and shutil.which("curl") is None:
             continue
-        run = subprocess.run([*command, shown], capture_output=True, text=True, check=True, timeout=60)
+        run = subprocess.run([*command, shown], capture_output=True, text=True, check=True, timeout=PATIENCE)
         answers.append(json.loads(run.stdout) if name == "curl" else eval(run.stdout, {"__builtins__": {}}))
     assert all(answer == answers[0] for answer in answers)
     assert {"masks", "entities", "points"} & set(answers[0])
