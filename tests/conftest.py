@@ -18,7 +18,7 @@ import pytest
 
 from tests.support import needs
 from tests.support.processes import forked_server
-from tests.support.quick import keep_for_good, skip_syncs
+from tests.support.quick import forget_constants, keep_for_good, skip_syncs
 from tests.support.shared import common_folder, make_once
 
 # PyTorch is imported by the fixtures that need it: the process that hands out the tests starts the others sooner.
@@ -34,7 +34,14 @@ skip_syncs()
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # which writes to the home folder, and to the network
 # The same examples in every run, so that a rare one fails no run by chance; a busy machine is no failure either.
-hypothesis.settings.register_profile("bertree", derandomize=True, deadline=None, database=None)
+forget_constants()
+hypothesis.settings.register_profile(
+    "bertree",
+    derandomize=True,
+    deadline=None,
+    database=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.function_scoped_fixture],
+)
 hypothesis.settings.load_profile("bertree")
 hypothesis.settings.register_profile("quick", hypothesis.settings.get_profile("bertree"), max_examples=10)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a background job: tests and their children need it

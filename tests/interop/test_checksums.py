@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
@@ -28,7 +28,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @given(st.data())
-@example_count(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@example_count(60)
 def test_a_flipped_bit_anywhere_in_the_weights_is_found_when_they_are_loaded(saved: Path, data: st.DataObject) -> None:
     path = saved / WEIGHTS
     good = path.read_bytes()

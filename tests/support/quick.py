@@ -2,7 +2,7 @@
 
 import gc
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from hypothesis import settings
@@ -17,15 +17,23 @@ def _check_open(file: int) -> None:
     os.fstat(file)  # a closed file is an error, as it was
 
 
+def forget_constants() -> None:
+    """Draw examples without the constants of our modules: hypothesis parses each of them, in every test process, and
+    the examples of a test would follow from what was imported before it."""
+    from hypothesis.internal.conjecture import providers
+
+    providers._get_local_constants = lambda: providers._local_constants
+
+
 def keep_for_good() -> None:
     """Collect garbage from now on, but not among what is there: modules and collected tests stay to the end."""
     gc.freeze()
     gc.enable()
 
 
-def example_count(count: int, **options: Any) -> "settings":
+def example_count(count: int) -> "settings":
     """Settings of a property test: so many examples, but no more than `make quick` gives to each."""
     from hypothesis import settings
 
     usual = settings().max_examples
-    return settings(max_examples=count if usual >= 100 else min(count, usual), **options)
+    return settings(max_examples=count if usual >= 100 else min(count, usual))

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -43,7 +43,7 @@ def compare(kernel: Kernel, layout: Layout, seed: int, segments: bool) -> None:
 
 
 @pytest.mark.parametrize("kernel", ON_CPU, ids=lambda kernel: kernel.name)
-@example_count(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@example_count(60)
 @given(st.data(), st.lists(st.integers(0, 9), min_size=1, max_size=6), st.booleans(), st.booleans(), st.integers(0, 99))
 def test_kernels_follow_the_definition(
     monkeypatch: pytest.MonkeyPatch,

@@ -4,7 +4,7 @@ import os
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -24,7 +24,7 @@ ON_CPU = [kernel for kernel in KERNELS if kernel.supports.relative and kernel.su
 
 @pytest.mark.parametrize("mask", MASKS, ids=str)
 @pytest.mark.parametrize("kernel", ON_CPU, ids=lambda kernel: kernel.name)
-@example_count(20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@example_count(20)
 @given(st.data(), st.lists(st.integers(0, 9), min_size=1, max_size=6), st.booleans(), st.integers(0, 99))
 def test_kernels_follow_the_definition(
     monkeypatch: pytest.MonkeyPatch,
