@@ -2,14 +2,11 @@
 
 import functools
 import json
-import subprocess
 import sys
 from typing import Any, NamedTuple
 
 import pytest
 import typer.main
-
-from tests.support.processes import PATIENCE
 
 # The tree of verbs and options takes 40 ms to make, and is the same every time.
 make_tree = functools.cache(typer.main.get_command)
@@ -54,15 +51,3 @@ class Command:
         result = self(*arguments)
         assert result.code == 0 or (result.code == 1 and "no seed has learned the task" in result.err), result.err
         return result
-
-
-def run_bertree(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run the command in a process of its own."""
-    return subprocess.run(
-        [sys.executable, "-m", "bertree", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE,
-        **options,
-    )
