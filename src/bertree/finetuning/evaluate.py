@@ -260,14 +260,10 @@ def _write(out: Path, task: Task[Any], metrics: Json, shown: Json, predictions: 
 
 
 def evaluate_split(
-    task: Task[Example],
-    network: Network,
-    split: EncodedSplit[Example],
-    autocast: Autocast,
-    advance: Callable[[int], None] = lambda count: None,
+    task: Task[Example], network: Network, split: EncodedSplit[Example], autocast: Autocast
 ) -> tuple[list[Json], dict[str, float]]:
     """Return the predictions on a split, and their scores if it has gold answers."""
-    scores = logits(network, task.scored_head, split.units, autocast, advance)
+    scores = logits(network, task.scored_head, split.units, autocast)
     return _predictions(task, split.examples, split.units, scores)
 
 

@@ -11,6 +11,7 @@ from bertree.report.history import Floats
 
 SPAN = 50.0  # values that differ by more than this factor are drawn on a logarithmic axis
 POINTS = 1000  # of a curve: more than a screen can show
+SMOOTHING = 0.04  # share of a curve that is the window of its mean
 ROUND = (1.0, 2.0, 2.5, 5.0, 10.0)
 TIMES = (
     *(0.001, 0.01, 0.1, 0.5, 1, 2, 5, 10, 15, 30),
@@ -74,7 +75,7 @@ def thin(x: Floats, y: Floats, points: int = POINTS) -> ThinCurve:
     return ThinCurve(x=centers, y=mean, low=low, high=high, complete=False)
 
 
-def smooth(y: Floats, share: float = 0.04) -> Floats:
+def smooth(y: Floats) -> Floats:
     """Return the mean over a window around each point.
 
     The window narrows towards the start, where losses fall fast, and is cut off at the end, where they are noise.
@@ -82,7 +83,7 @@ def smooth(y: Floats, share: float = 0.04) -> Floats:
     if len(y) < 8:
         return y
     index = np.arange(len(y))
-    half = np.minimum(max(1, round(len(y) * share / 2)), index)
+    half = np.minimum(max(1, round(len(y) * SMOOTHING / 2)), index)
     finite = np.isfinite(y)
     sums = np.concatenate(([0.0], np.cumsum(np.where(finite, y, 0.0))))
     counts = np.concatenate(([0], np.cumsum(finite)))

@@ -123,10 +123,10 @@ def embedding_parts(a: Architecture) -> dict[str, int]:
     return costs(a).embedding_parts()
 
 
-def inference_bytes(a: Architecture, batch: int, length: int, size: int = 4) -> int:
+def inference_bytes(a: Architecture, batch: int, length: int) -> int:
     """Peak bytes of a forward pass on `batch` sequences of `length` tokens, without a head: weights and activations in
-    numbers of `size` bytes. Attention keeps no scores: the kernels compute them in blocks."""
-    return size * (parameters(a).total + costs(a).inference_activations(batch * length))
+    float32. Attention keeps no scores: the kernels compute them in blocks."""
+    return 4 * (parameters(a).total + costs(a).inference_activations(batch * length))
 
 
 def largest_batch(a: Architecture, length: int, card_gb: float) -> int:

@@ -139,6 +139,6 @@ class BiLstmCosts:
         return 0
 
 
-def classifier_parameters(a: Architecture, classes: int = 2) -> int:
-    """Count the parameters of a BiLSTM's sequence head."""
-    return linear(a.sequence_width, a.ffn_width) + linear(a.ffn_width, classes)
+def classifier_parameters(a: Architecture) -> int:
+    """Count the parameters of a BiLSTM's sequence head with two classes."""
+    return linear(a.sequence_width, a.ffn_width) + linear(a.ffn_width, 2)
