@@ -14,10 +14,7 @@ from pathlib import Path
 from bertree.errors import UserError
 
 LAST_LINES = 20  # of the log, for the message of a server that does not start
-FLAGS = (
-    *("host", "port", "workers", "threads", "device", "precision", "max_body", "timeout", "queue", "drain", "watch"),
-    *("schema", "table", "log"),
-)
+OTHER = ("sources", "name", "cors", "api_key", "no_auth")  # keywords that are not `--flag=value`
 PATIENCE = 10.0  # seconds beyond the drain time until a server that does not stop is killed
 
 
@@ -105,9 +102,9 @@ def start_server(
     >>> with bertree.start_server("default") as server:
     ...     print(server.url)  # http://127.0.0.1:PORT/, with the routes /v1/embeddings, /docs ...
     """
-    values = locals()
+    values = dict(locals())
     paths = [sources] if isinstance(sources, str | Path) else sources
-    options = [f"--{flag.replace('_', '-')}={values[flag]}" for flag in FLAGS]
+    options = [f"--{flag.replace('_', '-')}={value}" for flag, value in values.items() if flag not in OTHER]
     options += [f"--name={one}" for one in name] + [f"--cors={origin}" for origin in cors]
     options += ["--no-auth"] if no_auth else []
     environment = dict(os.environ) | ({"BERTREE_API_KEY": api_key} if api_key is not None else {})

@@ -33,9 +33,21 @@ def ray_application(settings: ServerSettings, replicas: int = 1) -> Any:
         "num_gpus": 1 if settings.device.startswith("cuda") else 0,
         "runtime_env": {"env_vars": THREADS},
     }
-    ingress = serve.ingress(_builder(replace(settings, threads=threads, workers=1)))
+    settings = replace(settings, threads=threads, workers=1)
+
+    def build() -> "ASGIApp":
+        """Build the application, within a replica."""
+        from bertree.serve.http.app import build_app
+        from bertree.serve.http.telemetry import Log
+        from bertree.serve.worker import load_service
+
+        set_allocator(max(2, threads))
+        service = load_service(settings, Log(requests=settings.log == "requests"))
+        service.scheduler.start()
+        return build_app(service)
+
     deployment = serve.deployment(
-        ingress(),
+        serve.ingress(build)(),
         name=NAME,
         num_replicas=replicas,
         max_ongoing_requests=MOST_REQUESTS,
@@ -43,22 +55,6 @@ def ray_application(settings: ServerSettings, replicas: int = 1) -> Any:
         ray_actor_options=options,
     )
     return deployment.bind()
-
-
-def _builder(settings: ServerSettings) -> "Callable[[], ASGIApp]":
-    """Return what builds the application within a replica."""
-
-    def build() -> "ASGIApp":
-        from bertree.serve.http.app import build_app
-        from bertree.serve.http.telemetry import Log
-        from bertree.serve.worker import load_service
-
-        set_allocator(max(2, settings.threads))
-        service = load_service(settings, Log(requests=settings.log == "requests"))
-        service.scheduler.start()
-        return build_app(service)
-
-    return build
 
 
 def serve_on_ray(settings: ServerSettings, replicas: int, address: str | None, ready: Callable[[], None]) -> None:

@@ -117,7 +117,8 @@ class Scheduler:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
         now = self._clock()
-        request = QueuedRequest(kind, jobs, deadline, now, lambda: self._collect(loop, future))
+        # The thread that ends a request tells its caller later, together with others.
+        request = QueuedRequest(kind, jobs, deadline, now, lambda: self._finished.requests.append((loop, future)))
         request.begin_by = now + LATE * self.queue_seconds
         with self._lock:
             self._check(request, deadline - now)
@@ -258,10 +259,6 @@ class Scheduler:
                 return [error]
         half = len(payloads) // 2
         return self._results(kind, payloads[:half]) + self._results(kind, payloads[half:])
-
-    def _collect(self, loop: asyncio.AbstractEventLoop, future: "asyncio.Future[None]") -> None:
-        """Record a request that has ended, in the thread that ended it."""
-        self._finished.requests.append((loop, future))
 
     def _wake(self, finished: "list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]]") -> None:
         """Wake the callers of requests that have ended: one call for each event loop."""

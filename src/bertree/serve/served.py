@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,6 +38,7 @@ ABILITIES = {
 # Tokens of a batch. On a CPU, larger batches are no faster and let others wait longer (docs/serving.md).
 BUDGETS = {"cpu": 512, "cuda": 65536}
 SLOW = 10  # what a token costs when every layer is shown, beside one that is embedded
+Waiting = tuple[Sequence[str], "asyncio.Future[list[Encoded]]"]  # the texts of a request
 Tokenize = Callable[[Sequence[str], str | None, str], list[Encoded]]
 
 
@@ -77,13 +78,6 @@ def find_task(model: Model) -> Task[Any] | None:
         return None
 
 
-class WaitingTexts(NamedTuple):
-    """The texts of a request."""
-
-    texts: Sequence[str]
-    future: "asyncio.Future[list[Encoded]]"
-
-
 class TextGatherer:
     """Collects the texts of all requests in one turn of the event loop, and tokenizes them by one call at its end.
 
@@ -93,7 +87,7 @@ class TextGatherer:
     def __init__(self, tokenize: Tokenize) -> None:
         """`tokenize`: texts, the name of a prompt, and the end at which texts are cut -> one result each."""
         self._tokenize = tokenize
-        self._waiting: dict[tuple[asyncio.AbstractEventLoop, str | None, str], list[WaitingTexts]] = {}
+        self._waiting: dict[tuple[asyncio.AbstractEventLoop, str | None, str], list[Waiting]] = {}
 
     async def encode(self, texts: Sequence[str], prompt: str | None, cut: str) -> list[Encoded]:
         """Return texts tokenized, in their order."""
@@ -103,26 +97,26 @@ class TextGatherer:
         if (waiting := self._waiting.get(key)) is None:
             waiting = self._waiting[key] = []
             loop.call_soon(self._tokenize_all, key)
-        waiting.append(WaitingTexts(texts, future))
+        waiting.append((texts, future))
         return await future
 
     def _tokenize_all(self, key: tuple[asyncio.AbstractEventLoop, str | None, str]) -> None:
         _, prompt, cut = key
-        waiting = [one for one in self._waiting.pop(key) if not one.future.done()]
+        waiting = [one for one in self._waiting.pop(key) if not one[1].done()]
         try:
-            encoded = self._tokenize([text for one in waiting for text in one.texts], prompt, cut)
+            encoded = self._tokenize([text for texts, _ in waiting for text in texts], prompt, cut)
         except BaseException as error:  # also a tokenizer that panics: the requests would wait for ever
             if len(waiting) == 1:
-                waiting[0].future.set_exception(error)
+                waiting[0][1].set_exception(error)
                 return
             for one in waiting:  # so that the text at fault fails only its own request
                 self._waiting[key] = [one]
                 self._tokenize_all(key)
             return
         start = 0
-        for one in waiting:
-            end = start + len(one.texts)
-            one.future.set_result(encoded[start:end])
+        for texts, future in waiting:
+            end = start + len(texts)
+            future.set_result(encoded[start:end])
             start = end
 
 
@@ -138,7 +132,7 @@ class ServedModel:
         self.dimension, self.vector, self.max_length = model.dimension, model.vector, model.max_length
         self._embedder = model.batch_embedder()
         self._default_prompt = model.vector.prompt_text(None, name)
-        self._gatherer = TextGatherer(self.tokenize)
+        self.gatherer = TextGatherer(self.tokenize)
         self.abilities = find_abilities(model, self.task)
         budget = BUDGETS["cuda" if model.device.type == "cuda" else "cpu"]
         self._job_kinds = {
@@ -153,12 +147,11 @@ class ServedModel:
         }
 
     def job_kind(self, name: str) -> JobKind:
-        """Return a kind of jobs.
+        """Return a kind of jobs, by its name.
 
-        embed: tokenized texts (`Encoded`) -> vectors as `model.embed` returns them; unscaled: the same without
-        normalization; hidden: the same -> the states of their tokens; task: units -> logits; fill: texts with masks ->
-        filled masks; generate, layers and map: functions without arguments -> their results, for work that cannot share
-        a batch."""
+        embed, unscaled and hidden: tokenized texts (`Encoded`) -> vectors as `model.embed` returns them, the same
+        without normalization, states of the tokens; task: units -> logits; fill: texts with masks -> filled masks; the
+        others: functions without arguments -> their results, for work that cannot share a batch."""
         return self._job_kinds[name]
 
     def expect_costs(self) -> None:
@@ -192,12 +185,6 @@ class ServedModel:
             kinds = [*sample.type_ids[:first], *[0] * len(ids), *sample.type_ids[len(sample.ids) - last :]]
             encoded.append(Encoded([*begin, *ids, *end], kinds if tokenizer.marks_special else None, dropped))
         return encoded
-
-    async def tokenize_together(
-        self, texts: Sequence[str], prompt: str | None = None, cut: str = "right"
-    ) -> list[Encoded]:
-        """Tokenize a few texts, together with those of other requests in this turn of the event loop."""
-        return await self._gatherer.encode(texts, prompt, cut)
 
     @property
     def task_max_length(self) -> int:

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -116,17 +117,8 @@ def build_service(settings: ServerSettings, registry: Registry, log: Log) -> Ser
 def find_sources(settings: ServerSettings) -> list[ServedSource]:
     """Return the sources of the settings, each with its name."""
     names = settings.names or ("",) * len(settings.sources)
-    return [
-        ServedSource(
-            path=path,
-            name=name,
-            device=settings.device,
-            precision=settings.precision,
-            schema=settings.schema,
-            table=settings.table,
-        )
-        for name, path in zip(names, settings.sources, strict=True)
-    ]
+    shared: dict[str, Any] = {name: getattr(settings, name) for name in ("device", "precision", "schema", "table")}
+    return [ServedSource(path=path, name=name, **shared) for name, path in zip(names, settings.sources, strict=True)]
 
 
 def load_service(settings: ServerSettings, log: Log) -> Service:

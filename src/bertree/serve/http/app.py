@@ -9,14 +9,14 @@ from importlib import import_module
 from itertools import count
 from pkgutil import iter_modules
 
-from starlette.routing import Route, Router
+from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bertree.serve import routes
 from bertree.serve.http.answers import HttpError, send_bytes, send_error
 from bertree.serve.http.connections import CONNECTION
 from bertree.serve.http.endpoint import Endpoint
-from bertree.serve.http.handlers import CONTEXT, ROUTES, Context, RouteSpec, Service
+from bertree.serve.http.handlers import ROUTES, Context, RouteSpec, Service
 from bertree.serve.settings import RequestSettings
 
 LOCAL_NAMES = (b"localhost", b"127.0.0.1", b"[::1]")
@@ -92,13 +92,12 @@ class Application:
         self._service = service
         self._access = Access(service.settings, [spec.path for spec in ROUTES if spec.open])
         self._plain = {path: endpoint for path, endpoint in endpoints.items() if "{" not in path}
-        parametrized = [Route(path, endpoint) for path, endpoint in endpoints.items() if "{" in path]
-        self._router = Router(parametrized, redirect_slashes=False, default=_not_found)
+        self._folders = [(path.partition("{")[0], one) for path, one in endpoints.items() if "{" in path]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
         if scope["type"] != "http":
-            await self._router(scope, receive, send)
+            await Router()(scope, receive, send)  # a server that asks whether the application has started
             return
         started, headers = time.perf_counter(), dict(scope["headers"])
         context = Context(
@@ -109,8 +108,12 @@ class Application:
             connection=scope["state"].get(CONNECTION) if "state" in scope else None,
         )
         endpoint = self._plain.get(scope["path"])
+        if endpoint is None:
+            for folder, one in self._folders:
+                if scope["path"].startswith(folder):
+                    endpoint, context.parameter = one, scope["path"].removeprefix(folder)
         if endpoint is not None:
-            context.route = scope["path"]
+            context.route = endpoint.path
         try:
             if (error := self._access.refusal(context)) is not None:
                 await send_error(context, send, error)
@@ -119,8 +122,8 @@ class Application:
             elif endpoint is not None:
                 await endpoint.answer(context, receive, send)
             else:
-                scope[CONTEXT] = context
-                await self._router(scope, receive, send)
+                error = HttpError(404, "there is no such path; see /docs", code="unknown_path")
+                await send_error(context, send, error)
         finally:
             self._record(context, time.perf_counter() - started)
 
@@ -138,12 +141,6 @@ class Application:
                 milliseconds=round(1000 * seconds, 2),
                 tokens=context.tokens,
             )
-
-
-async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
-    if scope["type"] == "http":
-        error = HttpError(404, "there is no such path; see /docs", code="unknown_path")
-        await send_error(scope[CONTEXT], send, error)
 
 
 def _preflight(headers: Mapping[bytes, bytes]) -> Mapping[str, str]:

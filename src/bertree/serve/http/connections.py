@@ -47,7 +47,7 @@ class ClientConnections:
             return True
         idle = sorted((one for one in own if one.phase() in ("headers", "idle")), key=lambda one: one.since)
         for one in idle[:CLOSED_AT_ONCE]:
-            one.abort()
+            one.transport.abort()
         return bool(idle)
 
     async def look(self) -> None:
@@ -56,7 +56,7 @@ class ClientConnections:
         for own in list(self.by_client.values()):
             for one in list(own):
                 if one.is_late(now):
-                    one.abort()
+                    one.transport.abort()
                 elif one.state == "writing":
                     writing.append(one)
         waiting = sum(one.unread() for one in writing)
@@ -64,7 +64,7 @@ class ClientConnections:
             if waiting <= WRITE_BYTES:
                 return
             waiting -= one.unread()
-            one.abort()
+            one.transport.abort()
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -154,7 +154,3 @@ class BoundedProtocol(HttpToolsProtocol):
             self.state, self.since = phase, now
             self.limit = HEADER_SECONDS if phase == "headers" else WRITE_SECONDS + self.unread() / BYTES_PER_SECOND
         return phase in ("headers", "writing") and now - self.since > self.limit
-
-    def abort(self) -> None:
-        """Close it without waiting for what its client has not read."""
-        self.transport.abort()

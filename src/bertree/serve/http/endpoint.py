@@ -10,23 +10,23 @@ from contextlib import suppress
 from typing import Any
 
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Receive, Send
 
 from bertree.errors import UserError
 from bertree.serve.http.answers import HttpError, send_busy, send_error, send_json, send_response
 from bertree.serve.http.decoding import ClientGone, body_decoder, query_decoder, read_body
-from bertree.serve.http.handlers import CONTEXT, Context, RouteSpec, Service, call_route
+from bertree.serve.http.handlers import Context, RouteSpec, Service, call_route
 from bertree.serve.registry import NotServed
 from bertree.serve.token_queue import DeadlineExceeded, Overloaded, TooLong
 
 
 class Endpoint:
-    """The routes of one path: an ASGI application."""
+    """The routes of one path."""
 
     def __init__(self, service: Service, specs: Sequence[RouteSpec]) -> None:
         self.service = service
         self.specs = {spec.method: spec for spec in specs}
-        self._path, self._errors = specs[0].path, specs[0].errors
+        self.path, self._errors = specs[0].path, specs[0].errors
         self._decoders: dict[str, Callable[[bytes], Any] | None] = {
             spec.method: body_decoder(spec.body, spec.inputs)
             if spec.body
@@ -36,15 +36,10 @@ class Endpoint:
             for spec in specs
         }
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request that Starlette's router sends here."""
-        await self.answer(scope[CONTEXT], receive, send)
-
     async def answer(self, context: Context, receive: Receive, send: Send) -> None:
         """Answer a request."""
         method = context.scope["method"]
         spec = self.specs.get("GET" if method == "HEAD" else method)
-        context.route = self._path
         if spec is None:
             allowed = ", ".join(sorted(self.specs))
             error = HttpError(405, f"{method[:20]} is not possible here, only {allowed}", headers={"allow": allowed})

@@ -24,7 +24,6 @@ from bertree.serve.token_queue import Job, JobKind, Overloaded
 
 CLIENT_CLOSED = 499  # status in logs and metrics of a request whose client has closed the connection
 MOST_HELPING = 256  # calls that may wait for a helper thread
-CONTEXT = "bertree.context"  # key of the context in an ASGI scope
 Handler = TypeVar("Handler", bound=Callable[..., Awaitable[Any]])
 Result = TypeVar("Result")
 
@@ -141,15 +140,10 @@ class Context:
     deadline: float = 0.0  # on the scheduler's clock
     response_headers: dict[str, str] = field(default_factory=dict)
     route: str = "none"  # path in the table of routes
+    parameter: str = ""  # of the path
     ability: str | None = None  # that the route needs of a model
     status: int = CLIENT_CLOSED  # of the answer
     tokens: int = 0  # computed for the request
-
-    @property
-    def path(self) -> Mapping[str, str]:
-        """Parameters of the path."""
-        parameters: Mapping[str, str] = self.scope.get("path_params") or {}
-        return parameters
 
     @property
     def limits(self) -> Limits:

@@ -29,9 +29,8 @@ def openapi_document(routes: Sequence[RouteSpec]) -> dict[str, Any]:
     schema_of = dict(zip(map(id, kinds), schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for spec in shown:
-        paths.setdefault(spec.path.replace(":path}", "}"), {})[spec.method.lower()] = _operation(
-            spec, schema_of, components
-        )
+        methods = paths.setdefault(spec.path.replace(":path}", "}"), {})
+        methods[spec.method.lower()] = _operation(spec, schema_of, components)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -59,7 +58,11 @@ def _operation(spec: RouteSpec, schema_of: dict[int, Any], components: dict[str,
         for name in spec.path.split("{")[1:]
     ]
     if spec.query is not None:
-        parameters += _query_parameters(schema_of[id(spec.query)], components)
+        schema = components[schema_of[id(spec.query)]["$ref"].rpartition("/")[2]]
+        parameters += [
+            {"name": name, "in": "query", "required": name in schema.get("required", []), "schema": kind}
+            for name, kind in schema["properties"].items()
+        ]
     if parameters:
         operation["parameters"] = parameters
     if spec.body is not None:
@@ -72,15 +75,6 @@ def _operation(spec: RouteSpec, schema_of: dict[int, Any], components: dict[str,
             str(status): {"description": meaning, "content": error} for status, meaning in MEANINGS.items()
         }
     return operation
-
-
-def _query_parameters(reference: dict[str, Any], components: dict[str, Any]) -> list[dict[str, Any]]:
-    schema = components[reference["$ref"].rpartition("/")[2]]
-    required = schema.get("required", [])
-    return [
-        {"name": name, "in": "query", "required": name in required, "schema": kind}
-        for name, kind in schema["properties"].items()
-    ]
 
 
 def _schema_of(value: Any) -> dict[str, Any]:

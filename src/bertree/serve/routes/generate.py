@@ -59,9 +59,7 @@ class GenerateReply(msgspec.Struct):
 async def generate(context: Context, body: GenerateRequest) -> Any:
     """Return the text that continues a prompt; with `stream`, as server-sent events."""
     served = context.model(body.model)
-    options: dict[str, Any] = msgspec.structs.asdict(body)
-    for name in ("model", "stream"):
-        del options[name]
+    options = {name: value for name, value in msgspec.structs.asdict(body).items() if name not in ("model", "stream")}
     text = await context.call_in_helper(lambda: served.model.stream(**options))
     if len(text.prompt_ids) > MOST_PROMPT:
         raise field_error("prompt", f"has {len(text.prompt_ids):,} tokens; at most {MOST_PROMPT:,} in a request")

@@ -69,7 +69,7 @@ async def encode_inputs(context: Context, served: ServedModel, inputs: Texts, op
     size = served.model.required_tokenizer.size
     if isinstance(inputs[0], str):
         if sum(map(len, inputs)) <= SMALL:
-            return await served.tokenize_together(inputs, options.prompt, options.cut)
+            return await served.gatherer.encode(inputs, options.prompt, options.cut)
         return await context.call_in_helper(served.tokenize, inputs, options.prompt, options.cut)
     if wrong := next((token for row in inputs for token in row if not 0 <= token < size), None):
         raise field_error(

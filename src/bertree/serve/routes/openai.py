@@ -94,7 +94,7 @@ async def models(context: Context) -> Any:
 @route("GET", "/v1/models/{id:path}")
 async def model(context: Context) -> Any:
     """Return a model, or an index, by its name."""
-    name, registry = context.path["id"], context.service.registry
+    name, registry = context.parameter, context.service.registry
     if name in registry.indexes and name not in registry.models:
         return await context.call_in_helper(_describe_index, context, registry.indexes[name])
     return _describe_model(registry.model(name))

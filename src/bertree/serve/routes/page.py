@@ -72,10 +72,7 @@ class StaticFile(Response):
             await super().__call__(scope, receive, send)
 
 
-@cache
-def static_file(name: str) -> StaticFile:
-    """Return a file of the page, read once."""
-    return StaticFile(name)
+static_file = cache(StaticFile)  # a file is read once
 
 
 @route("GET", "/", open=True, hidden=True)
@@ -84,7 +81,7 @@ def static_file(name: str) -> StaticFile:
 @route("GET", "/page/{name:path}", open=True, hidden=True)
 async def page(context: Context) -> Any:
     """Return the playground, the page of all routes, or one of their files."""
-    name = PAGES.get(context.route) or context.path["name"]
+    name = PAGES.get(context.route) or context.parameter
     if name not in FILES:
         raise HttpError(404, "the playground has no such file", code="unknown_path")
     return static_file(name)
