@@ -56,7 +56,7 @@ XL_RECIPE = (
     .replace('masking = "token"\n', "")
 )
 TUNE = ("device=cpu", "epochs=2", "batch=8", "lr=1e-3", "max_length=24")
-LEARNED_NOTHING = "no seed has learned the task"  # in so few steps; the exit code is 1
+LEARNED_NOTHING = "has learned nothing"  # in so few steps; the exit code is 1
 STOP_AT = 5  # steps after which the samples of stopped runs were stopped
 PRETRAIN = ("pretrain", "recipe.toml", "--store", "store", "--out", "run", "--resume")
 FINETUNE = ("finetune", "bertree", "--task", "classification", "--data", "data/train.csv", "--out", "tuning")

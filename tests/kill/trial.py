@@ -301,7 +301,7 @@ class Trials:
 
 def succeeded(code: int | None, output: str) -> bool:
     """Return whether a command has done its work. Runs as short as these may learn nothing, and say so."""
-    return code == 0 or (code == 1 and "no seed has learned the task" in output)
+    return code == 0 or (code == 1 and "has learned nothing" in output)
 
 
 def _is_finished(code: int | None, output: str) -> bool:

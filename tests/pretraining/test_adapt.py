@@ -5,9 +5,10 @@ import shutil
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
 import bertree
-from bertree.errors import BertreeWarning, UserError
+from bertree.errors import UserError
 from bertree.pretraining.adaptation.adapt import compare_runs
 from bertree.train.metrics_log import TrainingEvent
 from tests.support.command import Command
@@ -73,9 +74,32 @@ def test_a_stopped_run_ends_in_the_same_bytes(start: Path, texts: Path, tmp_path
     assert "holds a run already; resume it with --resume" in again.err
 
 
-def test_sizes_follow_text_and_model_and_a_rise_of_the_loss_is_noted(start: Path, texts: Path, tmp_path: Path) -> None:
-    with pytest.warns(BertreeWarning, match="the held-out loss rose from"):
-        run = bertree.adapt(start, texts, out=tmp_path / "out", steps=2, device="cpu", lr=0.5)
+def test_a_model_that_became_worse_is_not_kept(start: Path, texts: Path, tmp_path: Path, command: Command) -> None:
+    settings = [f"{key}={value}" for key, value in (QUICK | {"optim.lr": 0.5, "phases.0.steps": 2}).items()]
+    words = ["adapt", start, texts, "--out", tmp_path / "out", *settings]
+    for resume in ([], ["--resume"]):
+        result = command(*words, *resume)
+        assert result.code == 1
+        assert "never lower after (at best" in result.err
+        assert f"{tmp_path / 'out' / 'model'} is {start} as it was" in result.err
+    before, after = (load_file(folder / "model.safetensors") for folder in (start, tmp_path / "out" / "model"))
+    assert before.keys() == after.keys()
+    assert all(before[name].equal(after[name]) for name in before)
+    assert bertree.load(tmp_path / "out").max_length == 16, "as before: the new positions are not trained"
+
+
+def test_the_best_model_is_kept_and_measured(start: Path, texts: Path, tmp_path: Path) -> None:
+    rising = {"lr": 0.3, "warmup": 40, "steps": 40, "eval_every": 4, "save_every": 4}
+    run = bertree.adapt(start, texts, out=tmp_path / "out", **rising, **QUICK)
+    losses = [row["loss"] for row in run.history if row.get("kind") == "eval"]
+    assert run.learned
+    assert run.metrics["after"]["loss"] == min(losses) < losses[-1]
+    again = bertree.adapt(run.folder / "model", texts, out=tmp_path / "again", steps=1, **QUICK)
+    assert again.metrics["before"]["loss"] == pytest.approx(min(losses), abs=1e-4)
+
+
+def test_sizes_follow_text_and_model(start: Path, texts: Path, tmp_path: Path) -> None:
+    run = bertree.adapt(start, texts, out=tmp_path / "out", steps=2, device="cpu")
     recipe = bertree.recipe(run.folder / "recipe.toml")
     assert recipe.phases[0].max_length == 16, "what the model has learned"
     assert recipe.phases[0].batch_tokens == 1024, "little text"

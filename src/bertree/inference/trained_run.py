@@ -22,7 +22,7 @@ class Run:
 
     folder: Path
     signal: int | None = None  # the signal that ended it early
-    learned: bool = True  # False if no seed has learned anything: the gradient or the predictions say so
+    learned: bool = True  # False if no seed has learned anything, or no held-out loss was lower than before adaptation
 
     @property
     def complete(self) -> bool:
@@ -59,7 +59,7 @@ class Run:
     def _repr_html_(self) -> str:
         from bertree.report.html import notebook_table
 
-        stopped = "stopped; go on with resume=True" if self.signal is not None else "no seed has learned the task"
+        stopped = "stopped; go on with resume=True" if self.signal is not None else "has learned nothing"
         state = "complete" if self.complete else stopped
         rows = [(key, f"{value:.4g}") for key, value in self.metrics.items() if isinstance(value, float)]
         return notebook_table(str(self.folder), rows, state)

@@ -7,6 +7,7 @@ OUT/model/                            the final model
 """
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -25,6 +26,7 @@ from bertree.errors import UserError
 from bertree.files.atomic import RUN_KIND, exclusive_lock, make_folders, refuse_other, remove_leftovers
 from bertree.files.formats import Json
 from bertree.inference.trained_run import Run
+from bertree.interop import folder
 from bertree.interop.contents import Contents
 from bertree.interop.folder import write_together
 from bertree.interop.huggingface.folder import problem_with_transformers
@@ -53,7 +55,7 @@ from bertree.train.checkpoints.checkpoint import BEST
 from bertree.train.device_setup import DeviceSetup, set_deterministic, set_threads, uses_gpu
 from bertree.train.feed import StreamFeed
 from bertree.train.held_out import MaskSamples, evaluate_questions
-from bertree.train.keep import KeepNewestAndBest
+from bertree.train.keep import KeepNewestAndBest, StartModel
 from bertree.train.loop import Loop
 from bertree.train.metrics_log import announce_model
 from bertree.train.optimizer import build_optimizer
@@ -92,6 +94,7 @@ class StoreJob:
     held_out: Store
     build_trainee: Callable[[], Trainee]
     before_steps: Callable[["StoreTraining"], "StoreTraining"] = lambda training: training
+    start: Path | None = None  # folder of the model to end with if none is better on held-out text
     after_steps: Callable[["StoreTraining"], None] | None = None  # on the first rank, if the run is complete
 
 
@@ -204,6 +207,7 @@ class StoreTraining:
     identity: Json  # what must be the same when the run is resumed
     world: World
     intro: Sequence[str] = ()  # lines after those of the trainee
+    loss_before: float = math.inf  # on held-out text, before the first step
 
     def run(self, resume: bool) -> Run:
         """Train, or resume training, and write the model."""
@@ -264,6 +268,7 @@ class StoreTraining:
             # Lanes have no examples: a stream of the same text has.
             shown = replace(recipe, data=replace(recipe.data, format="stream")) if recipe.data.in_lanes else recipe
             samples = MaskSamples(held_out_stream(shown, self.job.held_out, recipe.phases[0]))
+        start = self.job.start
         return KeepNewestAndBest(
             out=self.out,
             loop=loop,
@@ -276,6 +281,10 @@ class StoreTraining:
                 loop.without_gradients(lambda: samples(network, loop.autocast, loop.device)) if samples else []
             ),
             write_model=lambda name: write_together(self.trainee.contents, self.out / name, self.world),
+            start=start
+            and StartModel(
+                self.loss_before, lambda name: write_together(folder.read(start), self.out / name, self.world)
+            ),
         )
 
     def _distribute(self) -> Distribution:

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -77,10 +77,17 @@ HELD_OUT = "held_out"  # loss and phase of a checkpoint's evaluation
 REPORT_PAUSE = 5.0  # seconds between reports during a run; its end always writes one
 
 
+class StartModel(NamedTuple):
+    """The model that a run starts from, if it must not end with a worse one."""
+
+    loss: float  # on held-out text
+    write: Callable[[str], None]  # into a folder of that name
+
+
 @dataclass(kw_only=True)
 class KeepNewestAndBest(KeepPolicy):
     """A run that is evaluated by its held-out loss. At the end the last model is written and, if an earlier one of the
-    same phase was better, that one too."""
+    same phase was better, that one too. With `start`, only the best is written, and `start` if none is better."""
 
     out: Path
     loop: Loop
@@ -89,6 +96,7 @@ class KeepNewestAndBest(KeepPolicy):
     evaluate: EvaluateStep  # on held-out text, after a step
     samples: Callable[[], list[dict[str, Any]]]  # texts that show what it has learned
     write_model: Callable[[str], None]  # into a folder of that name
+    start: StartModel | None = None
     pause: float = 0.0
     saves_last: bool = True
     _evaluator: Evaluator | None = field(default=None, init=False)
@@ -135,10 +143,13 @@ class KeepNewestAndBest(KeepPolicy):
         if checkpoint is None or checkpoint.step != last or not (self.out / MODEL).is_dir():
             return False
         best = CheckpointFolder(self.out / CHECKPOINTS).best()
-        return best is None or best["step"] == last or (self.out / BEST_MODEL).is_dir()
+        return self.start is not None or best is None or best["step"] == last or (self.out / BEST_MODEL).is_dir()
 
     def finish(self, last: int, folder: CheckpointFolder) -> None:
-        """Write the last model and, if an earlier one of the same phase was better, that one too."""
+        """Write the models."""
+        if self.start is not None:
+            self._write_best(self.start, folder)
+            return
         self.write_model(MODEL)
         best = folder.best_step()
         if best is not None and best != last:
@@ -148,6 +159,14 @@ class KeepNewestAndBest(KeepPolicy):
                 note(f"{error}; {BEST_MODEL} is not written")
             else:
                 self.write_model(BEST_MODEL)
+
+    def _write_best(self, start: StartModel, folder: CheckpointFolder) -> None:
+        best = folder.best()
+        if best is None or best["loss"] >= start.loss:
+            start.write(MODEL)
+            return
+        restore(folder.read(best["step"]), self.loop.network, self.loop.optimizer)
+        self.write_model(MODEL)
 
 
 PAUSE = 60.0  # seconds between two checkpoints, at least

@@ -37,9 +37,10 @@ from bertree.pretraining.held_out import held_out_questions
 from bertree.pretraining.job import StoreJob, StoreTraining, Trainee, execute_store_job
 from bertree.pretraining.recipe import Recipe
 from bertree.report.run_page import write_run_report
-from bertree.run_folder import MODEL, SCORES
+from bertree.run_folder import CHECKPOINTS, MODEL, SCORES
 from bertree.text.corpus import Corpus, CorpusOptions
 from bertree.text.identity import tokenizer_hash
+from bertree.train.checkpoints.checkpoint import CheckpointFolder
 from bertree.train.device_setup import DeviceSetup
 from bertree.train.held_out import evaluate_questions
 from bertree.train.metrics_log import Callback, calling
@@ -111,6 +112,7 @@ def adapt(
             held_out=held_out,
             build_trainee=lambda: _build_trainee(recipe, train, initial, str(model)),
             before_steps=_measure_before,
+            start=path,
         )
 
     with showing(progress):
@@ -118,13 +120,18 @@ def adapt(
             run = execute_store_job(build_job, unsized, out=out, resume=resume)
         if not run.complete:
             return run
-        last = [row for row in run.history if row.get("kind") == "eval"][-1]
-        metrics = read_json(out / SCORES) | {"after": _figures(last)}
+        metrics, best = read_json(out / SCORES), CheckpointFolder(out / CHECKPOINTS).best()
+        before, lowest = metrics["before"]["loss"], best["loss"] if best else math.inf
+        learned = lowest < before
+        rows = [row for row in run.history if best and row.get("kind") == "eval" and row["step"] == best["step"]]
+        metrics["after"] = _figures(rows[-1]) if learned else metrics["before"]
         write_into_folder(out / SCORES, json_text(metrics, 2) + "\n")
-        before, after = (metrics[when]["loss"] for when in ("before", "after"))
-        if after > before:
-            note(f"the held-out loss rose from {before:.4f} to {after:.4f}: adapt to more text, or set a lower lr")
-        if task is not None:
+        if not learned:
+            note(
+                f"adaptation has learned nothing: the held-out loss was {before:.4f} before, and never lower after (at "
+                f"best {lowest:.4f}), so {out / MODEL} is {model} as it was; adapt to more text, or set a lower lr"
+            )
+        if task is not None and learned:
             for name, start in ((BEFORE, path), (AFTER, out / MODEL)):
                 say(f"{task}, {name.removeprefix('task-')} adaptation:")
                 tuned = finetune(
@@ -144,7 +151,7 @@ def adapt(
             metrics["task"] = compare_runs(*(read_json(out / name / SCORES) for name in (BEFORE, AFTER)))
             write_into_folder(out / SCORES, json_text(metrics, 2) + "\n")
         write_run_report(out)
-    return run
+    return replace(run, learned=learned)
 
 
 def _prepare(model: Model, corpus: Path, store: Path, options: CorpusOptions, resume: bool) -> None:
@@ -197,14 +204,14 @@ def _measure_before(training: StoreTraining) -> StoreTraining:
     """Evaluate the model on held-out text before its first step."""
     recipe, setup, path = training.job.recipe, training.device_setup, training.out / SCORES
     if path.is_file():
-        return training
+        return replace(training, loss_before=read_json(path)["before"]["loss"])
     figures = evaluate_questions(
         training.trainee.contents.network,
         held_out_questions(recipe, training.job.held_out, recipe.phases[-1], training.trainee.evaluated),
         lambda: torch.autocast(setup.device.type, torch.bfloat16) if setup.bf16 else nullcontext(),
     )
     write_into_folder(path, json_text({"before": _figures(figures)}, 2) + "\n")
-    return replace(training, intro=[f"held-out loss before: {figures['loss']:.4f}"])
+    return replace(training, intro=[f"held-out loss before: {figures['loss']:.4f}"], loss_before=float(figures["loss"]))
 
 
 def _figures(row: Json) -> Json:

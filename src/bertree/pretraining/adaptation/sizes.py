@@ -89,6 +89,7 @@ def sized_recipe(
     budget = 0.0 if has_steps else minutes or (0.0 if epochs else MINUTES)
     every = max(1, math.ceil(total / EVALUATIONS))
     every = min(every, TIMED_EVERY) if budget else every
+    every = every if every <= SAVE_EVERY else -(-every // SAVE_EVERY) * SAVE_EVERY  # what is evaluated is saved
     tree: Json = {
         "name": NAME,
         "note": "continued pretraining",
