@@ -1,6 +1,8 @@
 """The command as a user runs it: right input, wrong input, exit codes, one line of error."""
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -164,3 +166,12 @@ def test_the_list_of_studies_shows_the_cost_of_every_size_in_80_columns(
         assert len(line) <= 80
         for cost in study["cost"].values():
             assert cost.split(", ")[1].split(" on ")[0] in line
+
+
+def test_imports_are_not_searched_for_garbage() -> None:
+    code = (
+        "import gc, sys; from bertree.cli.command import import_quickly; searches = []; "
+        "gc.callbacks.append(lambda *_: searches.append(1)); import_quickly('inference.load'); "
+        "assert 'torch' in sys.modules and gc.isenabled() and not searches, len(searches)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

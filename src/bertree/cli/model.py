@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bertree.cli.command import CHECK, LOOK, USE, print_json, python_verb, verb
+from bertree.cli.command import CHECK, LOOK, USE, import_quickly, print_json, python_verb, verb
 from bertree.cli.options import DeviceOption, JsonOption, ModelArgument, Option, TokenizerOption
 
 if TYPE_CHECKING:
@@ -73,6 +73,7 @@ def info(
             raise UserError(f"--kernels: shows the kernels of a device, not of a model ({name})")
         print_json(kernels_json(device)) if as_json else print_kernels(make_console(), device)
         return
+    import_quickly("comparison.info")
     from bertree.cli.render.family import print_point, print_tree
     from bertree.comparison.info import describe, find_point
     from bertree.model.presets import PRESETS
