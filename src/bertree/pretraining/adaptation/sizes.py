@@ -20,7 +20,8 @@ from bertree.pretraining.recipe import Recipe
 
 NAME = "adapt"
 EPOCHS, MINUTES = 3.0, 30.0  # if neither is set: at most so many passes, and at most so long
-RATE = 4.0  # times the architecture's rate for fine-tuning
+RATE = 4.0  # times the architecture's rate for fine-tuning, at most
+RATE_TOKENS = 1e6  # tokens read at that rate times 1; other numbers by their square root
 WARMUP = 0.06  # share of the steps
 FEWEST_STEPS = 300  # below which the batch is made smaller: many small steps learn more from little text
 HELD_OUT_TOKENS, LEAST_SHARE, MOST_SHARE = 100_000, 0.01, 0.1
@@ -86,6 +87,7 @@ def sized_recipe(
     batch = phase.batch_tokens if "phases.0.batch_tokens" in set_keys else batch
     steps = max(1, math.ceil(passes * (1 - share) * store.tokens / batch))
     total = sum(each.steps for each in unsized.phases) if has_steps else steps
+    rate = a.learning_rate * min(RATE, math.sqrt(total * batch / RATE_TOKENS))
     budget = 0.0 if has_steps else minutes or (0.0 if epochs else MINUTES)
     every = max(1, math.ceil(total / EVALUATIONS))
     every = min(every, TIMED_EVERY) if budget else every
@@ -95,7 +97,7 @@ def sized_recipe(
         "note": "continued pretraining",
         "model": dict(unsized.model),
         "data": {"store": unsized.data.store, "held_out_share": share, **learning},
-        "optim": {"lr": RATE * a.learning_rate, "betas": [0.9, 0.98]},
+        "optim": {"lr": float(f"{rate:.3g}"), "betas": [0.9, 0.98]},
         "schedule": {"warmup": math.ceil(WARMUP * total)},
         "phases": [{"steps": steps, "max_length": length, "batch_tokens": batch}],
         "run": {
