@@ -20,8 +20,7 @@ from bertree.pretraining.recipe import Recipe
 
 NAME = "adapt"
 EPOCHS, MINUTES = 3.0, 30.0  # if neither is set: at most so many passes, and at most so long
-RATE = 4.0  # times the architecture's rate for fine-tuning, at most
-RATE_TOKENS = 1e6  # tokens read at that rate times 1; other numbers by their square root
+RATES, RATE_TOKENS = (1.0, 4.0), 1e6  # times the rate for fine-tuning: the square root of the tokens, within limits
 WARMUP = 0.06  # share of the steps
 FEWEST_STEPS = 300  # below which the batch is made smaller: many small steps learn more from little text
 HELD_OUT_TOKENS, LEAST_SHARE, MOST_SHARE = 100_000, 0.01, 0.1
@@ -87,7 +86,7 @@ def sized_recipe(
     batch = phase.batch_tokens if "phases.0.batch_tokens" in set_keys else batch
     steps = max(1, math.ceil(passes * (1 - share) * store.tokens / batch))
     total = sum(each.steps for each in unsized.phases) if has_steps else steps
-    rate = a.learning_rate * min(RATE, math.sqrt(total * batch / RATE_TOKENS))
+    rate = a.learning_rate * min(max(math.sqrt(total * batch / RATE_TOKENS), RATES[0]), RATES[1])
     budget = 0.0 if has_steps else minutes or (0.0 if epochs else MINUTES)
     every = max(1, math.ceil(total / EVALUATIONS))
     every = min(every, TIMED_EVERY) if budget else every
