@@ -107,7 +107,7 @@ def test_sizes_follow_text_and_model(start: Path, texts: Path, tmp_path: Path) -
     assert recipe.phases[0].batch_tokens == 1024, "little text"
     assert recipe.data.format == "doc-sentences"
     assert recipe.schedule.warmup == 1
-    assert recipe.optim.lr == 2e-4, "few tokens: the rate for fine-tuning"
+    assert recipe.optim.lr == pytest.approx(2e-4 * (2 * 1024 / 3e5) ** 0.5, rel=0.01), "few tokens"
     longer = ["phases.0.steps=7777"]
     store = run.folder / "store"
     unsized = sizes.unsized_recipe(str(start), str(store), 0, 0, longer)

@@ -268,7 +268,6 @@ class StoreTraining:
             # Lanes have no examples: a stream of the same text has.
             shown = replace(recipe, data=replace(recipe.data, format="stream")) if recipe.data.in_lanes else recipe
             samples = MaskSamples(held_out_stream(shown, self.job.held_out, recipe.phases[0]))
-        start = self.job.start
         return KeepNewestAndBest(
             out=self.out,
             loop=loop,
@@ -281,10 +280,16 @@ class StoreTraining:
                 loop.without_gradients(lambda: samples(network, loop.autocast, loop.device)) if samples else []
             ),
             write_model=lambda name: write_together(self.trainee.contents, self.out / name, self.world),
-            start=start
-            and StartModel(
-                self.loss_before, lambda name: write_together(folder.read(start), self.out / name, self.world)
-            ),
+            start=self._start_model(),
+        )
+
+    def _start_model(self) -> StartModel | None:
+        """Return the model that the run must not end below, if there is one."""
+        start = self.job.start
+        if start is None:
+            return None
+        return StartModel(
+            self.loss_before, lambda name: write_together(folder.read(start), self.out / name, self.world)
         )
 
     def _distribute(self) -> Distribution:

@@ -20,7 +20,10 @@ from bertree.pretraining.recipe import Recipe
 
 NAME = "adapt"
 EPOCHS, MINUTES = 3.0, 30.0  # if neither is set: at most so many passes, and at most so long
-RATES, RATE_TOKENS = (1.0, 4.0), 1e6  # times the rate for fine-tuning: the square root of the tokens, within limits
+RATE, RATE_TOKENS = (
+    4.0,
+    3e5,
+)  # times the rate for fine-tuning: 1 for so many tokens, else by their square root, at most 4
 WARMUP = 0.06  # share of the steps
 FEWEST_STEPS = 300  # below which the batch is made smaller: many small steps learn more from little text
 HELD_OUT_TOKENS, LEAST_SHARE, MOST_SHARE = 100_000, 0.01, 0.1
@@ -86,7 +89,7 @@ def sized_recipe(
     batch = phase.batch_tokens if "phases.0.batch_tokens" in set_keys else batch
     steps = max(1, math.ceil(passes * (1 - share) * store.tokens / batch))
     total = sum(each.steps for each in unsized.phases) if has_steps else steps
-    rate = a.learning_rate * min(max(math.sqrt(total * batch / RATE_TOKENS), RATES[0]), RATES[1])
+    rate = a.learning_rate * min(math.sqrt(total * batch / RATE_TOKENS), RATE)
     budget = 0.0 if has_steps else minutes or (0.0 if epochs else MINUTES)
     every = max(1, math.ceil(total / EVALUATIONS))
     every = min(every, TIMED_EVERY) if budget else every
