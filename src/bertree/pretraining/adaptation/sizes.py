@@ -20,10 +20,8 @@ from bertree.pretraining.recipe import Recipe
 
 NAME = "adapt"
 EPOCHS, MINUTES = 3.0, 30.0  # if neither is set: at most so many passes, and at most so long
-RATE, RATE_TOKENS = (
-    4.0,
-    3e5,
-)  # times the rate for fine-tuning: 1 for so many tokens, else by their square root, at most 4
+RATE = 4.0  # times the architecture's rate for fine-tuning, at most
+RATE_TOKENS = 3e5  # that are read at 1 times that rate; for other numbers it follows their square root
 WARMUP = 0.06  # share of the steps
 FEWEST_STEPS = 300  # below which the batch is made smaller: many small steps learn more from little text
 HELD_OUT_TOKENS, LEAST_SHARE, MOST_SHARE = 100_000, 0.01, 0.1
