@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from torch.nn.functional import normalize
 
 import bertree
 from bertree.errors import UserError
@@ -156,6 +157,25 @@ def test_rerank(trained: Trained, tmp_path: Path) -> None:
         index.search("the is a", rerank=judge, label="goood")
     with pytest.raises(UserError, match="no head for pairs"):
         index.search("the is a", rerank=bertree.load("bert-tiny"))
+
+
+def test_a_model_without_a_head_for_pairs_compares_tokens(tmp_path: Path) -> None:
+    model, question = bertree.load("default"), "Who repaired the piano?"
+    bodies = [*(letter["body"] for letter in LETTERS), "A carpenter mended the piano.", "Who repaired it?"]
+    index = Index.build(model, [{"id": body, "text": body} for body in bodies], tmp_path / "index")
+    plain = index.search(question, k=5)
+    hits = index.search(question, k=5, rerank=model, candidates=4)
+    query = normalize(model.hidden(question), dim=1)[1:-1]  # without [CLS] and [SEP]
+    expected = {
+        hit.text: 0.85 * float((query @ normalize(model.hidden(hit.text), dim=1).T).amax(1).mean())
+        + 0.15 * hit.score / plain[0].score
+        for hit in plain[:4]
+    }
+    assert [hit.text for hit in hits[:4]] == sorted(expected, key=lambda text: -expected[text])
+    assert [hit.score for hit in hits[:4]] == pytest.approx(sorted(expected.values(), reverse=True), abs=1e-5)
+    assert hits[4] == plain[4], "the one it did not read stays as it was"
+    with pytest.raises(UserError, match="has no classes"):
+        index.search(question, rerank=model, label="good")
 
 
 def test_which_class_says_yes() -> None:

@@ -37,7 +37,8 @@ def query(
     where: WhereOption = None,
     model: ModelOption = None,
     rerank: Annotated[
-        str | None, typer.Option("--rerank", help="A model fine-tuned on pairs, to score the best passages again.")
+        str | None,
+        typer.Option("--rerank", help="Scores the best passages again: a model of pairs, or of vectors (by tokens)."),
     ] = None,
     candidates: Annotated[int | None, typer.Option(min=1, help="Passages it scores. [default: 50]")] = None,
     label: LabelOption = None,
@@ -103,7 +104,7 @@ def evaluate(
     document: DocumentOption = "document",
     model: ModelOption = None,
     rerank: Annotated[
-        str | None, typer.Option("--rerank", help="A model fine-tuned on pairs, as a further mode.")
+        str | None, typer.Option("--rerank", help="A model that scores again, as a further mode.")
     ] = None,
     candidates: Annotated[int, typer.Option(min=1, help="Passages it scores.")] = 50,
     label: LabelOption = None,

@@ -1,7 +1,11 @@
-"""Sort the best passages again with a re-ranker (cross-encoder): a model fine-tuned on pairs of texts.
+"""Sort the best passages again with a second model.
 
-It reads the query and a passage together, which is more accurate than comparing two vectors and far slower, so it reads
-only the best few passages.
+It is more accurate than comparing two vectors and far slower, so it reads only the best few passages.
+
+A cross-encoder, a model fine-tuned on pairs of texts, reads the query and a passage together. Any other model compares
+their tokens (late interaction): each token of the query with the one of the passage that is most like it. The sum is
+
+    (1 - FIRST) * mean of the largest cosines  +  FIRST * score of the search / best score of the search
 """
 
 import math
@@ -10,16 +14,21 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from bertree.errors import UserError, suggest
 from bertree.files.formats import Json
+from bertree.inference.model import Model
 from bertree.search.passages import Hit
 
 # Common names of the positive class of pair tasks, most specific first.
 POSITIVE_LABELS = ("relevant", "entailment", "duplicate", "equivalent", "paraphrase", "similar", "yes", "true", "1")
 NO_BOUNDS = (-math.inf, math.inf)
 CANDIDATES = 50  # passages that a re-ranker reads, unless set
+FIRST = 0.15  # weight of the score of the search beside that of the tokens
+MOST_KEPT = 2048  # passages whose tokens are kept for the next questions
 
 
 class Reranker(Protocol):
@@ -33,18 +42,61 @@ class Reranker(Protocol):
 def rerank_hits(
     model: Reranker, questions: Sequence[str], results: Sequence[Sequence[Hit]], *, candidates: int, label: str | None
 ) -> list[list[Hit]]:
-    """Sort the first `candidates` hits of each query by the model's score, from 0 to 1; the others follow unchanged."""
+    """Sort the first `candidates` hits of each query by the model's score, at most 1; the others follow unchanged."""
+    if isinstance(model, Model) and model.trained and "sequence" not in model.classes:
+        if label is not None:
+            raise UserError(f"label '{label}': the re-ranker has no classes; it compares tokens")
+        return _rerank_by_tokens(model, questions, results, candidates)
     check_cross_encoder(model)
     pairs = [(q, hit.text) for q, hits in zip(questions, results, strict=True) for hit in hits[:candidates]]
     predictions = model.predict(pairs) if pairs else []
     values = np.array([pair_score(prediction, label) for prediction in predictions])
     single = any("probabilities" not in prediction for prediction in predictions)
-    scores = iter((relevance_of(values, find_bounds(model)) if single else values).tolist())
+    scores = (relevance_of(values, find_bounds(model)) if single else values).tolist()
     ordered = []
     for hits in results:
-        reranked = [replace(hit, score=next(scores)) for hit in hits[:candidates]]
-        ordered.append([*sorted(reranked, key=lambda hit: -hit.score), *hits[candidates:]])
+        ordered.append(_sort_again(hits, scores[: len(hits[:candidates])]))
+        del scores[: len(hits[:candidates])]
     return ordered
+
+
+def _sort_again(hits: Sequence[Hit], scores: Sequence[float]) -> list[Hit]:
+    """Sort the first hits by new scores; the others follow."""
+    first = [replace(hit, score=score) for hit, score in zip(hits, scores, strict=False)]
+    return [*sorted(first, key=lambda hit: -hit.score), *hits[len(first) :]]
+
+
+def _rerank_by_tokens(
+    model: Model, questions: Sequence[str], results: Sequence[Sequence[Hit]], candidates: int
+) -> list[list[Hit]]:
+    kept: dict[str, Tensor] = {}
+    ordered = []
+    for question, hits in zip(questions, results, strict=True):
+        texts = dict.fromkeys(hit.text for hit in hits[:candidates])
+        if len(kept) + len(texts) > MOST_KEPT:
+            kept = {}
+        new = [text for text in texts if text not in kept]
+        kept |= zip(new, _token_vectors(model, new), strict=True)
+        query_th = _token_vectors(model, [question])[0][_own_tokens(model, question)]
+        best = max((hit.score for hit in hits), default=0.0)
+        scores = []
+        for hit in hits[:candidates]:
+            tokens = float((query_th @ kept[hit.text].T).amax(1).mean())
+            scores.append((1 - FIRST) * tokens + FIRST * (hit.score / best if best > 0 else 0.0))
+        ordered.append(_sort_again(hits, scores))
+    return ordered
+
+
+def _token_vectors(model: Model, texts: Sequence[str]) -> list[Tensor]:
+    """Return the last hidden states of each text, of length 1."""
+    return [torch.nn.functional.normalize(states_th.float(), dim=-1) for states_th in model.hidden(texts)]
+
+
+def _own_tokens(model: Model, text: str) -> list[int]:
+    """Return the places of the tokens of a text itself, not special ones; of all if there are no others."""
+    ids, tokenizer = model.tokenize([text])[0].ids, model.required_tokenizer
+    special = {tokenizer.id_of(kind) for kind in tokenizer.special}
+    return [place for place, id in enumerate(ids) if id not in special] or list(range(len(ids)))
 
 
 def check_cross_encoder(model: Reranker) -> None:

@@ -148,8 +148,8 @@ class Searcher(ABC):
 
         `mode`: vectors (by meaning), words (BM25; needs no model) or hybrid (both, the default if the index has words).
         `where`: only documents with these metadata values (of a list, any; `id` and `source` work too). `rerank`: a
-        model fine-tuned on pairs of texts that reads the question with each of the first `candidates` passages and
-        sorts them again; `label`: its positive class, if it has classes.
+        model that reads the first `candidates` passages and sorts them again: one fine-tuned on pairs of texts reads
+        each with the question, any other compares their tokens. `label`: its positive class, if it has classes.
         """
         questions = [question] if isinstance(question, str) else list(question)
         mode = choose_mode(mode, self.has_words, self.name)
