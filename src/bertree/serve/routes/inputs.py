@@ -50,15 +50,15 @@ def check_texts(context: Context, texts: Texts, field: str) -> None:
             )
 
 
-def list_inputs(inputs: TextOrIds, field: str) -> Texts:
+def list_inputs(inputs: str | Sequence[str | int | list[int]], field: str) -> Texts:
     """Return the texts of a request, or the lists of token ids; a single one as a list of one."""
     if isinstance(inputs, str):
         return [inputs]
     for kind in (str, list):
         if all(isinstance(item, kind) for item in inputs):
-            return inputs
+            return list(inputs)
     if not all(isinstance(item, int) for item in inputs):
-        raise field_error(field, "must be texts, or token ids, not both")
+        raise field_error(field, "must be all of a kind: texts, token ids, or lists of token ids")
     return [inputs]
 
 

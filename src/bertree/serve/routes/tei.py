@@ -231,10 +231,7 @@ def _tokens(served: ServedModel, texts: list[str], special: bool) -> list[list[d
 async def decode(context: Context, body: DecodeRequest) -> Any:
     """Return the text of each list of token ids."""
     served = context.model(body.model)
-    flat = [row for row in body.ids if isinstance(row, int)]
-    if flat and len(flat) != len(body.ids):
-        raise field_error("ids", "must be a list of ids, or a list of such lists")
-    rows = [flat] if flat else [row for row in body.ids if isinstance(row, list)]
+    rows = list_inputs(body.ids, "ids")
     tokenizer = served.model.required_tokenizer
     if any(not 0 <= token < tokenizer.size for row in rows for token in row):
         raise field_error("ids", f"must be from 0 to {tokenizer.size - 1}")
@@ -242,15 +239,8 @@ async def decode(context: Context, body: DecodeRequest) -> Any:
     return await context.call_in_helper(decode_batch, rows)
 
 
-# Ability -> the route of the task, for requests that name none; the most specific ability of a model decides.
-TASKS = {
-    "answer": "/answer",
-    "entities": "/entities",
-    "predict": "/predict",
-    "generate": "/generate",
-    "fill": "/fill",
-    "embed": "/embed",
-}
+# Abilities, which are the names of routes too; the first that a model has is its task.
+TASKS = ("answer", "entities", "predict", "generate", "fill", "embed")
 
 
 @tei_route("POST", "/", reply=None, ability="embed")
@@ -263,7 +253,7 @@ async def run_task(context: Context, body: dict[str, Any]) -> Any:
     if isinstance(inputs, dict):
         path = "/answer" if "question" in inputs else "/similarity"
     else:
-        path = next(path for ability, path in TASKS.items() if ability in served.abilities)
+        path = next(f"/{ability}" for ability in TASKS if ability in served.abilities)
         mask = served.model.required_tokenizer.special.get("mask")
         if path == "/fill" and not (isinstance(inputs, str) and mask is not None and mask in inputs):
             path = "/embed"
@@ -279,7 +269,6 @@ async def info(context: Context) -> Any:
     limits, scheduler = context.limits, context.service.scheduler
     return {
         "model_id": served.name,
-        "model_sha": None,
         "model_dtype": served.model.precision,
         "served_model_name": served.name,
         "model_type": _model_type(served),
@@ -287,13 +276,11 @@ async def info(context: Context) -> Any:
         "max_concurrent_requests": scheduler.room(served.job_kind("embed"), served.model.max_length),
         "max_input_length": served.task_max_length if "predict" in served.abilities else served.model.max_length,
         "max_batch_tokens": served.job_kind("embed").budget,
-        "max_batch_requests": None,
         "max_client_batch_size": limits.texts,
         "auto_truncate": True,
         "tokenization_workers": 2,
         "version": __version__,
-        "sha": None,
-        "docker_label": None,
+        **dict.fromkeys(("model_sha", "max_batch_requests", "sha", "docker_label")),
     }
 
 

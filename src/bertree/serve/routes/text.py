@@ -64,12 +64,8 @@ async def fill(context: Context, body: FillRequest) -> Any:
             "start": mask.start,
             "end": mask.end,
             "candidates": [
-                {
-                    "token": piece(candidate.id) or candidate.token,
-                    "text": candidate.token,
-                    "probability": candidate.probability,
-                }
-                for candidate in mask.candidates
+                {"token": piece(each.id) or each.token, "text": each.token, "probability": each.probability}
+                for each in mask.candidates
             ],
         }
         for mask in filled
