@@ -100,9 +100,7 @@ def layers(analysis: "LayerAnalysis", options: SimpleNamespace) -> None:
     bertree layers my-bert my-small-bert --texts mail.txt --out layers.html
     bertree layers my-model --texts mail.csv --text body --json[/dim]
     """
-    from rich.table import Table
-
-    from bertree.cli.render import make_console
+    from bertree.cli.render import make_console, make_table
     from bertree.report.layers_page import layer_rows
 
     if options.as_json:
@@ -111,12 +109,7 @@ def layers(analysis: "LayerAnalysis", options: SimpleNamespace) -> None:
     for model in analysis.models:
         head, rows = layer_rows(model)
         title = f"{model.name}: {model.tokens:,} tokens of {model.texts:,} texts"
-        table = Table(*head, title=title, title_justify="left", box=None, pad_edge=False)
-        for column in table.columns:
-            column.justify = "right"
-        for row in rows:
-            table.add_row(*row)
-        make_console().print(table)
+        make_console().print(make_table(*head, rows=rows, numbers=0, title=title, title_justify="left"))
     if analysis.cka is not None:
         first, second = (model.name for model in analysis.models)
         print(f"CKA of {first} with {second} over {analysis.over}: {analysis.cka[-1, -1]:.3f} of the last layers")

@@ -78,16 +78,13 @@ def adapt(run: "Run", options: SimpleNamespace) -> None:
     bertree adapt default reports/ --out adapted --resume[/dim]
     """
     from rich.console import Console
-    from rich.table import Table
 
+    from bertree.cli.render import make_table
     from bertree.report.before_after import HEAD, before_after_rows
     from bertree.run_folder import METRICS, MODEL, REPORT, SCORES
 
     def show(run: "Run") -> None:
-        table = Table(*HEAD, box=None, pad_edge=False)
-        for row in before_after_rows(run.metrics):
-            table.add_row(*row)
-        Console().print(table)
+        Console().print(make_table(*HEAD, rows=before_after_rows(run.metrics)))
         print(f"{run.folder}: {MODEL}/, {REPORT}, {SCORES}, {METRICS}")
 
     end_run(run, options.as_json, show)
@@ -115,17 +112,12 @@ def list_recipes(notes: dict[str, str], options: SimpleNamespace) -> None:
 
     [dim]bertree recipe list[/dim]
     """
-    from rich.table import Table
-
-    from bertree.cli.render import make_console
+    from bertree.cli.render import make_console, make_table
 
     if options.as_json:
         print_json(notes)
         return
-    table = Table("recipe", "", box=None, pad_edge=False)
-    for name, note in notes.items():
-        table.add_row(name, note)
-    make_console().print(table)
+    make_console().print(make_table("recipe", "", rows=notes.items()))
 
 
 def show_recipe(recipe: Any, options: SimpleNamespace) -> None:

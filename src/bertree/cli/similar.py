@@ -179,13 +179,12 @@ def _print_pairs(result: "SimilarPairs", options: SimpleNamespace) -> None:
 
 
 def _print_clusters(result: "TextClusters", show: int) -> None:
-    from rich.table import Table
     from rich.text import Text
 
-    from bertree.cli.render import make_console
+    from bertree.cli.render import make_console, make_table
 
     clusters: Sequence[object] = result.clusters.clusters
-    table = Table("cluster", "size", "cosine", "most central", box=None, pad_edge=False)
+    table = make_table("cluster", "size", "cosine", "most central")
     for column in table.columns[:3]:
         column.justify, column.no_wrap = "right", True
     for number, cluster in enumerate(result.clusters.clusters[:show], 1):

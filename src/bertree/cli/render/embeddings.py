@@ -4,10 +4,9 @@ from collections.abc import Mapping, Sequence
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
 
-from bertree.cli.render import make_console
+from bertree.cli.render import make_console, make_table
 from bertree.embeddings.correlation import KINDS, MEASURES, EncoderScores, Figures, format_correlation, format_span
 from bertree.embeddings.evaluate import EmbeddingScores
 from bertree.embeddings.sts import PairSet
@@ -24,7 +23,7 @@ def print_embedding_scores(scores: EmbeddingScores) -> None:
     console = make_console()
     for number, pairs in enumerate(sets):
         console.print(Text(f"{pairs.name}: {pairs.pairs:,} pairs", style="bold"))
-        table = Table(box=None, pad_edge=False, padding=(0, 1))
+        table = make_table(padding=(0, 1))
         table.add_column("", no_wrap=True)
         for kind in KINDS:
             for measure, label in zip(MEASURES, SHORT, strict=True):
@@ -55,9 +54,7 @@ def _intervals(row: EncoderScores, intervals: Mapping[str, Interval]) -> Text:
 
 def _summary(console: Console, sets: Sequence[PairSet], rows: Sequence[EncoderScores]) -> None:
     console.print(Text("Spearman of the cosine, all pairs of each set", style="bold"))
-    table = Table("", *(escape(pairs.name) for pairs in sets), "average", box=None, pad_edge=False, padding=(0, 1))
-    for column in table.columns[1:]:
-        column.justify = "right"
+    table = make_table("", *(escape(pairs.name) for pairs in sets), "average", padding=(0, 1), numbers=1)
     for row in rows:
         values = [scored.overall["spearman"]["cosine"] for scored in row.sets]
         cells = [*map(format_correlation, values), format_correlation(row.average)]

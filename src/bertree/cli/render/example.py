@@ -9,7 +9,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from bertree.cli.render import make_console
+from bertree.cli.render import make_console, make_table
 from bertree.data.preview import BLANK, ExamplePreview, PreviewToken
 
 STYLES = {"masked": "bold red", "random": "bold yellow", "kept": "bold magenta", "ordered": "bold red"}
@@ -58,7 +58,7 @@ def _text(tokens: list[PreviewToken], segment: int) -> Text:
 
 
 def _table(example: ExamplePreview) -> Table:
-    table = Table("position", "segment", "the model sees", "it must predict", "how", box=None, pad_edge=False)
+    table = make_table("position", "segment", "the model sees", "it must predict", "how")
     for token in example.tokens:
         if token.target is not None:
             cells = (Text(token.text, style=STYLES[token.action]), Text(token.target))
@@ -72,7 +72,7 @@ def _in_order(example: ExamplePreview) -> list[PreviewToken]:
 
 def _order(example: ExamplePreview) -> Table:
     """List the tokens in the order of prediction, each with the tokens it is predicted from."""
-    table = Table("order", "position", "segment", "token", "is predicted from", box=None, pad_edge=False)
+    table = make_table("order", "position", "segment", "token", "is predicted from")
     earlier: list[str] = []
     for token in _in_order(example):
         named = ", ".join(earlier) if len(earlier) <= MOST_NAMED else f"the {len(earlier)} above"

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
+from bertree.cli.render import make_table
 from bertree.config import model_names
 from bertree.errors import UserError
 from bertree.interop.folder import read_architecture, read_max_length
@@ -67,7 +68,7 @@ def _line(point: Preset, depth: int = 0) -> Text:
 
 def _study_table(points: list[Preset]) -> Table:
     widths = sorted({p.architecture.embedding_width for p in points})
-    table = Table("sharing", *(f"E {width}" for width in widths), box=None, pad_edge=False)
+    table = make_table("sharing", *(f"E {width}" for width in widths))
     by_sharing: dict[str, dict[int, Preset]] = {}
     for point in points:
         axes = point.architecture.axes()
@@ -117,7 +118,7 @@ def _print_folder(console: Console, folder: Path) -> None:
 def _axes(point: Preset) -> Table:
     parent = PRESETS[point.parent].architecture if point.parent else None
     changed = point.architecture.differences(parent) if parent else {}
-    table = Table("axis", "value", f"in {point.parent}" if parent else "", "what it is", box=None, pad_edge=False)
+    table = make_table("axis", "value", f"in {point.parent}" if parent else "", "what it is")
     own, fixed = point.architecture.written_axes(), point.architecture.fixed_axes()
     for name, value in own.items():
         if name in fixed:  # in the file, but without effect on this kind of model
@@ -143,8 +144,7 @@ def _value(value: Any) -> str:
 def _parameters(point: Preset) -> Table:
     counts = cost.parameters(point.architecture)
     weights = counts.total + counts.mlm_head
-    table = Table("parameters", "", box=None, pad_edge=False)
-    table.columns[1].justify = "right"
+    table = make_table("parameters", "", numbers=1)
     for name, value in counts.as_dict().items():
         table.add_row(
             name.replace("_", " ").replace("mlm", "MLM"),
@@ -165,9 +165,7 @@ def _parameters(point: Preset) -> Table:
 
 def _costs(point: Preset, batch: int, length: int, card: float) -> Group:
     a = point.architecture
-    table = Table("sequence length", *map(str, cost.LENGTHS), box=None, pad_edge=False)
-    for column in table.columns[1:]:
-        column.justify = "right"
+    table = make_table("sequence length", *map(str, cost.LENGTHS), numbers=1)
 
     def shown(length: int, cell: Any) -> str:
         return str(cell) if length <= a.longest_input else "-"
@@ -200,9 +198,7 @@ def _long_costs(a: Architecture, card: float) -> Group | None:
     variants, lengths = cost.option_variants(a), cost.long_lengths(a)
     if not variants or not lengths:
         return None
-    table = Table("training on long sequences", *(f"{length:,}" for length in lengths), box=None, pad_edge=False)
-    for column in table.columns[1:]:
-        column.justify = "right"
+    table = make_table("training on long sequences", *(f"{length:,}" for length in lengths), numbers=1)
 
     def add(title: str, names: list[str], cell: Callable[[Architecture, int], str]) -> None:
         table.add_row(f"[bold]{title}[/]")

@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.table import Table
 
+from bertree.cli.render import make_table
 from bertree.errors import UserError, suggest
 from bertree.model.kernels.layout import Case, Kernel, Supports
 from bertree.model.kernels.table import KERNELS, choose, refusals
@@ -64,8 +64,8 @@ def as_json(device: str) -> dict[str, Any]:
 def print_kernels(console: Console, device: str) -> None:
     """Print the kernels, what each supports, and the choice for each kind of call."""
     device = _device_kind(device)
-    table = Table("kernel", "device", "precision", "masks", "longest", "also", box=None, pad_edge=False)
-    about = Table("kernel", "how", box=None, pad_edge=False)
+    table = make_table("kernel", "device", "precision", "masks", "longest", "also")
+    about = make_table("kernel", "how")
     for kernel in KERNELS:
         supports = kernel.supports
         table.add_row(
@@ -81,7 +81,7 @@ def print_kernels(console: Console, device: str) -> None:
     console.print()
     console.print(table)
     console.print(f"\nOn {device}, the first that supports a call computes it (heads of {HEAD_WIDTH}):")
-    calls = Table("precision", "mask", "longest", "needs", "kernel", "why not another", box=None, pad_edge=False)
+    calls = make_table("precision", "mask", "longest", "needs", "kernel", "why not another")
     for case in _cases(device):
         calls.add_row(
             _name(case.dtype),

@@ -2,10 +2,9 @@
 
 from collections.abc import Sequence
 
-from rich.table import Table
 from rich.text import Text
 
-from bertree.cli.render import make_console
+from bertree.cli.render import make_console, make_table
 from bertree.inference.causal.attribution import Attribution
 from bertree.inference.causal.last_words import LastWords
 from bertree.inference.causal.perplexity import Perplexity
@@ -28,10 +27,8 @@ def print_perplexity(result: Perplexity) -> None:
         ("bits per character", f"{result.bits_per_character:.4f}", f"{counts.characters:,} characters"),
         ("bits per byte", f"{result.bits_per_byte:.4f}", f"{counts.bytes:,} bytes"),
     ]
-    table = Table("perplexity", "", "", box=None, pad_edge=False)
+    table = make_table("perplexity", "", "", rows=rows)
     table.columns[1].justify = "right"
-    for row in rows:
-        table.add_row(*row)
     make_console().print(table)
     context = f"each from {result.context_least:,} or more tokens before it, {result.context_mean:,.1f} on average"
     if result.unpredicted:
@@ -58,7 +55,7 @@ def print_attributions(attributions: Sequence[Attribution], k: int) -> None:
             words = " ".join(attribution.text.split())
             console.print(Text(words if len(words) <= SHOWN else words[: SHOWN - 1] + "…"))
         has_given = any(score.given for score in attribution.codes)
-        table = Table("code", *(["given"] if has_given else []), "probability", "loss", "", box=None, pad_edge=False)
+        table = make_table("code", *(["given"] if has_given else []), "probability", "loss", "")
         for score in attribution.codes[:k]:
             bar = "█" * round(score.probability * 30)
             named = [Text(score.code, "bold"), *([Text(score.given)] if has_given else [])]
@@ -70,7 +67,7 @@ def print_candidates(masks: Sequence[Sequence[Candidate]]) -> None:
     """Print the candidates of each mask."""
     console = make_console()
     for number, candidates in enumerate(masks, 1):
-        table = Table("token", "probability", "", box=None, pad_edge=False)
+        table = make_table("token", "probability", "")
         for candidate in candidates:
             bar = "█" * round(candidate.probability * 30)
             table.add_row(Text(candidate.token, "bold"), f"{candidate.probability:.4f}", Text(bar, "green"))

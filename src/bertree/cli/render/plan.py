@@ -4,6 +4,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from bertree.cli.render import make_table
 from bertree.model.cost import GIB
 from bertree.report.formats import digits, duration, percent, quantity
 from bertree.scale.plan.meshes import Row
@@ -40,9 +41,7 @@ def print_plan(console: Console, plan: Plan) -> None:
 
 
 def _meshes(plan: Plan) -> Table:
-    table = Table("ZeRO", "tensor", *HEADS.values(), "total", "batches", "step", box=None, pad_edge=False)
-    for column in table.columns[1:]:
-        column.justify = "right"
+    table = make_table("ZeRO", "tensor", *HEADS.values(), "total", "batches", "step", numbers=1)
     for row in plan.rows:
         style = "bold green" if row is plan.best else "" if row.fits else "dim"
         batch = f"{row.batch.count}x{row.batch.tokens:,}{' R' if row.batch.recompute else ''}"
@@ -63,9 +62,7 @@ def _describe(row: Row) -> str:
 
 
 def _traffic(row: Row) -> Table:
-    table = Table("sent in a step", "of", "among", "calls", "GB", box=None, pad_edge=False)
-    for column in table.columns[3:]:
-        column.justify = "right"
+    table = make_table("sent in a step", "of", "among", "calls", "GB", numbers=3)
     for entry in row.traffic:
         ranks = row.mesh.data if entry.group == "data" else row.mesh.tensor
         cells = (entry.kind, entry.what, f"{ranks} {entry.group} ranks", f"{entry.calls:,}", digits(entry.bytes / 1e9))

@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
 
-from bertree.cli.render import make_console
+from bertree.cli.render import make_console, make_table
 from bertree.comparison.glue import GlueSummary
 from bertree.finetuning.evaluate import Scores, teacher_line
 from bertree.inference.trained_run import Run
@@ -33,7 +32,7 @@ def score_text(key: str, value: Any) -> str:
 def print_scores(scores: Scores) -> None:
     """Print the scores of a model on a task."""
     intervals = scores.metrics.get("intervals", {})
-    table = Table(scores.task, ", ".join(scores.splits), INTERVAL if intervals else "", box=None, pad_edge=False)
+    table = make_table(scores.task, ", ".join(scores.splits), INTERVAL if intervals else "")
     for key, value in scores.metrics.items():
         if key not in ("task", "split", "model", "store", "intervals"):
             row = escape(key.replace("_", " ")), score_text(key, value), format_interval(key, intervals.get(key))
@@ -51,7 +50,7 @@ def print_finetuning(run: Run) -> None:
     intervals = metrics.get("intervals") or {}
     if intervals:
         heads.append(f"{INTERVAL}, seed {metrics['best_seed']}" if len(results) > 1 else INTERVAL)
-    table = Table(f"{metrics['task']}, dev, times 100", *heads, box=None, pad_edge=False)
+    table = make_table(f"{metrics['task']}, dev, times 100", *heads)
     for key in keys:
         cells = [score_text(key, result.get(key)) for result in results]
         if several and key == metric:
@@ -76,7 +75,7 @@ def print_glue(summary: GlueSummary) -> None:
         print_published(summary.published)
     if not summary.tasks:
         return
-    table = Table("task", "", box=None, pad_edge=False)
+    table = make_table("task", "")
     for name, scores in summary.tasks.items():
         shown = {key: value for key, value in scores.items() if isinstance(value, float) and key not in OVER_SEEDS}
         intervals = scores.get("intervals") or {}
@@ -100,7 +99,7 @@ def _in_brackets(interval: Any) -> str:
 def print_published(rows: Sequence[PublishedRow]) -> None:
     """Print published scores with their sources, numbered below the table."""
     (_, *names, _), cells, sources = published_cells(rows)
-    table = Table("published", *names, "", box=None, pad_edge=False)
+    table = make_table("published", *names, "")
     for row in cells:
         table.add_row(*map(escape, row))
     console = make_console()
@@ -112,7 +111,7 @@ def print_published(rows: Sequence[PublishedRow]) -> None:
 def print_comparison(comparison: Comparison) -> None:
     """Print the table of a comparison, and one line that sums up each model."""
     console = make_console()
-    table = Table(box=None, pad_edge=False)
+    table = make_table()
     table.add_column("")
     for index, model in enumerate(comparison.models):
         table.add_column(Text(model.name), justify="right", overflow="fold")
