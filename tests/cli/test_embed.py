@@ -82,7 +82,7 @@ def test_killed_at_random_moments(tiny: Path, tmp_path: Path) -> None:
     arguments = ("embed", str(tiny), str(texts), "--out")
     whole, out, log = tmp_path / "whole.npy", tmp_path / "v.npy", tmp_path / "log"
     assert runs.finish(*arguments, str(whole), log=log, fault="window:64") == 0, log.read_text()
-    runs.kill(*arguments, str(out), log=log, after=(1, 1, 2), moments=random.Random(3), fault="window:64")
+    runs.kill(*arguments, str(out), log=log, after=(1, 3), moments=random.Random(3), fault="window:64")
     assert not out.exists()
     assert 4 * 64 <= _rows(out) < 16 * 64
     assert runs.finish(*arguments, str(out), log=log, fault="window:64") == 0, log.read_text()

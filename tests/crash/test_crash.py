@@ -54,7 +54,7 @@ def test_a_power_cut_may_leave_any_part_of_what_was_not_synced(tmp_path: Path) -
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("name", suite_has(("convert, replacing", "index add"), SHORT))
+@pytest.mark.parametrize("name", suite_has(("index add",), SHORT))
 def test_a_command_survives_power_cuts_errors_and_another_writer(name: str, folders: TrialFolders) -> None:
     trials = DisturbedTrials(folders, BY_NAME[name])
     cuts = PowerCuts(trials).resume(math.inf, most=2)

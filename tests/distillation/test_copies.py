@@ -12,9 +12,10 @@ from bertree.text import tokenizer_training
 from tests.support.command import Command
 from tests.support.learnable import WORDS, Trained, model
 from tests.support.lessons import command_of
+from tests.support.shared import suite_has
 
 
-@pytest.mark.parametrize("name", ["classification", "pair", "regression"])
+@pytest.mark.parametrize("name", suite_has(["pair"], ["classification", "pair", "regression"]))
 def test_copies_are_labelled_by_the_teacher(name: str, command: Command, trained: Trained, tmp_path: Path) -> None:
     out, count = tmp_path / "out", 320 if name == "regression" else 240
     result = command.well(*command_of(trained, name, out, "copies=3", "epochs=0.5"))

@@ -7,6 +7,7 @@ import pytest
 
 from tests.support import runs
 from tests.support.learnable import model, tokenizer
+from tests.support.shared import suite_has
 from tests.support.topics import files
 
 SETTINGS = ("device=cpu", "lr=3e-3", "dropout=0.1", "max_length=32", "evaluations=2")
@@ -23,7 +24,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", suite_has(["ranking"], KINDS))
 def test_killed_at_random_moments(name: str, place: Path, tmp_path: Path) -> None:
     log, whole, out = tmp_path / "log", tmp_path / "whole", tmp_path / "out"
 
