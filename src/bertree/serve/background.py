@@ -105,7 +105,7 @@ def start_server(
     values = dict(locals())
     paths = [sources] if isinstance(sources, str | Path) else sources
     options = [f"--{flag.replace('_', '-')}={value}" for flag, value in values.items() if flag not in OTHER]
-    options += [f"--name={one}" for one in name] + [f"--cors={origin}" for origin in cors]
+    options += [f"--name={text}" for text in name] + [f"--cors={origin}" for origin in cors]
     options += ["--no-auth"] if no_auth else []
     environment = dict(os.environ) | ({"BERTREE_API_KEY": api_key} if api_key is not None else {})
     command = [sys.executable, "-m", "bertree", "serve", *options, "--", *map(str, paths)]

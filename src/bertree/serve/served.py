@@ -102,15 +102,15 @@ class TextGatherer:
 
     def _tokenize_all(self, key: tuple[asyncio.AbstractEventLoop, str | None, str]) -> None:
         _, prompt, cut = key
-        waiting = [one for one in self._waiting.pop(key) if not one[1].done()]
+        waiting = [request for request in self._waiting.pop(key) if not request[1].done()]
         try:
             encoded = self._tokenize([text for texts, _ in waiting for text in texts], prompt, cut)
         except BaseException as error:  # also a tokenizer that panics: the requests would wait for ever
             if len(waiting) == 1:
                 waiting[0][1].set_exception(error)
                 return
-            for one in waiting:  # so that the text at fault fails only its own request
-                self._waiting[key] = [one]
+            for request in waiting:  # so that the text at fault fails only its own request
+                self._waiting[key] = [request]
                 self._tokenize_all(key)
             return
         start = 0

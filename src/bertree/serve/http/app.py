@@ -92,7 +92,7 @@ class Application:
         self._service = service
         self._access = Access(service.settings, [spec.path for spec in ROUTES if spec.open])
         self._plain = {path: endpoint for path, endpoint in endpoints.items() if "{" not in path}
-        self._folders = [(path.partition("{")[0], one) for path, one in endpoints.items() if "{" in path]
+        self._folders = [(path.partition("{")[0], endpoint) for path, endpoint in endpoints.items() if "{" in path]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
@@ -109,9 +109,9 @@ class Application:
         )
         endpoint = self._plain.get(scope["path"])
         if endpoint is None:
-            for folder, one in self._folders:
+            for folder, below in self._folders:
                 if scope["path"].startswith(folder):
-                    endpoint, context.parameter = one, scope["path"].removeprefix(folder)
+                    endpoint, context.parameter = below, scope["path"].removeprefix(folder)
         if endpoint is not None:
             context.route = endpoint.path
         try:

@@ -45,26 +45,26 @@ class ClientConnections:
         own = self.by_client[client]
         if len(own) < self.per_client:
             return True
-        idle = sorted((one for one in own if one.phase() in ("headers", "idle")), key=lambda one: one.since)
-        for one in idle[:CLOSED_AT_ONCE]:
-            one.transport.abort()
+        idle = [connection for connection in own if connection.phase() in ("headers", "idle")]
+        for connection in sorted(idle, key=lambda connection: connection.since)[:CLOSED_AT_ONCE]:
+            connection.transport.abort()
         return bool(idle)
 
     async def look(self) -> None:
         """Close the connections whose time is over."""
         now, writing = time.monotonic(), list[BoundedProtocol]()
         for own in list(self.by_client.values()):
-            for one in list(own):
-                if one.is_late(now):
-                    one.transport.abort()
-                elif one.state == "writing":
-                    writing.append(one)
-        waiting = sum(one.unread() for one in writing)
-        for one in sorted(writing, key=lambda one: one.since):
+            for connection in list(own):
+                if connection.is_late(now):
+                    connection.transport.abort()
+                elif connection.state == "writing":
+                    writing.append(connection)
+        waiting = sum(connection.unread() for connection in writing)
+        for connection in sorted(writing, key=lambda connection: connection.since):
             if waiting <= WRITE_BYTES:
                 return
-            waiting -= one.unread()
-            one.transport.abort()
+            waiting -= connection.unread()
+            connection.transport.abort()
 
 
 class BoundedProtocol(HttpToolsProtocol):

@@ -50,11 +50,11 @@ class InputsForm(NamedTuple):
 
     def read(self, request: InputsRequest) -> dict[str, Any]:
         """Return the fields of the route's own form; ValueError names one that is unknown or missing."""
-        one = isinstance(self.inputs, str)
-        if one != isinstance(request.inputs, str):
-            raise ValueError("inputs: must be " + ("a text" if one else "an object"))
-        texts: Any = {self.inputs: request.inputs} if one else request.inputs
-        names: Any = {self.inputs: self.inputs} if one else self.inputs
+        is_text = isinstance(self.inputs, str)
+        if is_text != isinstance(request.inputs, str):
+            raise ValueError("inputs: must be " + ("a text" if is_text else "an object"))
+        texts: Any = {self.inputs: request.inputs} if is_text else request.inputs
+        names: Any = {self.inputs: self.inputs} if is_text else self.inputs
         fields: dict[str, Any] = {"model": request.model}
         for part, own in ((texts, names), (request.parameters, self.parameters)):
             if unknown := next((name for name in part if name not in own), None):
