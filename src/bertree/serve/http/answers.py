@@ -84,8 +84,8 @@ async def send_bytes(
     if context.service.draining:
         lines.append(CLOSE)
     context.status = status
-    connection, closes = context.connection, CLOSE in lines or context.scope["method"] == "HEAD"
-    if connection is not None and not closes and connection.send_whole(status, lines, body):
+    connection, in_parts = context.connection, CLOSE in lines or context.scope["method"] == "HEAD"
+    if connection is not None and not in_parts and connection.send_whole(status, lines, body):
         return
     await send({"type": "http.response.start", "status": status, "headers": lines})
     await send({"type": "http.response.body", "body": body})

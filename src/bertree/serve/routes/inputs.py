@@ -58,7 +58,7 @@ def list_inputs(inputs: str | Sequence[str | int | list[int]], field: str) -> Te
         if all(isinstance(item, kind) for item in inputs):
             return list(inputs)
     if not all(isinstance(item, int) for item in inputs):
-        raise field_error(field, "must be all of a kind: texts, token ids, or lists of token ids")
+        raise field_error(field, "must be texts, or token ids, or lists of token ids, and all of one kind")
     return [inputs]
 
 
