@@ -32,7 +32,7 @@ class Limits:
     """What one command may use."""
 
     cpu: float = 30  # seconds of the processor
-    wall: float = 60  # seconds in all: a command that waits for ever uses no processor
+    wall: float = 60  # seconds in which it has the processor or does not want it: a command may wait for ever
     space: int = 3000 * MiB  # address space beyond what the imports take
     memory: int = 2000 * MiB  # resident memory beyond it
 
@@ -141,7 +141,7 @@ class Runner:
                     os.killpg(child, signal.SIGKILL)
                 code = os.waitstatus_to_exitcode(status)
                 return code, seconds, usage, hung or code == -signal.SIGXCPU
-            if seconds > self.limits.wall:
+            if seconds - _waited(child) > self.limits.wall:
                 hung = True
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(child, signal.SIGKILL)
@@ -201,6 +201,14 @@ def stop_training(steps: int) -> None:
         return step(*arguments)
 
     Loop.step = count
+
+
+def _waited(process: int) -> float:
+    """Return the seconds in which a process was ready and others had the processor."""
+    try:
+        return int(Path(f"/proc/{process}/schedstat").read_text().split()[1]) / 1e9
+    except OSError:  # a kernel without these counts
+        return 0
 
 
 def _address_space() -> int:
