@@ -1,5 +1,6 @@
 """Wrong arguments of public functions are refused by their annotations, before anything is read."""
 
+import errno
 import inspect
 import re
 import timeit
@@ -14,6 +15,9 @@ import bertree
 from bertree.errors.arguments import checks_arguments
 from bertree.inference.task_model import TaskModel
 from bertree.tasks.task import Task
+from bertree.text.memory import rows_of
+from tests.support import learnable
+from tests.support.language_models import language_model
 
 CLASSES = (bertree.Model, TaskModel, bertree.Tokenizer, bertree.Index, bertree.PostgresIndex, bertree.TextTask)
 # A wrong value, and the words of an annotation that make it a right one.
@@ -92,6 +96,37 @@ def test_every_wrong_type_of_every_argument_is_refused_by_name() -> None:
                         function(*instance, value)
                     calls += 1
     assert calls > 4000, calls
+
+
+def test_wrong_values_are_refused_by_name() -> None:
+    model, tokenizer = language_model("ctrl", controls=("boat",)), learnable.tokenizer()
+    calls: list[tuple[str, Callable[[], object]]] = [
+        ("similarities", lambda: model.percentile(np.array(["high"]))),
+        ("codes", lambda: model.attribute("a boat", codes=[])),
+        ("beams", lambda: model.generate("a boat", beams=2**31)),
+        ("ids", lambda: tokenizer.convert_ids_to_tokens(-1)),
+        ("ids", lambda: tokenizer.convert_ids_to_tokens([2**32])),
+        ("length", lambda: tokenizer.spelling(2)),
+        ("texts", lambda: rows_of({"a": 1}, "texts")),
+    ]
+    for name, call in calls:
+        with pytest.raises(bertree.UserError, match=f"^{name}: "):
+            list(call())  # type: ignore[call-overload]
+
+
+def test_what_the_system_refuses_is_one_line_and_an_error_of_the_system() -> None:
+    for call in (bertree.info, bertree.verify, learnable.tokenizer().save):
+        with pytest.raises(bertree.UserError, match=r"^a{300}(/[\w.]+)?: File name too long$") as raised:
+            call("a" * 300)
+        assert isinstance(raised.value, OSError)
+        assert raised.value.errno == errno.ENAMETOOLONG
+
+
+def test_a_tokenizer_makes_its_folder(tmp_path: Path) -> None:
+    learnable.tokenizer().save(tmp_path / "new" / "folder")
+    loaded = bertree.Tokenizer.load(tmp_path / "new" / "folder")
+    assert loaded is not None
+    assert loaded.size == learnable.tokenizer().size
 
 
 @checks_arguments

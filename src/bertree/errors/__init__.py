@@ -35,6 +35,13 @@ class WrongArgument(UserError, TypeError, ValueError):
     """An argument of a Python function that it does not take: unknown, missing, or of a wrong type or value."""
 
 
+class Inaccessible(UserError, OSError):
+    """A file or folder that the system does not let us read or write: made of its error number, line and path."""
+
+    def __str__(self) -> str:
+        return " ".join(f"{self.filename}: {self.strerror}".splitlines())
+
+
 class BertreeWarning(UserWarning):
     """Something the user should know that does not stop the work (truncated text, random weights)."""
 

@@ -20,7 +20,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, ForwardRef, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
 
-from bertree.errors import LONGEST_NAME, WrongArgument, suggest
+from bertree.errors import LONGEST_NAME, Inaccessible, UserError, WrongArgument, suggest
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -48,7 +48,8 @@ class _Kind:
 
 
 def checks_arguments(function: Callable[P, R]) -> Callable[P, R]:
-    """Let a call of a function with wrong arguments be a `WrongArgument`, before the function runs."""
+    """Let a call of a function with wrong arguments be a `WrongArgument`, before the function runs, and an error of the
+    system about a file an `Inaccessible`."""
     names: tuple[str, ...] = ()
     kinds: dict[str, _Kind] | None = None
 
@@ -67,6 +68,10 @@ def checks_arguments(function: Callable[P, R]) -> Callable[P, R]:
             if problem := _call_problem(function, args, keywords):
                 raise WrongArgument(problem) from None
             raise
+        except OSError as error:
+            if error.filename is None or isinstance(error, UserError):
+                raise
+            raise Inaccessible(error.errno, error.strerror, error.filename) from error
 
     return run
 

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bertree.errors import UserError
+from bertree.errors import UserError, WrongArgument
 from bertree.inference.embedding import Vectors
 
 SENTENCES = Path(__file__).with_name("random_sentences.txt")
@@ -79,5 +79,8 @@ def pair_similarities(vectors: Vectors, by: str = "cosine") -> Vectors:
 
 def percentiles(similarities: Vectors | float, random_pairs: Vectors) -> Vectors:
     """Return the percentage of random pairs that are less similar; `random_pairs` in ascending order."""
-    values = np.asarray(similarities, np.float32)
+    try:
+        values = np.asarray(similarities, np.float32)
+    except ValueError:
+        raise WrongArgument("similarities: must be numbers") from None
     return np.asarray(100 * np.searchsorted(random_pairs, values) / len(random_pairs), np.float32)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Protocol, Self, TypedDict, Unpack, overload
 
 from bertree.config.model_names import resolve_model_path
-from bertree.errors import UserError
+from bertree.errors import UserError, WrongArgument
 from bertree.errors.arguments import methods_check_arguments
 from bertree.files.formats import Json
 from bertree.inference.embedding import TextEncoder
@@ -82,6 +82,8 @@ class Searcher(ABC):
         self, vectors: Vectors, k: int = 5, *, where: Where | None = None, names: Sequence[str] = ()
     ) -> list[list[Hit]]:
         """Return the k passages nearest to each vector."""
+        if k < 1:
+            raise WrongArgument(f"k: must be at least 1, not {k}")
         return self.find(names or ["a query"] * len(vectors), vectors, k, mode="vectors", where=where)
 
     @property

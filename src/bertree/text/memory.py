@@ -162,10 +162,14 @@ def rows_of(value: Rows, name: str, name_fields: NameFields = task_fields) -> It
         yield _named(row, f"{name}: row {number}", name_fields)
 
 
+def _is_column(value: object) -> bool:
+    return isinstance(value, Iterable) and not isinstance(value, str)
+
+
 def _raw_rows(value: Any, name: str) -> Iterable[Any]:
     """Return the rows of a table, of a mapping of columns, or of a list."""
     if isinstance(value, Mapping):
-        columns = {str(key): list(column) for key, column in value.items() if not isinstance(column, str)}
+        columns = {str(key): list(column) for key, column in value.items() if _is_column(column)}
         lengths = {len(column) for column in columns.values()}
         if len(columns) < len(value) or len(lengths) > 1:
             raise UserError(f"{name}: a mapping must hold splits (train, dev, test), or columns of one length")

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from tokenizers import Encoding, normalizers
 from tokenizers import Tokenizer as Backend
 
-from bertree.errors import UserError
+from bertree.errors import UserError, WrongArgument
 from bertree.errors.arguments import methods_check_arguments
+from bertree.files.atomic import make_folder
 from bertree.files.formats import Json, read_json
 from bertree.text import tokenizer_checks, vocabulary_files
 from bertree.text.cleaning import SpelledWord, replace_surrogates, spell_vocabulary
@@ -159,7 +160,7 @@ class Tokenizer(TokenizerCalls):
             return encode(list(texts), add_special_tokens=False)
 
     def save(self, folder: str | Path, max_length: int | None = None, segments: bool = True) -> None:
-        """Write the files it was loaded from, and always a `tokenizer.json`.
+        """Write the files it was loaded from, and always a `tokenizer.json`, into a folder, which is made if need be.
 
         `max_length` is recorded in the configuration. `segments`: whether the model distinguishes the two texts of a
         pair, which transformers must know.
@@ -181,6 +182,7 @@ class Tokenizer(TokenizerCalls):
             if self.cls_last:
                 new_config["padding_side"] = "left"  # models read their summary at the last token of a row
             files[CONFIG] = json.dumps(new_config | tokens, indent=2).encode()
+        make_folder(Path(folder))
         for name, data in files.items():
             (Path(folder) / name).write_bytes(data)
 
@@ -306,6 +308,8 @@ class Tokenizer(TokenizerCalls):
 
     def spelling(self, length: int) -> NDArray[np.int16]:
         """Return the characters of each entry of the vocabulary (size x length)."""
+        if not 3 <= length <= MAX_CHARACTERS:
+            raise WrongArgument(f"length: must be from 3 to {MAX_CHARACTERS:,} characters, not {length}")
         tokens = [self.backend.id_to_token(i) or "" for i in range(self.size)]
         return spell_vocabulary(tokens, self.id_of("cls"), self.id_of("sep"), length)
 

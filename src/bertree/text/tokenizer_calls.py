@@ -14,7 +14,7 @@ import numpy as np
 from tokenizers import Encoding
 from tokenizers import Tokenizer as Backend
 
-from bertree.errors import UserError
+from bertree.errors import UserError, WrongArgument
 from bertree.errors.arguments import methods_check_arguments
 from bertree.files.formats import Json
 
@@ -125,8 +125,11 @@ class TokenizerCalls:
 
     def convert_ids_to_tokens(self, ids: int | Iterable[int]) -> Any:
         """Return the token of an id, or the tokens of several."""
-        find = self.backend.id_to_token
-        return find(ids) if isinstance(ids, int) else [find(int(token_id)) for token_id in ids]
+        if not isinstance(ids, int):
+            return [self.convert_ids_to_tokens(int(token_id)) for token_id in ids]
+        if not 0 <= ids < 1 << 32:
+            raise WrongArgument(f"ids: {ids} is not the id of a token")
+        return self.backend.id_to_token(ids)
 
     def get_vocab(self) -> dict[str, int]:
         """Return every token with its id."""

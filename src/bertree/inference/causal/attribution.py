@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bertree.console import bar, note
-from bertree.errors import UserError
+from bertree.errors import UserError, WrongArgument
 from bertree.inference.causal.scoring import score
 from bertree.inference.causal.texts import check_left_to_right, position_limit, prefix_ids
 from bertree.inference.loaded import LoadedModel
@@ -61,6 +61,8 @@ def attribute(
     if not model.controls:
         raise UserError(f"{model.name}: was not trained with control codes, so it cannot attribute a text to one")
     chosen = list(dict.fromkeys(model.controls if codes is None else [codes] if isinstance(codes, str) else codes))
+    if not chosen:
+        raise WrongArgument("codes: give at least one control code, or leave it out to compare all")
     following = list(dict.fromkeys([given] if isinstance(given, str) else given)) or [""]
     candidates = [(code, text) for code in chosen for text in following]
     prefixes = [prefix_ids(model, code, text) for code, text in candidates]
