@@ -14,6 +14,7 @@ import pytest
 import bertree
 from bertree.errors.arguments import checks_arguments
 from bertree.inference.task_model import TaskModel
+from bertree.search.searcher import Searcher
 from bertree.tasks.task import Task
 from bertree.text.memory import rows_of
 from tests.support import learnable
@@ -104,14 +105,17 @@ def test_wrong_values_are_refused_by_name() -> None:
         ("similarities", lambda: model.percentile(np.array(["high"]))),
         ("codes", lambda: model.attribute("a boat", codes=[])),
         ("beams", lambda: model.generate("a boat", beams=2**31)),
+        ("tokens", lambda: model.generate("a boat", tokens=2**31)),
+        ("seeds", lambda: bertree.run_study("bert-size", seeds=2**31, dry_run=True)),
+        ("k", lambda: Searcher.nearest(object.__new__(bertree.Index), np.zeros((1, 2), np.float32), -1)),
         ("ids", lambda: tokenizer.convert_ids_to_tokens(-1)),
         ("ids", lambda: tokenizer.convert_ids_to_tokens([2**32])),
         ("length", lambda: tokenizer.spelling(2)),
-        ("texts", lambda: rows_of({"a": 1}, "texts")),
+        ("texts", lambda: list(rows_of({"a": 1}, "texts"))),
     ]
     for name, call in calls:
         with pytest.raises(bertree.UserError, match=f"^{name}: "):
-            list(call())  # type: ignore[call-overload]
+            call()
 
 
 def test_what_the_system_refuses_is_one_line_and_an_error_of_the_system() -> None:
@@ -127,6 +131,7 @@ def test_a_tokenizer_makes_its_folder(tmp_path: Path) -> None:
     loaded = bertree.Tokenizer.load(tmp_path / "new" / "folder")
     assert loaded is not None
     assert loaded.size == learnable.tokenizer().size
+    assert loaded.token(-5) == "<-5>"
 
 
 @checks_arguments

@@ -19,6 +19,7 @@ from bertree.study.planned import PlannedStep
 
 FEW: dict[str, Any] = {"rounds": 1, "texts": 40, "timed": 10}  # of timed steps in a short trial of a study
 FEW_EXAMPLES, SMALL_BATCH = 32, 2048
+MOST_SEEDS = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +82,8 @@ def plan_study(
     """Return the work of a study; every setting, file and model is checked.
 
     `steps`: a short trial with so many steps of every run, on few examples."""
+    if seeds > MOST_SEEDS:
+        raise UserError(f"seeds: must be at most {MOST_SEEDS:,}, not {seeds:,}")
     check_names(skip, [step.key for step in study.steps], f"{study.name}: steps")
     chosen, cells = study.size(size), study.running(only)
     if store is None and any(step.reads_store for cell in cells for step in study.steps_of(cell, chosen)):

@@ -216,7 +216,7 @@ class Tokenizer(TokenizerCalls):
 
     def token(self, token_id: int) -> str:
         """Return a token as readable text, without its word-boundary marks."""
-        piece = self.backend.id_to_token(token_id)
+        piece = self.backend.id_to_token(token_id) if 0 <= token_id < 1 << 32 else None
         if piece is None:
             return f"<{token_id}>"
         text = self.backend.decode([token_id], skip_special_tokens=False)
