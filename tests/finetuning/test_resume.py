@@ -11,7 +11,7 @@ import pytest
 
 from tests.support import runs
 from tests.support.learnable import Trained
-from tests.support.shared import common_folder, make_once
+from tests.support.shared import common_folder, make_once, suite_has
 
 ENDED = (0, 1)  # 1: so few steps need not teach anything
 KINDS = {
@@ -46,7 +46,7 @@ def whole(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Whole:
     return Whole(common_folder(tmp_path_factory) / "whole", trained)
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", suite_has(["squad2"], KINDS))
 def test_killed_at_random_moments(name: str, whole: Whole, trained: Trained, tmp_path: Path) -> None:
     moments, out, log = random.Random(name), tmp_path / "out", tmp_path / "log"
     values = arguments(trained, name, out)
