@@ -113,6 +113,8 @@ def evaluate(
             refuse_other(Path(path))
     with showing(progress):
         members = [model] if isinstance(model, str | Path | Model) else list(model)
+        if file := next((each for each in members[1:] if isinstance(each, str | Path) and Path(each).is_file()), None):
+            raise UserError(f"{file}: is a file, not a model; name the file to score with `data`")
         if len(members) != 1 and not ensemble:
             raise UserError(f"{len(members)} models: average their predictions with `ensemble=True`, or compare them")
         if ensemble and len(members) < 2:
