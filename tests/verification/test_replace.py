@@ -79,6 +79,7 @@ TRIED = [(verb, kind) for verb in COMMANDS for kind in KINDS]
 SUITE = [(verb, KINDS[number % len(KINDS)]) for number, verb in enumerate(COMMANDS)]  # every verb and every kind
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("verb", "kind"), suite_has(SUITE, TRIED))
 def test_no_verb_writes_over_what_is_not_its_own(
     verb: str, kind: str, inputs: dict[str, Path], command: Command
