@@ -167,6 +167,18 @@ def test_an_unknown_language_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "index").exists()
 
 
+def test_the_hybrid_score_is_the_sum_of_its_definition(index: Index) -> None:
+    hits = index.search("brig at anchor", k=4)
+    weight, best = index.state.word_weight, max(hit.word_score or 0 for hit in hits)
+    cosines = np.array([hit.cosine for hit in hits])
+    assert len(hits) == len(index), "mean and standard deviation are those of all passages"
+    expected = [
+        weight * (hit.word_score or 0) / best + (1 - weight) * (hit.cosine - cosines.mean()) / (5 * cosines.std())
+        for hit in hits
+    ]
+    assert [hit.score for hit in hits] == pytest.approx(expected, abs=1e-5)
+
+
 def old_format(folder: Path) -> None:
     """Turn an index into one that was made before there were words."""
     with sqlite3.connect(folder / DATABASE) as base:

@@ -115,7 +115,8 @@ def contents(folder: Path, model: Any = None) -> dict[str, Any]:
         indexed = {
             (at, term): n
             for term in {term for counts in terms for term in counts}
-            for at, n in zip(*(column.tolist() for column in files.words.postings(term)), strict=True)
+            for places, counts in files.words.postings(term)
+            for at, n in zip(places.tolist(), counts.tolist(), strict=True)
         }
         assert indexed == expected, "each passage has its own words"
     index.close()

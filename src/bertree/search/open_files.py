@@ -4,6 +4,7 @@ The nearest vectors are found with FAISS, by comparing all vectors, or by compar
 FAISS would have to skip everything else. In every case the scores are computed from the exact vectors.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -64,10 +65,17 @@ class OpenFiles:
         return OpenFiles(folder=self.folder, state=state, vectors=vectors, graph=graph, dead=dead, words=words)
 
     @cached_property
-    def sample(self) -> Vectors:
-        """The vectors, or some that are spread evenly if there are many."""
+    def _moments(self) -> tuple[Vectors, Vectors]:
+        """Mean and covariance of the vectors, or of some that are spread evenly if there are many."""
         most = min(len(self.vectors), SAMPLE)
-        return self.vectors[np.arange(most) * len(self.vectors) // max(1, most)]
+        sample = self.vectors[np.arange(most) * len(self.vectors) // max(1, most)]
+        mean = sample.mean(0)
+        return mean, (sample - mean).T @ (sample - mean) / np.float32(max(1, most))
+
+    def cosine_range(self, query_d: Vectors) -> tuple[float, float]:
+        """Return mean and standard deviation of the cosines of a query with the vectors; read much faster than them."""
+        mean_d, covariance_dd = self._moments
+        return float(mean_d @ query_d), math.sqrt(max(0.0, float(query_d @ covariance_dd @ query_d)))
 
     def nearest(
         self, queries_qd: Vectors, k: int, allowed: Numbers | None = None, sure: int | None = None

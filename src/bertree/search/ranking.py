@@ -17,7 +17,7 @@ import numpy as np
 from bertree.errors import UserError, suggest
 from bertree.search.open_files import Neighbors, OpenFiles
 from bertree.search.passages import PassageScore
-from bertree.search.vector_files import Numbers, Vectors, top_k
+from bertree.search.vector_files import Numbers, Vectors
 from bertree.search.words.terms import analyzer_for
 
 MODES = ("hybrid", "vectors", "words")
@@ -98,14 +98,13 @@ def _best_words(files: OpenFiles, terms: Sequence[str], k: int, allowed: Numbers
     """Return the k best passages by BM25, those with a term, and the BM25 of all."""
     assert files.words is not None
     scores = files.words.scores(terms)
-    if allowed is None:
-        positions = np.flatnonzero(scores > _lower_bound(scores, k))
-        if len(positions) < k:
-            positions = np.flatnonzero(scores > 0)
-    else:
-        positions = allowed[scores[allowed] > 0]
-    columns, best = top_k(scores[positions][None], k)
-    return (positions[columns[0]], best[0]), scores
+    among = scores if allowed is None else scores[allowed]
+    columns = np.flatnonzero(among > _lower_bound(among, k))
+    if len(columns) < k:
+        columns = np.flatnonzero(among > 0)
+    order = np.argsort(-among[columns], kind="stable")[:k]
+    positions = columns[order] if allowed is None else allowed[columns[order]]
+    return (positions, scores[positions]), scores
 
 
 def _lower_bound(scores: Vectors, k: int) -> float:
@@ -120,27 +119,29 @@ def _by_both(
     assert query.vector is not None
     assert query.terms is not None
     words, all_words = _best_words(files, query.terms, pool, allowed)
-    ranks = [{position: rank for rank, position in enumerate(part[0].tolist(), 1)} for part in (near, words)]
-    others = np.array([position for position in ranks[1] if position not in ranks[0]], np.int64)
+    near_ranks, word_ranks = (dict(zip(part[0].tolist(), range(1, pool + 1), strict=False)) for part in (near, words))
+    others = np.array([position for position in word_ranks if position not in near_ranks], np.int64)
     positions = np.concatenate([near[0], others])
+    if not len(positions):
+        return []
     cosines = np.concatenate([near[1], files.vectors[others] @ query.vector])
     word_scores = all_words[positions]
-    scores = fuse(cosines, word_scores, files.sample @ query.vector, weight)
+    scores = fuse(cosines, word_scores, *files.cosine_range(query.vector), weight)
     order = np.lexsort((positions, -scores))[:k]
     rows = zip(*(column[order].tolist() for column in (positions, scores, cosines, word_scores)), strict=True)
     return [
-        (position, PassageScore(score, cosine, word_score, ranks[0].get(position), ranks[1].get(position)))
+        (position, PassageScore(score, cosine, word_score, near_ranks.get(position), word_ranks.get(position)))
         for position, score, cosine, word_score in rows
     ]
 
 
-def fuse(cosines: Vectors, word_scores: Vectors, sample: Vectors, weight: float) -> Vectors:
+def fuse(cosines: Vectors, word_scores: Vectors, mean: float, deviation: float, weight: float) -> Vectors:
     """Return the hybrid scores of the candidates of one query, among which are the best of both parts.
 
-    `sample`: cosines of the query with passages of the index.
+    `mean`, `deviation`: of the cosines of the query with passages of the index.
     """
     if not len(cosines):
         return cosines
-    vector_part = (cosines - sample.mean()) / (DEVIATIONS * max(float(sample.std()), 1e-6))
+    vector_part = (cosines - mean) / (DEVIATIONS * max(deviation, 1e-6))
     word_part = word_scores / max(float(word_scores.max()), 1e-9)
     return np.asarray(weight * word_part + (1 - weight) * vector_part, np.float32)

@@ -88,19 +88,22 @@ class CheckedFile:
         self._mapped, self._size = mapped, part.block_size
         self._expected = np.frombuffer(bytes.fromhex(part.blocks), ">u4")
         self._open = np.ones(len(self._expected), np.bool_)  # not compared yet
+        self._open_items = self._open.data  # the same; a few of them are read faster than from an array
 
     def check(self, start: int, length: int) -> None:
         """Compare the blocks of a range of bytes."""
-        self._check(np.arange(start // self._size, (start + length - 1) // self._size + 1))
+        first, last = start // self._size, (start + length - 1) // self._size
+        if any(self._open_items[first : last + 1]):
+            self._check(np.arange(first, last + 1))
 
     def check_rows(self, starts: Numbers, length: int) -> None:
         """Compare the blocks of many short ranges of one length."""
-        if self._open.any():
-            steps = [*range(0, length, self._size), length - 1]
-            self._check(np.unique(np.concatenate([(starts + step) // self._size for step in steps])))
+        if len(self._open):
+            for step in (*range(0, length, self._size), length - 1):
+                self._check((starts + step) // self._size)
 
     def _check(self, numbers: Numbers) -> None:
-        for number in numbers[self._open[numbers]].tolist() if len(self._open) else ():
+        for number in set(numbers[self._open[numbers]].tolist()):
             block = self._mapped[number * self._size : (number + 1) * self._size]
             if zlib.crc32(block.data) != self._expected[number]:
                 raise UserError(self._damaged)
@@ -181,9 +184,9 @@ class MappedVectors:
             return self._rows(0, positions)
         vectors = np.empty((len(positions), self.dimension), np.float32)
         tables = np.searchsorted(self._ends, positions, "right") - 1
-        for number in np.unique(tables):
+        for number in set(tables.tolist()):
             rows = tables == number
-            vectors[rows] = self._rows(int(number), positions[rows] - self._ends[number])
+            vectors[rows] = self._rows(number, positions[rows] - self._ends[number])
         return vectors
 
     def _rows(self, table: int, rows: Numbers) -> Vectors:

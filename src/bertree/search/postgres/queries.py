@@ -128,7 +128,7 @@ def make_hits(
     word_scores = [float(row[-1] or 0.0) if by_words or sample is not None else None for row in rows]
     if sample is not None:
         both = (np.array(cosines, np.float32), np.array(word_scores, np.float32))
-        scores: list[float] = fuse(*both, sample, weight).tolist()
+        scores: list[float] = fuse(*both, float(sample.mean()), float(sample.std()), weight).tolist()
     else:
         scores = [float(score or 0.0) for score in (cosines if near else word_scores)]
     hits = [

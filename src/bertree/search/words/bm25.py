@@ -51,20 +51,35 @@ class WordIndex:
     def scores(self, terms: Sequence[str]) -> Scores:
         """Return the score of every position; 0 where no term occurs. A term that is repeated counts each time."""
         scores = np.zeros(len(self._norms), np.float32)
+        weights, held, all_places, all_counts = [], [], [], []
         for term, times in Counter(terms).items():
-            places, counts = self.postings(term)
-            if len(places):
-                idf = math.log(1 + (self.passages - len(places) + 0.5) / (len(places) + 0.5))
-                scores[places] += np.float32(times * idf) * (counts / (counts + self._norms[places]))
+            postings = self.postings(term)
+            weight = times * self._idf(sum(len(places) for places, _ in postings))
+            for places, counts in postings:
+                weights.append(weight)
+                held.append(len(places))
+                all_places.append(places)
+                all_counts.append(counts)
+        if held:
+            places = np.concatenate(all_places)
+            occurring = np.concatenate(all_counts, dtype=np.float32)
+            idf = np.repeat(np.array(weights, np.float32), held)
+            np.add.at(scores, places, idf * (occurring / (occurring + self._norms[places])))
         return scores
 
-    def postings(self, term: str) -> tuple[Numbers, Scores]:
-        """Return the positions of the passages with a term, and how often it occurs in each."""
-        per_table = [table.postings(term) for table in self._tables]
-        shifted = [rows + start for (rows, _), start in zip(per_table, self._starts, strict=False)]
-        places = np.concatenate([np.empty(0, np.int64), *shifted])
-        counts = np.concatenate([np.empty(0, np.float32), *(counts for _, counts in per_table)], dtype=np.float32)
-        if self._alive is None or not len(places):
-            return places, counts
-        alive = self._alive[places]
-        return places[alive], counts[alive]
+    def _idf(self, count: int) -> float:
+        """Return the weight of a term that so many passages have."""
+        return math.log(1 + (self.passages - count + 0.5) / (count + 0.5))
+
+    def postings(self, term: str) -> list[tuple[Numbers, NDArray[np.uint16]]]:
+        """Return, for each table with a term, the positions of its passages, and how often it occurs in each."""
+        postings = []
+        for table, start in zip(self._tables, self._starts, strict=False):
+            rows, counts = table.postings(term)
+            places = rows + start
+            if self._alive is not None and len(rows):
+                alive = self._alive[places]
+                places, counts = places[alive], counts[alive]
+            if len(places):
+                postings.append((places, counts))
+        return postings
