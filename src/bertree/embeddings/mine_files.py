@@ -175,6 +175,8 @@ def find_pairs(
     """
     with showing(progress):
         target = _check_table(out)
+        if k < 1:
+            raise UserError(f"k: must be at least 1, not {k}")
         if cross:
             _check_cross({"vectors": vectors, "prompt": prompt, "batch_tokens": batch_tokens or None})
         elif label is not None:

@@ -72,6 +72,8 @@ def checks_arguments(function: Callable[P, R]) -> Callable[P, R]:
             if error.filename is None or isinstance(error, UserError):
                 raise
             raise Inaccessible(error.errno, error.strerror, error.filename) from error
+        except UnicodeEncodeError as error:
+            raise WrongArgument(f"{SHORT.repr(error.object)}: is not valid Unicode, half of a pair") from error
 
     return run
 

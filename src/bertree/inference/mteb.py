@@ -5,7 +5,7 @@ compares vectors of numpy or torch. So a model can be passed to `mteb.evaluate`;
 the metadata of the model.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -81,7 +81,7 @@ def choose_prompt(prompts: Iterable[str], metadata: Any, prompt_type: Any) -> st
     task, family = getattr(metadata, "name", None), getattr(metadata, "type", None)
     sides = [side, SYNONYMS.get(str(side))] if side else []
     names = [f"{task}-{side}", task, f"{family}-{side}", family, *sides]
-    return next((str(name) for name in names if name in available), None)
+    return next((str(name) for name in names if isinstance(name, Hashable) and name in available), None)
 
 
 def model_metadata(model: LoadedModel) -> Any:

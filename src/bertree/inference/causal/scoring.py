@@ -122,6 +122,7 @@ def split_scores(losses_m: Tensor, right_m: Tensor, counts: Sequence[int]) -> li
     return [ScoredTokens(*parts) for parts in zip(losses, right, strict=True)]
 
 
+MOST_MEMORY = 1_000_000
 SEGMENT = 128  # tokens
 LANES = 32  # documents at once
 Ints = NDArray[np.int64]
@@ -137,6 +138,8 @@ def check_memory(model: LoadedModel, memory: int | None) -> int:
     length = memory if memory is not None else int(getattr(model.architecture, "memory", 0))
     if length < 1:
         raise UserError(f"memory: {model.name} was trained without one; give its length in tokens, 1 or more")
+    if length > MOST_MEMORY:
+        raise UserError(f"memory: must be at most {MOST_MEMORY:,} tokens, not {length:,}")
     return length
 
 
