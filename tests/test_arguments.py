@@ -103,6 +103,8 @@ def test_wrong_values_are_refused_by_name() -> None:
     model, tokenizer = language_model("ctrl", controls=("boat",)), learnable.tokenizer()
     calls: list[tuple[str, Callable[[], object]]] = [
         ("similarities", lambda: model.percentile(np.array(["high"]))),
+        ("vectors", lambda: Searcher.nearest(object.__new__(bertree.Index), np.array([["high"]]))),
+        ("similarity", lambda: model.similarity(np.array(["high"]), "low")),
         ("codes", lambda: model.attribute("a boat", codes=[])),
         ("beams", lambda: model.generate("a boat", beams=2**31)),
         ("tokens", lambda: model.generate("a boat", tokens=2**31)),
@@ -113,6 +115,10 @@ def test_wrong_values_are_refused_by_name() -> None:
         ("k", lambda: Searcher.nearest(object.__new__(bertree.Index), np.zeros((1, 2), np.float32), -1)),
         ("ids", lambda: tokenizer.convert_ids_to_tokens(-1)),
         ("ids", lambda: tokenizer.convert_ids_to_tokens([2**32])),
+        ("decode", lambda: tokenizer.decode([{}])),
+        ("decode", lambda: tokenizer.decode([1, "a"])),
+        ("decode", lambda: tokenizer.decode(2**40)),
+        ("data", lambda: bertree.evaluate_embeddings("default", data=None)),
         ("length", lambda: tokenizer.spelling(2)),
         ("texts", lambda: list(rows_of({"a": 1}, "texts"))),
     ]

@@ -199,6 +199,8 @@ def evaluate_embeddings(
     encoders = Encoders(
         [models] if isinstance(models, str | Path | Model) else models, pooling, [Path(path) for path in glove]
     )
+    if data is None:
+        raise UserError("data: give sets of pairs, folders of them, or rows")
     paths = [Path(path) for path in ([data] if isinstance(data, str | Path) else data)]
     with showing(progress):
         if not encoders.models and not encoders.glove:

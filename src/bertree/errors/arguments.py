@@ -165,7 +165,7 @@ def _kind(hint: Any, namespace: dict[str, Any]) -> _Kind | None:
     if issubclass(origin, Mapping) or typing.is_typeddict(origin):
         return _Kind("a dict", "dicts", lambda value: isinstance(value, Mapping), frozenset({dict}))
     if origin.__module__ == "numpy":
-        return _Kind("an array", "arrays", _is_sequence)
+        return _Kind("an array of numbers", "arrays of numbers", _is_array)
     return _class(origin)
 
 
@@ -244,6 +244,10 @@ def _is_huge(value: object) -> bool:
 
 def _is_truth_value(value: object) -> bool:
     return isinstance(value, bool) or (type(value).__module__ == "numpy" and type(value).__name__ in ("bool", "bool_"))
+
+
+def _is_array(value: object) -> bool:
+    return _is_sequence(value) and getattr(getattr(value, "dtype", None), "kind", "f") in "biuf"
 
 
 def _is_path(value: object) -> bool:

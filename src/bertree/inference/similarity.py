@@ -37,7 +37,10 @@ def check_vectors(vectors: Any) -> Tensor:
     """Return one vector or many, of numpy or torch, as float32 rows; UserError if a number is not finite."""
     if isinstance(vectors, Tensor):
         vectors = vectors.detach().float().cpu().numpy()
-    rows = np.asarray(vectors, np.float32)
+    try:
+        rows = np.asarray(vectors, np.float32)
+    except ValueError:
+        raise WrongArgument("similarity: takes texts, or vectors of numbers") from None
     if rows.ndim == 1:
         rows = rows[None]
     if rows.ndim != 2:

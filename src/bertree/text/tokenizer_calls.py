@@ -43,6 +43,9 @@ class Tokenized(dict[str, Any]):
         raise AttributeError(f"there is no '{name}' here; there are: {', '.join(self)}")
 
 
+MOST_IDS = 1 << 32  # of the library
+
+
 @methods_check_arguments
 class TokenizerCalls:
     """Methods of `Tokenizer` in the manner of transformers."""
@@ -99,7 +102,7 @@ class TokenizerCalls:
     def decode(self, ids: Any, *, skip_special_tokens: bool = False) -> Any:
         """Return the text of token ids; of several lists of ids, a list of texts."""
         if isinstance(ids, dict):
-            ids = ids["input_ids"]
+            ids = ids.get("input_ids")
         ids = getattr(ids, "ids", ids)
         ids = ids.tolist() if hasattr(ids, "tolist") else ids
         if isinstance(ids, str) or not isinstance(ids, int | np.integer | Iterable):
@@ -108,8 +111,8 @@ class TokenizerCalls:
         if ids and not isinstance(ids[0], int | np.integer):
             return [self.decode(row, skip_special_tokens=skip_special_tokens) for row in ids]
         size = self.backend.get_vocab_size()
-        if wrong := next((number for number in ids if number < 0 or self.backend.id_to_token(number) is None), None):
-            raise UserError(f"decode: {wrong} is not the id of a token; the vocabulary has {size:,} tokens")
+        if wrong := [number for number in ids if not self._is_id(number)]:
+            raise UserError(f"decode: {wrong[0]!r:.60} is not the id of a token; the vocabulary has {size:,} tokens")
         return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def batch_decode(self, sequences: Iterable[Any], *, skip_special_tokens: bool = False) -> list[str]:
@@ -127,9 +130,14 @@ class TokenizerCalls:
         """Return the token of an id, or the tokens of several."""
         if not isinstance(ids, int):
             return [self.convert_ids_to_tokens(int(token_id)) for token_id in ids]
-        if not 0 <= ids < 1 << 32:
+        if not 0 <= ids < MOST_IDS:
             raise WrongArgument(f"ids: {ids} is not the id of a token")
         return self.backend.id_to_token(ids)
+
+    def _is_id(self, number: object) -> bool:
+        if not isinstance(number, int | np.integer) or not 0 <= number < MOST_IDS:
+            return False
+        return self.backend.id_to_token(int(number)) is not None
 
     def get_vocab(self) -> dict[str, int]:
         """Return every token with its id."""
