@@ -102,6 +102,8 @@ def similar(
 
     >>> bertree.similar("default", "questions.txt", "answers.txt", k=3).nearest[0]
     """
+    if k < 1:
+        raise UserError(f"k: must be at least 1, not {k}")
     with showing(progress):
         options = EmbedOptions(
             device=device,

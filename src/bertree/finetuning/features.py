@@ -52,6 +52,8 @@ def write_features(
 
     `layers`: last, embeddings, second-to-last, sum-last-four, concat-last-four or sum-all.
     """
+    if file is None:
+        raise UserError("file: give a file of texts, or rows")
     file, out = Path(file), Path(out)
     if layers not in DEPTHS:
         raise UserError(f"`layers={layers}`: {suggest(layers, DEPTHS)}")

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol, Self, TypedDict, Unpack, overload
 
+import numpy as np
+
 from bertree.config.model_names import resolve_model_path
 from bertree.errors import UserError, WrongArgument
 from bertree.errors.arguments import methods_check_arguments
@@ -84,6 +86,8 @@ class Searcher(ABC):
         """Return the k passages nearest to each vector."""
         if k < 1:
             raise WrongArgument(f"k: must be at least 1, not {k}")
+        if np.ndim(vectors) == 0:
+            raise WrongArgument("vectors: must be rows of numbers, one row for each query")
         return self.find(names or ["a query"] * len(vectors), vectors, k, mode="vectors", where=where)
 
     @property
