@@ -98,7 +98,7 @@ class CheckedFile:
 
     def check_rows(self, starts: Numbers, length: int) -> None:
         """Compare the blocks of many short ranges of one length."""
-        if len(self._open):
+        if self._open.any():
             for step in (*range(0, length, self._size), length - 1):
                 self._check((starts + step) // self._size)
 
