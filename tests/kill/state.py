@@ -33,6 +33,7 @@ TIME_FIELDS = (
         "texts_per_s",
         "timed_texts",
         "passes",
+        "header_sha256",  # of a checkpoint's header, which has times
     ),
     *(r"(?:text_)?latency(?:_p90)?_ms", r"times_(?:faster|more_texts)_\w+"),
 )
