@@ -4,7 +4,6 @@
 times the loaded models; report/comparison.py holds the result.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,6 +34,8 @@ from bertree.tasks.task import Task
 from bertree.text.memory import Rows, pair_fields, takes_rows, task_fields
 from bertree.text.records import choose_text_column, text_field
 from bertree.text.tokenizer import Tokenizer
+
+MOST_SECONDS = 86_400
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,8 +97,8 @@ def compare(
         inputs.check()
         if len(models) < 2:
             raise UserError("compare: give at least two models")
-        if not math.isfinite(seconds):
-            raise UserError(f"`seconds={seconds}`: must be a number of seconds")
+        if not 0 <= seconds <= MOST_SECONDS:
+            raise UserError(f"`seconds={seconds}`: must be from 0 to {MOST_SECONDS:,} seconds")
         _check_folder(folder)
         devices = _devices(device)
         timed = [

@@ -187,6 +187,8 @@ def prepare(
 
 
 def _names(corpus: str | Path | Sequence[str | Path]) -> list[str]:
+    if corpus is None:
+        raise UserError("corpus: give files of text, or rows")
     return [str(name) for name in ([corpus] if isinstance(corpus, str | Path) else corpus)]
 
 

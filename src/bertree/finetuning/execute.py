@@ -61,6 +61,8 @@ from bertree.train.loop import Diverged
 from bertree.train.metrics_log import announce_model
 from bertree.train.signals import catch_signals
 
+MOST_SEEDS = 1000
+
 
 def execute_job(
     build: Callable[[], TaskJob],
@@ -75,6 +77,8 @@ def execute_job(
 
     `run` names the device of the ranks. Under torchrun, restarted processes resume the run.
     """
+    if not 1 <= seeds <= MOST_SEEDS:
+        raise UserError(f"seeds: must be from 1 to {MOST_SEEDS:,}, not {seeds:,}")
     launch, out = launched(), Path(out)
     resume = resume or launch.restarts > 0
     with (
