@@ -10,6 +10,7 @@ import fcntl
 import os
 import re
 import shutil
+import stat
 import tempfile
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
@@ -56,15 +57,31 @@ def _lock_temporary(path: Path, handle: int) -> bool:
     return path.exists()
 
 
+def _is_device(path: Path) -> bool:
+    """Return whether a path is a device or a pipe, or the name of an open file in /dev."""
+    try:
+        mode = os.lstat(path).st_mode
+    except OSError:
+        return False
+    return path.parent == Path("/dev") or not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode))
+
+
 class AtomicFile:
     """A file that is written under a temporary name and renamed when it is complete and on the disk.
 
     As a context manager it yields the open file, commits it at the end of the block, and discards it after an error.
     `partial`: a fixed temporary name, for a folder with one writer, where the next run replaces a leftover.
+    A device or a pipe, such as /dev/null or /dev/stdout, is written as it is: a file must not take its place.
     """
 
     def __init__(self, path: Path, partial: Path | None = None) -> None:
         self.path = path
+        self.is_direct = _is_device(path)
+        if self.is_direct:
+            handle = os.open(path, os.O_WRONLY | os.O_NONBLOCK)  # a pipe that nobody reads is an error, no wait
+            os.set_blocking(handle, True)
+            self.file = os.fdopen(handle, "wb")
+            return
         if partial is not None:
             self.partial, self.file = partial, partial.open("wb")
             return
@@ -80,6 +97,8 @@ class AtomicFile:
     def commit(self) -> None:
         """Sync the file and give it its name."""
         self.file.flush()
+        if self.is_direct:
+            return
         os.fsync(self.file.fileno())
         os.replace(self.partial, self.path)
         self.file.close()
@@ -89,7 +108,8 @@ class AtomicFile:
         """Remove the file."""
         with contextlib.suppress(OSError):  # of what is still to be flushed to a full disk
             self.file.close()
-        self.partial.unlink(missing_ok=True)
+        if not self.is_direct:
+            self.partial.unlink(missing_ok=True)
 
     def __enter__(self) -> BinaryIO:
         return self.file
