@@ -121,6 +121,7 @@ def test_a_function_reads_rows_as_files(tmp_path: Path) -> None:
     ("rows", "message"),
     [
         (7, "data: must be a path, or rows in memory (a list of dicts"),
+        (None, "data: must be a path, or rows in memory"),
         (b"x", "not bytes"),
         ([], "data: is empty; give at least one row"),
         ([7], "data: row 1: must be a dict, a tuple or a text, not int '7'"),

@@ -38,15 +38,7 @@ from bertree.pretraining import recipe as recipes
 from bertree.pretraining.held_out import held_out_questions, held_out_stream
 from bertree.pretraining.recipe import Recipe
 from bertree.report.formats import describe_architecture
-from bertree.run_folder import (
-    BEST_MODEL,
-    CHECKPOINTS,
-    ENVIRONMENT,
-    METRICS,
-    MODEL,
-    RECIPE,
-    REPORT,
-)
+from bertree.run_folder import BEST_MODEL, CHECKPOINTS, ENVIRONMENT, METRICS, MODEL, RECIPE, REPORT
 from bertree.scale.distribute import Distribution, distribute
 from bertree.scale.launch import launched
 from bertree.scale.tensor import check_tensor

@@ -42,15 +42,17 @@ def takes_rows(*, several: Sequence[str] = (), **arguments: "NameFields") -> Cal
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         signature = inspect.signature(function)
+        optional = [name for name in arguments if signature.parameters[name].default is None]
+
+        def is_rows(name: str, value: object) -> bool:
+            if value is None and name in optional:
+                return False
+            return not _is_path(value) and not (name in several and _are_paths(value))
 
         @functools.wraps(function)
         def run(*args: P.args, **keywords: P.kwargs) -> R:
             bound = signature.bind(*args, **keywords)
-            values = {
-                name: value
-                for name in arguments
-                if not _is_path(value := bound.arguments.get(name)) and not (name in several and _are_paths(value))
-            }
+            values = {name: value for name in arguments if is_rows(name, value := bound.arguments.get(name))}
             if not values:
                 return function(*args, **keywords)
             with _files() as files:
@@ -78,7 +80,7 @@ def pair_fields(fields: Sequence[Any]) -> Sequence[str]:
 
 
 def _is_path(value: object) -> bool:
-    return value is None or isinstance(value, str | os.PathLike)
+    return isinstance(value, str | os.PathLike)
 
 
 def _are_paths(value: object) -> bool:
