@@ -12,6 +12,7 @@ import operator
 import os
 import reprlib
 import sys
+import traceback
 import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -69,13 +70,26 @@ def checks_arguments(function: Callable[P, R]) -> Callable[P, R]:
                 raise WrongArgument(problem) from None
             raise
         except OSError as error:
-            if error.filename is None or isinstance(error, UserError):
+            if error.filename is None or isinstance(error, UserError) or _is_of_caller(error):
                 raise
             raise Inaccessible(error.errno, error.strerror, error.filename) from error
         except UnicodeEncodeError as error:
+            if _is_of_caller(error):
+                raise
             raise WrongArgument(f"{SHORT.repr(error.object)}: is not valid Unicode, half of a pair") from error
 
     return run
+
+
+def _is_of_caller(error: Exception) -> bool:
+    """Return whether the code of the caller raised an error, such as an iterator or a callback: it is not changed."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    installed = ("site-packages", "dist-packages")
+    return any(
+        frame.f_globals.get("__name__", "").partition(".")[0] not in {"bertree", *sys.stdlib_module_names}
+        and not any(name in frame.f_code.co_filename for name in installed)
+        for frame in frames
+    )
 
 
 def methods_check_arguments(decorated: Class) -> Class:

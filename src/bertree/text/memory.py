@@ -45,14 +45,14 @@ def takes_rows(*, several: Sequence[str] = (), **arguments: "NameFields") -> Cal
         optional = [name for name in arguments if signature.parameters[name].default is None]
 
         def is_rows(name: str, value: object) -> bool:
-            if value is None and name in optional:
+            if name not in arguments or (value is None and name in optional):
                 return False
             return not _is_path(value) and not (name in several and _are_paths(value))
 
         @functools.wraps(function)
         def run(*args: P.args, **keywords: P.kwargs) -> R:
             bound = signature.bind(*args, **keywords)
-            values = {name: value for name in arguments if is_rows(name, value := bound.arguments.get(name))}
+            values = {name: value for name, value in bound.arguments.items() if is_rows(name, value)}
             if not values:
                 return function(*args, **keywords)
             with _files() as files:
