@@ -104,7 +104,7 @@ def _run_seeds(job: EncodedJob, seeds: Sequence[int], resume: bool) -> Run:
         with catch_signals() as signals:
             result = _run_seed(job, seed, resume, results)
             stopped = bool(world.agree({"stop": int(signals.caught is not None)})["stop"])
-        if isinstance(result, Interrupted):
+        if isinstance(result, StoppedRun):
             return Run(job.out, signal=result.signal)
         results.append(result)
         if stopped:  # it came while the seed was evaluated and written
@@ -138,7 +138,7 @@ def _run_files(out: Path) -> Iterator[Path]:
             yield run_folder / name
 
 
-class Interrupted(NamedTuple):
+class StoppedRun(NamedTuple):
     """A seed that a signal ended early."""
 
     signal: int
@@ -150,7 +150,7 @@ def _finished_seeds(out: Path) -> set[int]:
     return {int(name) for name in names if name.isdecimal()}
 
 
-def _run_seed(job: EncodedJob, seed: int, resume: bool, earlier: Sequence[Json]) -> Json | Interrupted:
+def _run_seed(job: EncodedJob, seed: int, resume: bool, earlier: Sequence[Json]) -> Json | StoppedRun:
     """Train one seed, unless it is finished, and keep its model if it is the best so far."""
     seed_folder, metric, world = job.out / f"seed-{seed}", job.tuner.task.metric, job.tuner.world
     finished = world.check_together(lambda: _read_finished(job, seed) if resume else None)
@@ -167,7 +167,7 @@ def _run_seed(job: EncodedJob, seed: int, resume: bool, earlier: Sequence[Json])
         raise UserError("the GPU's memory is full; compute less at once (micro_tokens=...) or set batch=...") from None
     else:
         if trained.signal is not None:
-            return Interrupted(trained.signal)
+            return StoppedRun(trained.signal)
         evaluate = partial(_evaluate_seed, job, seed, trained, earlier)
         result = world.check_together(lambda: evaluate() if world.is_first else {})
     result["run"] = job.tuner.run_identity(seed)
