@@ -161,9 +161,14 @@ def test_bad_queries_are_refused_in_one_line(options: dict, line: str, index: In
         index.search(**options)
 
 
-def test_an_unknown_language_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="language 'klingon': is no code of ISO 639-1"):
-        Index.build(Words(), SHIPS, tmp_path / "index", language="klingon")
+@pytest.mark.parametrize(
+    ("language", "advice"),
+    [("klingon", "with stop words: en, de"), ("eng", "mean 'en'"), ("German", "mean 'de'"), ("xx", "with stop words")],
+)
+def test_an_unknown_language_is_refused_with_a_code_that_is_near(tmp_path: Path, language: str, advice: str) -> None:
+    with pytest.raises(UserError, match=f"language '{language}': is no two-letter code of ISO 639-1; .*{advice}") as at:
+        Index.build(Words(), SHIPS, tmp_path / "index", language=language)
+    assert len(str(at.value)) < 150
     assert not (tmp_path / "index").exists()
 
 
@@ -241,3 +246,16 @@ def test_parts_that_disagree_are_refused_in_one_line_and_made_again(tmp_path: Pa
     index.upgrade()
     assert ids(index, "brig", mode="words") == ["a", "c"]
     index.verify()
+
+
+def test_a_word_file_that_is_missing_is_made_again_by_the_command_of_the_message(index: Index) -> None:
+    index.close()
+    next(index.path.glob("words-*")).unlink()
+    with Index.open(index.path, Words()) as opened:
+        new = {"id": "e", "text": "An old brigantine."}
+        for read in (lambda: opened.search("brig"), opened.verify, lambda: opened.add(new)):
+            with pytest.raises(UserError, match=r"bin: is missing; make it again with `bertree index upgrade`$"):
+                read()
+        opened.upgrade()
+        assert ids(opened, "brig", mode="words") == ["a", "c"]
+        opened.verify()

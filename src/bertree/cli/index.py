@@ -49,7 +49,7 @@ def build(
     overlap: Annotated[
         int | None, typer.Option(min=0, help="Tokens repeated from the passage before.", show_default="a fifth")
     ] = None,
-    language: Annotated[str, typer.Option(help="Code of the language, for sentences, endings and stop words.")] = "en",
+    language: Annotated[str, typer.Option(help="ISO 639-1 code of the language, such as en or pt-BR.")] = "en",
     words: Annotated[bool, typer.Option("--words/--no-words", help="Keep a word index beside the vectors.")] = True,
     precision: PrecisionOption = "float32",
     device: DeviceOption = "auto",

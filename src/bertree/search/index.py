@@ -31,7 +31,7 @@ from bertree.search.passages import Hit, Passage, PassageSample, Where
 from bertree.search.postgres.location import SCHEMA, TABLE, TableLocation, is_address
 from bertree.search.ranking import Query, choose_mode, query_terms, rank
 from bertree.search.searcher import Searcher
-from bertree.search.vector_files import Vectors
+from bertree.search.vector_files import Vectors, missing_file
 from bertree.search.words.languages import check_language
 from bertree.search.words.terms import VERSION
 from bertree.search.writer import AddSummary, check_resumable, create_index, open_writer
@@ -238,11 +238,11 @@ class Index(Searcher):
                 try:
                     files = self._files = self._files.for_state(state, self._store)
                 except FileNotFoundError as error:
-                    gone = error.filename
+                    missing = missing_file(error.filename)
                     continue  # a writer has replaced it since: there is a newer state
                 yield state, files
                 return
-        raise UserError(f"{gone}: is missing; restore this file, or build the index again")
+        raise missing
 
     def document(self, id: str) -> list[Passage]:
         """Return the passages of a document, in order; none if there is no such document."""

@@ -19,7 +19,17 @@ from bertree.search.database import DATABASE
 from bertree.search.faiss_index import FaissIndex, Keep
 from bertree.search.index_state import FORMAT, IndexState
 from bertree.search.passage_store import PassageStore
-from bertree.search.vector_files import BLOCK, WHICH, IndexFile, MappedVectors, Numbers, Vectors, sha256_of, top_k
+from bertree.search.vector_files import (
+    BLOCK,
+    WHICH,
+    IndexFile,
+    MappedVectors,
+    Numbers,
+    Vectors,
+    missing_file,
+    sha256_of,
+    top_k,
+)
 from bertree.search.words.bm25 import WordIndex, read_tables
 from bertree.search.words.terms import VERSION
 from bertree.version import __version__
@@ -219,7 +229,7 @@ def verify_files(folder: Path, store: PassageStore) -> None:
                     return
         except FileNotFoundError as error:
             if state == before:  # otherwise a writer may have replaced it: there is a newer state
-                raise UserError(f"{error.filename}: is missing; build the index again, or restore this file") from None
+                raise missing_file(error.filename) from None
         before = state
 
 

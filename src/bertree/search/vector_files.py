@@ -30,6 +30,7 @@ MAGIC, HEADER = b"bertree vectors\n", 64
 LAYOUT = struct.Struct("<16sQQQ")  # magic, layout, vectors, dimension
 LEAST_BLOCK, MOST_BLOCKS = 1 << 18, 4096  # bytes of a block with a checksum, and blocks of a file
 ADVICE = "build the index again, or restore this file"
+REMAKE = "make it again with `bertree index upgrade`"  # of a word table
 LEAST = 1 << 20  # bytes below which the size of a file does not matter
 BLOCK = 1 << 14  # vectors copied or compared at once
 
@@ -148,6 +149,11 @@ def merge_start(sizes: Sequence[int], new: int, most: int) -> int:
 
 def _level(size: int, most: int) -> int:
     return max(0, math.floor(math.log(max(size, 1) / LEAST, most)))
+
+
+def missing_file(path: str) -> UserError:
+    """Return the error for a file of an index that is gone."""
+    return UserError(f"{path}: is missing; {REMAKE if Path(path).name.startswith('words-') else ADVICE}")
 
 
 def sha256_of(path: Path) -> str:

@@ -27,7 +27,7 @@ from bertree.search.index_state import IndexState
 from bertree.search.passage_store import PassageStore
 from bertree.search.passage_vectors import PendingBatch, unit_vectors
 from bertree.search.passages import Where
-from bertree.search.vector_files import IndexFile, MappedVectors, Vectors, merge_start, write_vectors
+from bertree.search.vector_files import IndexFile, MappedVectors, Vectors, merge_start, missing_file, write_vectors
 from bertree.search.words.terms import VERSION
 from bertree.search.words.upkeep import compact_words, count_words, extend_words
 from bertree.text.tokenizer import Tokenizer
@@ -79,7 +79,7 @@ def _write_errors(folder: Path) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        raise UserError(f"{error.filename}: is missing; build the index again, or restore this file") from None
+        raise missing_file(error.filename) from None
     except OSError as error:
         raise UserError(f"{folder}: cannot be written ({error.strerror or error})") from None
 

@@ -31,7 +31,7 @@ from bertree.search.postgres.tables import (
     plain,
 )
 from bertree.search.postgres.text_search import configuration_for
-from bertree.search.vector_files import MappedVectors
+from bertree.search.vector_files import MappedVectors, missing_file
 
 BLOCK = 1000  # passages that are read and sent at once
 ATTEMPTS = 20  # to open vector files that a writer may have replaced
@@ -119,11 +119,11 @@ def _open_local(folder: Path) -> Iterator[LocalIndex]:
                 try:
                     vectors = MappedVectors(folder, state.parts, state.dimension)
                 except FileNotFoundError as error:
-                    gone = error.filename
+                    missing = missing_file(error.filename)
                     continue  # a writer has replaced it since: there is a newer state
                 yield LocalIndex(folder, store, state, vectors)
                 return
-    raise UserError(f"{gone}: is missing; restore this file, or build the index again")
+    raise missing
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,11 @@ stemming and seldom makes two words one. A step is a pattern and what replaces i
 of English need more than a pattern: terms.py.
 """
 
+import difflib
 import re
 from functools import cache
 
-from bertree.errors import UserError, suggest
+from bertree.errors import UserError
 
 Step = tuple[re.Pattern[str], str]
 
@@ -112,14 +113,20 @@ _ELISIONS = {
     "fr": r"^(?:[cdjlmnst]|qu|jusqu|lorsqu|puisqu|quoiqu)['’]",
     "it": r"^(?:[cdlmnstv]|un|gl|all|dall|dell|nell|sull|coll|quell|quest|com|dov)['’]",
 }
+_NAMES = (
+    "english=en german=de french=fr spanish=es italian=it portuguese=pt dutch=nl swedish=sv danish=da norwegian=no "
+    "finnish=fi russian=ru chinese=zh japanese=ja korean=ko"
+)
 STEMMED = ("en", *_STEPS)  # languages with stop words and endings
 
 
 def check_language(language: str) -> None:
     """Raise an error for a code that names no language."""
     if base_language(language) not in CODES:
-        near = suggest(base_language(language), CODES)
-        raise UserError(f"language {language[:40]!r}: is no code of ISO 639-1, such as en; {near}")
+        codes = {code: code for code in STEMMED} | dict(pair.split("=") for pair in _NAMES.split())
+        near = difflib.get_close_matches(base_language(language)[:40], codes, n=1)
+        advice = f"did you mean '{codes[near[0]]}'?" if near else f"with stop words: {', '.join(STEMMED)}"
+        raise UserError(f"language {language[:40]!r}: is no two-letter code of ISO 639-1; {advice}")
 
 
 def base_language(language: str) -> str:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from bertree.errors import UserError
 from bertree.files.atomic import sync
 from bertree.files.formats import check_regular
-from bertree.search.vector_files import CheckedFile, IndexFile
+from bertree.search.vector_files import REMAKE, CheckedFile, IndexFile
 from bertree.search.words.terms import Analyzer
 
 MAGIC, HEADER, ALIGNED = b"bertree words\n\0\0", 128, 64
@@ -28,7 +28,7 @@ LAYOUT = struct.Struct("<16sQQQQQ")  # magic, layout, passages, terms, bytes of 
 PREFIX = 8  # bytes of a term
 MOST_COUNTED = (1 << 16) - 1  # occurrences of a term in a passage
 BLOCK = 1 << 22  # postings that are moved at once
-DISAGREE = "the word index and the vectors do not belong together; make it again with `bertree index upgrade`"
+DISAGREE = f"the word index and the vectors do not belong together; {REMAKE}"
 Keep = NDArray[np.bool_]
 
 
@@ -76,8 +76,7 @@ class WordTable:
     def read(cls, folder: Path, part: IndexFile) -> "WordTable":
         """Map a file, after checking its size and header; raise FileNotFoundError if it is gone."""
         path = folder / part.name
-        advice = "make it again with `bertree index upgrade`"
-        broken = f"{path}: is damaged or cut off; {advice}"
+        broken = f"{path}: is damaged or cut off; {REMAKE}"
         check_regular(path)
         with path.open("rb") as file:
             head = file.read(LAYOUT.size)
@@ -91,7 +90,7 @@ class WordTable:
             if counts[0] != part.count:
                 raise UserError(f"{path}: {DISAGREE}")
             mapped = np.memmap(file, np.uint8, "r")
-        checked = CheckedFile(path, part, np.asarray(mapped), advice)
+        checked = CheckedFile(path, part, np.asarray(mapped), REMAKE)
         checked.check(0, sections[-2][0])
         arrays = (np.asarray(_section(mapped, at, count, kind)) for at, count, kind in sections)
         return cls(*arrays, file=checked, places=(sections[-2][0], sections[-1][0]))
