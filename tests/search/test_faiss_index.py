@@ -45,12 +45,13 @@ def recall(index: Index, model: Given, alive: np.ndarray, where: dict[str, int] 
         alive = alive[alive % {"tenth": 10, "hundredth": 100, "half": 2}[key] == value]
     truth = alive[np.argsort(-(queries @ model.vectors[alive].T), axis=1, kind="stable")[:, :10]]
     right = 0
-    for row, hits in zip(truth, index.nearest(queries, 10, where=where), strict=True):
+    for query, row, hits in zip(queries, truth, index.nearest(queries, 10, where=where), strict=True):
         assert len(hits) == min(10, len(alive))
         documents = [int(hit.document[1:]) for hit in hits]
         assert len(set(documents)) == len(documents)
         assert set(documents) <= set(alive.tolist()), "only what is there and fits"
         assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
+        assert [hit.score for hit in hits] == pytest.approx(model.vectors[documents] @ query, abs=1e-6)
         right += len(set(documents) & set(row.tolist()))
     return right / truth.size
 

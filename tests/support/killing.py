@@ -100,8 +100,9 @@ def contents(folder: Path, model: Any = None) -> dict[str, Any]:
         documents[id]["labels"].add((key, value))
     for id, entry in documents.items():
         assert entry["count"] == len(entry["passages"]), f"{id} is whole"
-    texts = [row[6] for row in rows]
-    if texts:
+    if rows:
+        rows.sort(key=lambda row: numbers[row[3]])
+        texts = [row[6] for row in rows]
         positions = np.array([numbers[row[3]] for row in rows])
         fresh = model.embed(texts)
         fresh /= np.linalg.norm(fresh, axis=1, keepdims=True)
@@ -115,8 +116,7 @@ def contents(folder: Path, model: Any = None) -> dict[str, Any]:
         indexed = {
             (at, term): n
             for term in {term for counts in terms for term in counts}
-            for places, counts in files.words.postings(term)
-            for at, n in zip(places.tolist(), counts.tolist(), strict=True)
+            for at, n in zip(*(column.tolist() for column in files.words.postings([term])[:2]), strict=True)
         }
         assert indexed == expected, "each passage has its own words"
     index.close()

@@ -158,6 +158,14 @@ class FaissIndex:
             raise UserError(broken)
         return cls(kind, index, part.count, dict(settings))
 
+    def stored(self) -> Vectors | None:
+        """Return the exact vectors, if the kind holds them."""
+        if self.kind != "hnsw":
+            return None
+        faiss, dimension = import_faiss(), self.index.d
+        storage = faiss.downcast_index(self.index.storage)
+        return np.asarray(faiss.rev_swig_ptr(storage.get_xb(), self.count * dimension).reshape(self.count, dimension))
+
     def candidates(self, queries_qd: Vectors, k: int, sure: int, allowed: Keep | None = None) -> Iterator[Numbers]:
         """Yield, for each query, positions that include its k nearest vectors; `allowed`: only from these.
 

@@ -87,6 +87,18 @@ class OpenFiles:
         mean_d, covariance_dd = self._moments
         return float(mean_d @ query_d), math.sqrt(max(0.0, float(query_d @ covariance_dd @ query_d)))
 
+    @cached_property
+    def _stored(self) -> Vectors | None:
+        """The vectors in the graph: those that a search has just compared are in the processor's cache."""
+        return self.graph.stored() if self.graph is not None else None
+
+    def cosines(self, positions: Numbers, query_d: Vectors) -> Vectors:
+        """Return the cosines of a query with the vectors at these positions, which ascend."""
+        stored = self._stored
+        if stored is None or not len(positions) or positions[-1] >= len(stored):
+            return self._check_cosines(self.vectors[positions] @ query_d)
+        return np.asarray(stored.take(positions, 0) @ query_d)
+
     def nearest(
         self, queries_qd: Vectors, k: int, allowed: Numbers | None = None, sure: int | None = None
     ) -> list[Neighbors]:
@@ -117,7 +129,7 @@ class OpenFiles:
         neighbors = []
         candidates = graph.candidates(queries_qd, k, sure, keep)
         for query_d, positions, added in zip(queries_qd, candidates, outside, strict=True):
-            scores = self._check_cosines(vectors[positions] @ query_d)
+            scores = self.cosines(positions, query_d)
             neighbors.append(_top(np.concatenate([positions, added[0]]), np.concatenate([scores, added[1]]), k))
         available = len(vectors) - len(dead) if allowed is None else len(allowed)
         short = [number for number, (positions, _) in enumerate(neighbors) if len(positions) < min(k, available)]

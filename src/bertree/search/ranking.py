@@ -120,11 +120,11 @@ def _by_both(
     assert query.terms is not None
     words, all_words = _best_words(files, query.terms, pool, allowed)
     near_ranks, word_ranks = (dict(zip(part[0].tolist(), range(1, pool + 1), strict=False)) for part in (near, words))
-    others = np.array([position for position in word_ranks if position not in near_ranks], np.int64)
+    others = np.array(sorted(word_ranks.keys() - near_ranks.keys()), np.int64)
     positions = np.concatenate([near[0], others])
     if not len(positions):
         return []
-    cosines = np.concatenate([near[1], files.vectors[others] @ query.vector])
+    cosines = np.concatenate([near[1], files.cosines(others, query.vector)])
     word_scores = all_words[positions]
     scores = fuse(cosines, word_scores, *files.cosine_range(query.vector), weight)
     order = np.lexsort((positions, -scores))[:k]

@@ -88,18 +88,18 @@ class CheckedFile:
         self._damaged = f"{path}: is damaged; {advice}"
         self._mapped, self._size = mapped, part.block_size
         self._expected = np.frombuffer(bytes.fromhex(part.blocks), ">u4")
-        self._open = np.ones(len(self._expected), np.bool_)  # not compared yet
-        self._open_items = self._open.data  # the same; a few of them are read faster than from an array
+        self._open_items = bytearray(b"\1" * len(self._expected))  # 1: not compared yet
+        self._open = np.frombuffer(self._open_items, np.bool_)  # the same memory
 
     def check(self, start: int, length: int) -> None:
         """Compare the blocks of a range of bytes."""
         first, last = start // self._size, (start + length - 1) // self._size
-        if any(self._open_items[first : last + 1]):
+        if self._open_items.find(1, first, last + 1) >= 0:
             self._check(np.arange(first, last + 1))
 
     def check_rows(self, starts: Numbers, length: int) -> None:
         """Compare the blocks of many short ranges of one length."""
-        if self._open.any():
+        if 1 in self._open_items:
             for step in (*range(0, length, self._size), length - 1):
                 self._check((starts + step) // self._size)
 
@@ -185,21 +185,21 @@ class MappedVectors:
         return len(self.numbers)
 
     def __getitem__(self, positions: Numbers) -> Vectors:
-        """Return the vectors at these positions."""
-        if len(self._tables) == 1:
-            return self._rows(0, positions)
-        vectors = np.empty((len(positions), self.dimension), np.float32)
-        tables = np.searchsorted(self._ends, positions, "right") - 1
-        for number in set(tables.tolist()):
-            rows = tables == number
-            vectors[rows] = self._rows(number, positions[rows] - self._ends[number])
-        return vectors
+        """Return the vectors at these positions, which ascend."""
+        assert (positions[:-1] <= positions[1:]).all()
+        cuts = np.searchsorted(positions, self._ends).tolist()
+        blocks = [
+            self._rows(table, positions[start:end] - first)
+            for table, (start, end, first) in enumerate(zip(cuts[:-1], cuts[1:], self._ends.tolist(), strict=False))
+            if start < end
+        ]
+        return blocks[0] if len(blocks) == 1 else np.concatenate([np.empty((0, self.dimension), np.float32), *blocks])
 
     def _rows(self, table: int, rows: Numbers) -> Vectors:
         self._files[table].check_rows(
             _vectors_start(self.parts[table].count) + 4 * self.dimension * rows, 4 * self.dimension
         )
-        return np.asarray(self._tables[table][rows])
+        return self._tables[table].take(rows, 0)
 
     def blocks(self, first: int = 0) -> Iterator[tuple[int, Vectors]]:
         """Yield all vectors from a position on in blocks, with the position of each block."""

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from bertree.errors import UserError
 from bertree.search.vector_files import IndexFile, Numbers
-from bertree.search.words.word_table import DISAGREE, WordTable
+from bertree.search.words.word_table import DISAGREE, WordTable, prefixes_of
 
 K1, B = 1.2, 0.75
 Scores = NDArray[np.float32]
@@ -51,35 +51,42 @@ class WordIndex:
     def scores(self, terms: Sequence[str]) -> Scores:
         """Return the score of every position; 0 where no term occurs. A term that is repeated counts each time."""
         scores = np.zeros(len(self._norms), np.float32)
-        weights, held, all_places, all_counts = [], [], [], []
-        for term, times in Counter(terms).items():
-            postings = self.postings(term)
-            weight = times * self._idf(sum(len(places) for places, _ in postings))
-            for places, counts in postings:
-                weights.append(weight)
-                held.append(len(places))
-                all_places.append(places)
-                all_counts.append(counts)
-        if held:
-            places = np.concatenate(all_places)
-            occurring = np.concatenate(all_counts, dtype=np.float32)
-            idf = np.repeat(np.array(weights, np.float32), held)
-            np.add.at(scores, places, idf * (occurring / (occurring + self._norms[places])))
+        times = Counter(terms)
+        places, counts, sizes = self.postings(list(times))
+        weights = [number * self._idf(size) for number, size in zip(times.values(), sizes, strict=True)]
+        gains, norms = counts.astype(np.float32), self._norms.take(places)
+        norms += gains
+        gains /= norms
+        gains *= np.repeat(np.array(weights, np.float32), sizes)
+        np.add.at(scores, places, gains)
         return scores
 
     def _idf(self, count: int) -> float:
         """Return the weight of a term that so many passages have."""
         return math.log(1 + (self.passages - count + 0.5) / (count + 0.5))
 
-    def postings(self, term: str) -> list[tuple[Numbers, NDArray[np.uint16]]]:
-        """Return, for each table with a term, the positions of its passages, and how often it occurs in each."""
-        postings = []
-        for table, start in zip(self._tables, self._starts, strict=False):
-            rows, counts = table.postings(term)
-            places = rows + start
-            if self._alive is not None and len(rows):
-                alive = self._alive[places]
-                places, counts = places[alive], counts[alive]
-            if len(places):
-                postings.append((places, counts))
-        return postings
+    def postings(self, terms: Sequence[str]) -> tuple[Numbers, NDArray[np.uint16], list[int]]:
+        """Return the positions with the first term, with the second and so on; how often it occurs in each; and how
+        many positions each term has."""
+        encoded = [term.encode() for term in terms]
+        prefixes = prefixes_of(encoded)
+        by_table = [table.spans(encoded, prefixes) for table in self._tables]
+        starts, rows, counts = [0], [np.empty(0, np.uint32)], [np.empty(0, np.uint16)]
+        sizes = [0] * len(terms)
+        for number in range(len(terms)):
+            for table, start, spans in zip(self._tables, self._starts, by_table, strict=False):
+                first, last = spans[number]
+                if first < last:
+                    starts.append(start)
+                    rows.append(table.rows[first:last])
+                    counts.append(table.counts[first:last])
+                    sizes[number] += last - first
+        places = np.repeat(starts, list(map(len, rows))) + np.concatenate(rows)
+        all_counts = np.concatenate(counts)
+        if len(places) and int(places.max()) >= len(self._norms):
+            raise UserError(f"the postings of {', '.join(terms)} are damaged; {DISAGREE}")
+        if self._alive is None:
+            return places, all_counts, sizes
+        alive = self._alive[places]
+        ends = np.append(0, alive.cumsum())[np.cumsum([0, *sizes])]
+        return places[alive], all_counts[alive], np.diff(ends).tolist()

@@ -98,13 +98,14 @@ class WordTable:
     def check(self, start: int, end: int) -> None:
         """Compare some postings with the checksums of the file."""
         if self.file is not None and end > start:
-            for size, place in zip((self.rows.itemsize, self.counts.itemsize), self.places, strict=True):
-                self.file.check(place + start * size, (end - start) * size)
+            rows, counts = self.places
+            self.file.check(rows + 4 * start, 4 * (end - start))
+            self.file.check(counts + 2 * start, 2 * (end - start))
 
     @cached_property
-    def _term_views(self) -> tuple[memoryview, memoryview]:
-        """The ends and the bytes of the terms; their items are read faster than those of arrays."""
-        return self.term_ends.data, self.term_bytes.data
+    def _views(self) -> tuple[memoryview, memoryview, memoryview]:
+        """Ends of terms, their bytes, and ends of postings; single items are read faster than those of arrays."""
+        return self.term_ends.data, self.term_bytes.data, self.posting_ends.data
 
     @cached_property
     def _prefixes(self) -> NDArray[np.uint64]:
@@ -121,7 +122,7 @@ class WordTable:
 
     def __getitem__(self, number: int) -> bytes:
         """Return a term by its place in the order."""
-        ends, letters = self._term_views
+        ends, letters, _ = self._views
         return letters[ends[number] : ends[number + 1]].tobytes()
 
     def frequencies(self) -> NDArray[np.int64]:
@@ -129,21 +130,22 @@ class WordTable:
         ends = self.posting_ends.astype(np.int64)
         return ends[1:] - ends[:-1]
 
-    def postings(self, term: str) -> tuple[NDArray[np.uint32], NDArray[np.uint16]]:
-        """Return the rows with a term, and how often it occurs in each."""
-        wanted = term.encode()
-        prefix = np.uint64(int.from_bytes(wanted[:PREFIX].ljust(PREFIX, b"\0"), "big"))
-        first = int(self._prefixes.searchsorted(prefix))
-        last = first + 1 if len(wanted) < PREFIX else int(self._prefixes.searchsorted(prefix, "right"))
-        number = bisect_left(self, wanted, first, min(last, len(self)))
-        if number == len(self) or self[number] != wanted:
-            return self.rows[:0], self.counts[:0]
-        start, end = int(self.posting_ends[number]), int(self.posting_ends[number + 1])
-        self.check(start, min(end, len(self.rows)))
-        rows = self.rows[start:end]
-        if end <= start or end > len(self.rows) or int(rows.max()) >= len(self.lengths):
-            raise UserError(f"the postings of {term!r} are damaged; {DISAGREE}")
-        return rows, self.counts[start:end]
+    def spans(self, terms: Sequence[bytes], prefixes: NDArray[np.uint64]) -> list[tuple[int, int]]:
+        """Return where the postings of each term begin and end; (0, 0) if it does not occur."""
+        posting_ends, spans = self._views[2], []
+        numbers = self._prefixes.searchsorted(prefixes).tolist()
+        for term, prefix, number in zip(terms, prefixes, numbers, strict=True):
+            if len(term) >= PREFIX and number < len(self) and self[number] < term:  # others have the same first letters
+                number = bisect_left(self, term, number, int(self._prefixes.searchsorted(prefix, "right")))
+            if number == len(self) or self[number] != term:
+                spans.append((0, 0))
+                continue
+            start, end = posting_ends[number], posting_ends[number + 1]
+            if not start < end <= len(self.rows):
+                raise UserError(f"the postings of {term.decode()!r} are damaged; {DISAGREE}")
+            self.check(start, end)
+            spans.append((start, end))
+        return spans
 
     def only(self, keep: Keep) -> "WordTable":
         """Return the table without some passages."""
@@ -207,6 +209,11 @@ def _copy_postings(
         target.counts[places] = table.counts[chosen]
         free[to[begin:end]] += frequencies
         begin = end
+
+
+def prefixes_of(terms: Iterable[bytes]) -> NDArray[np.uint64]:
+    """Return the first bytes of terms as numbers, which have the same order."""
+    return np.array([int.from_bytes(term[:PREFIX].ljust(PREFIX, b"\0"), "big") for term in terms], np.uint64)
 
 
 def _ends(sizes: NDArray[np.int64]) -> NDArray[np.uint64]:
