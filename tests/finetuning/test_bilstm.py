@@ -143,6 +143,7 @@ def test_it_is_not_pretrained(token_store: Path, start: Path, tmp_path: Path, co
         assert [line.startswith(reason) for line in result.lines if "note:" not in line] == [True], result.err
 
 
+@pytest.mark.proof  # test_resume.py kills the same loop
 def test_killed_and_resumed(start: Path, tmp_path: Path) -> None:
     whole, out, log = tmp_path / "whole", tmp_path / "out", tmp_path / "log"
     dropouts = ("dropout=0.1", "classifier_dropout=0.1", "epochs=2")

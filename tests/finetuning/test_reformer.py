@@ -3,10 +3,13 @@
 import random
 from pathlib import Path
 
+import pytest
+
 from tests.support import learnable, runs
 from tests.support.reformer import long_texts, save_reformer
 
 
+@pytest.mark.proof  # test_resume.py kills the same loop, tests/pretraining/test_reversible.py a reversible model
 def test_killed_at_random_moments(tmp_path: Path) -> None:
     model = save_reformer(tmp_path / "model", learnable.tokenizer())
     learnable.write(tmp_path / "data" / "train.jsonl", long_texts(24, most=150))

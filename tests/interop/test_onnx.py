@@ -220,6 +220,7 @@ def shortened(source: Path, target: Path) -> Path:
     return target
 
 
+@pytest.mark.proof  # vectors are compared without a file above, and a classifier's file is; an export takes seconds
 def test_real_weights_by_the_command(
     tmp_path: Path, minilm: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,6 +30,7 @@ def test_masks_and_lengths_change_from_phase_to_phase() -> None:
         assert len({*rates}) > 1 < len({*lengths})
 
 
+@pytest.mark.proof  # test_learning.py shows it of another recipe
 def test_context_beats_counting() -> None:
     phase = "phases=[{steps=45, max_length=32, batch_tokens=512, mask_rate=0.15}]"
     losses = tried("modernbert-tiny", repeated, phase, "schedule.warmup=8")

@@ -33,7 +33,7 @@ from tests.support.spread import MESHES, different, spread, state_of, trained
 
 STEP = 2
 SLOTS = 4  # of the state that all data ranks carry
-SUITE = ("2 x 2", "2 x 2, zero 3", "zero 3", "zero 2 in pairs")  # the other meshes are proofs
+SUITE = ("2 x 2, zero 3", "zero 3", "zero 2 in pairs")  # the other meshes are proofs
 
 
 def carried(slots: range) -> dict[str, torch.Tensor]:

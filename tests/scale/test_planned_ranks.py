@@ -24,7 +24,7 @@ CASES = [
     Case("megatron-bert", 1, 4, 0, recompute=True, sequence_parallel=True),
     Case("gpt2", 2, 2, 1, recompute=True),
 ]
-SUITE = [CASES[number] for number in (0, 2, 5, 6, 8, 9)]  # every way to shard and to split; the others are proofs
+SUITE = [CASES[number] for number in (2, 5, 8)]  # shards, and shards of what is split; the others are proofs
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ SIMULATED = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", suite_has(SIMULATED[1:3], SIMULATED), ids=str)
+@pytest.mark.parametrize("case", suite_has(SIMULATED[2:3], SIMULATED), ids=str)
 def test_the_peak_of_a_simulated_step_is_as_planned(case: scale_memory.Case) -> None:
     compared = scale_memory.compare(case, scale_memory.simulate(case))
     assert compared["planned"] == pytest.approx(compared["peak"], rel=0.05)

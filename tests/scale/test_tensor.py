@@ -50,7 +50,7 @@ def run_cases(launch: Launch, proofs: bool) -> dict[str, Any]:
         rank_results.update(cases_of_two(world, proofs))
     with join(launch._replace(job="four"), tensor=4) as world:
         rank_results.update(cases_of_four(world, proofs))
-    for name in chosen(ON_A_MESH, SUITE[3:5], proofs):
+    for name in chosen(ON_A_MESH, SUITE[4:5], proofs):
         rank_results[f"{name} on a mesh"] = on_a_mesh(name, launch._replace(job=name), ON_A_MESH[name])
     return rank_results
 
@@ -126,7 +126,7 @@ def test_dropout_of_whole_tensors_is_that_of_one_device(rank_results: list[dict[
     check_equal(rank_results, name)
 
 
-@pytest.mark.parametrize("name", suite_has(SUITE[3:5], ON_A_MESH))
+@pytest.mark.parametrize("name", suite_has(SUITE[4:5], ON_A_MESH))
 def test_shards_of_split_tensors_have_the_gradients_of_the_whole(rank_results: list[dict[str, Any]], name: str) -> None:
     for rank in rank_results:
         result = rank[f"{name} on a mesh"]

@@ -15,7 +15,7 @@ from tests.support.standin import Words
 pytest.importorskip("faiss")
 
 
-KILLS = 5  # of each kind, each way; `make kill` has more
+KILLS = 3  # of each kind, each way; `make kill` has more
 WAYS = [("flat", "lines"), ("flat", "time"), ("hnsw", "lines"), ("hnsw", "time")]
 Ends = tuple[str, list[dict]]
 
@@ -93,7 +93,7 @@ def files(folder: Path) -> set[str]:
 
 
 def test_dead_at_every_line_of_a_commit(tmp_path: Path) -> None:
-    """After 20, 210, 400 ... lines of a build, one after another: each run goes on where the last died."""
+    """After 20, 400, 780 ... lines of a build, one after another: each run goes on where the last died."""
     folder, log = tmp_path / "index", tmp_path / "log"
     ends: list[dict] = []
     process = killing.start(tmp_path / "other", 0, "flat", log)
@@ -101,7 +101,7 @@ def test_dead_at_every_line_of_a_commit(tmp_path: Path) -> None:
     ends.append(killing.contents(tmp_path / "other"))
     log.unlink()
     reached = -1
-    for lines in [*range(20, 4000, 190), 0]:
+    for lines in [*range(20, 4000, 380), 0]:
         process = killing.start(folder, 0, "flat", log, lines)
         process.join(PATIENCE)
         if process.exitcode == 0:

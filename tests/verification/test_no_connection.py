@@ -84,7 +84,7 @@ def test_an_attempt_of_any_program_is_counted() -> None:
 
 @pytest.mark.process
 @pytest.mark.slow
-@pytest.mark.parametrize("every", suite_has([6], [6, 1]))
+@pytest.mark.parametrize("every", suite_has([10], [10, 1]))
 def test_no_command_opens_a_connection(every: int, tmp_path: Path) -> None:
     program = (sys.executable, "-m", "tests.verification.test_no_connection")
     done = isolated(*program, str(tmp_path / "work"), str(every))
