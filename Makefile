@@ -28,7 +28,7 @@ quick: $(VENV)/.installed-test ## run the fast tests: no processes, training, co
 	$(PYTEST) -n auto --maxprocesses 2 --quick $(ARGS)
 
 proofs: $(VENV)/.installed-dev ## run the tests of more families, meshes and moments, of which `make test` has a few
-	$(PYTEST) -n auto --maxprocesses 4 --proofs -m proof $(ARGS)
+	$(PYTEST) -n auto --maxprocesses 4 --proofs -m "proof or hypothesis" $(ARGS)
 
 SECONDS ?= 60
 fuzz: $(VENV)/.installed-dev ## run bertree on damaged files and odd commands for SECONDS=60; ARGS="--help" tells more

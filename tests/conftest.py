@@ -43,7 +43,8 @@ hypothesis.settings.register_profile(
     suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.function_scoped_fixture],
 )
 hypothesis.settings.load_profile("bertree")
-hypothesis.settings.register_profile("quick", hypothesis.settings.get_profile("bertree"), max_examples=10)
+for name, count in (("quick", 10), ("suite", 40), ("proofs", 100)):
+    hypothesis.settings.register_profile(name, hypothesis.settings.get_profile("bertree"), max_examples=count)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a background job: tests and their children need it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 BOOKS = Path(__file__).parents[1] / "corpus" / "books.txt"
@@ -93,8 +94,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     for name, meaning in needs.MARKERS.items():
         config.addinivalue_line("markers", f"{name}: {meaning}")
-    if config.option.quick:
-        hypothesis.settings.load_profile("quick")
+    option = config.option
+    hypothesis.settings.load_profile("quick" if option.quick else "proofs" if option.proofs else "suite")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

@@ -7,6 +7,7 @@ import socket
 import tempfile
 import threading
 from collections.abc import Iterator
+from importlib import import_module
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
@@ -39,7 +40,10 @@ def cluster() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_TMPDIR", folder)
         patch.setenv("RAY_worker_niceness", "0")  # else the other tests take the processors
-        with RayCluster(None, 2).start(add_to, 0):
+        engine = RayCluster(None, 2)  # imports Ray
+        for name in ("start_monitor", "start_log_monitor", "start_api_server"):  # processes that nobody asks
+            patch.setattr(import_module("ray._private.node").Node, name, lambda *arguments, **named: None)
+        with engine.start(add_to, 0):
             yield
     shutil.rmtree(folder, ignore_errors=True)
 

@@ -26,14 +26,14 @@ def forget_constants() -> None:
 
 
 def keep_for_good() -> None:
-    """Collect garbage from now on, but not among what is there: modules and collected tests stay to the end."""
+    """Collect garbage from now on, but seldom, and not among what is there: modules and tests stay to the end."""
     gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
     gc.enable()
 
 
 def example_count(count: int) -> "settings":
-    """Settings of a property test: so many examples, but no more than `make quick` gives to each."""
+    """Settings of a property test: so many examples with --proofs, a share of them without."""
     from hypothesis import settings
 
-    usual = settings().max_examples
-    return settings(max_examples=count if usual >= 100 else min(count, usual))
+    return settings(max_examples=min(count, max(10, count * settings().max_examples // 100)))

@@ -49,7 +49,7 @@ def check(decoder: Decoder, model: Network, prompts: list[list[int]], keep: list
 def test_steps_equal_the_whole_sequence(kind: str, lengths: tuple[int, ...]) -> None:
     model, prompts = network(kind, VOCAB), draw(*lengths)
     keep = [*range(1, len(lengths)), 0, 0] if len(lengths) > 1 else [0]
-    for lanes in (1, len(lengths)):
+    for lanes in {1, len(lengths)}:
         decoder = DecoderChoice().choose(model, lanes)()
         assert isinstance(decoder, FastDecoder) == (kind in FAST)
         check(decoder, model, prompts, keep)
