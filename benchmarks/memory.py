@@ -17,18 +17,9 @@ from bertree.model import cost
 from bertree.model.network import build
 from bertree.model.presets import preset
 
+NAMES = "bert-small bert-base bert-large roberta-base albert-base albert-xxlarge distilbert-base"
 CASES = [
-    (name, batch, length)
-    for name in (
-        "bert-small",
-        "bert-base",
-        "bert-large",
-        "roberta-base",
-        "albert-base",
-        "albert-xxlarge",
-        "distilbert-base",
-    )
-    for batch, length in ((32, 128), (256, 128), (16, 512), (64, 512))
+    (name, batch, length) for name in NAMES.split() for batch, length in ((32, 128), (256, 128), (16, 512), (64, 512))
 ] + [
     (name, batch, length)
     for name in ("reformer-base", "reformer-enwik8")
