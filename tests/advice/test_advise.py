@@ -232,6 +232,7 @@ def test_a_mistake_is_one_line(
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_data_is_tried_out_and_everything_is_on_the_page(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,35 +17,24 @@ from tests.support.batches import fresh, joined, sequences, tiny
 CHANGES = ("model.residual=reversible", "model.attention_dropout=0.1", "model.ffn_chunk=20")
 
 
+def arguments(folder: Path, store: Path) -> tuple[str, ...]:
+    recipe = str(runs.recipe("bert", folder))
+    return ("pretrain", recipe, "--store", str(store), "--out", str(folder / "out"), *CHANGES)
+
+
 @pytest.fixture(scope="module")
 def whole(token_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two micro-batches a step, with dropout."""
     folder = tmp_path_factory.mktemp("reversible")
-    arguments = (
-        "pretrain",
-        str(runs.recipe("bert", folder)),
-        "--store",
-        str(token_store),
-        "--out",
-        str(folder / "out"),
-    )
-    assert runs.finish(*arguments, *CHANGES, log=folder / "log") == 0, (folder / "log").read_text()
+    assert runs.finish(*arguments(folder, token_store), log=folder / "log") == 0, (folder / "log").read_text()
     return folder / "out"
 
 
 def test_killed_and_resumed_it_ends_in_the_same_bytes(whole: Path, token_store: Path, tmp_path: Path) -> None:
     out, log = tmp_path / "out", tmp_path / "log"
-    arguments = (
-        "pretrain",
-        str(runs.recipe("bert", tmp_path)),
-        "--store",
-        str(token_store),
-        "--out",
-        str(out),
-        *CHANGES,
-    )
-    runs.kill(*arguments, "--resume", log=log, after=(1, 2), moments=random.Random(0))
-    assert runs.finish(*arguments, "--resume", log=log) == 0, log.read_text()
+    command = (*arguments(tmp_path, token_store), "--resume")
+    runs.kill(*command, log=log, after=(2,), moments=random.Random(0))
+    assert runs.finish(*command, log=log) == 0, log.read_text()
     assert runs.results(out) == runs.results(whole)
 
 

@@ -199,6 +199,7 @@ def test_states_of_layers_have_gradients_too() -> None:
     assert difference(ours, theirs) < 1e-5
 
 
+@pytest.mark.proof  # tests/train/test_feed.py compiles a step
 def test_a_compiled_step_has_the_same_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reversible, "COMPILATION", {"backend": "eager", "dynamic": False})
     encoder = stack_of(layers=2)

@@ -126,6 +126,7 @@ def test_an_encoder_without_memory_returns_no_state() -> None:
     assert torch.equal(hidden, network(BATCH))
 
 
+@pytest.mark.proof  # tests/model/layers/test_attention.py compiles other layers
 def test_compiles_whole_with_rotary_positions_and_windows() -> None:
     torch._dynamo.reset()
     model = stack(PreNorm(), RotaryPositions(8, 100.0), layers=2, ffn="gated")
