@@ -18,6 +18,7 @@ from bertree.interop.huggingface.fit import family_of_architecture
 from bertree.model.cost import parameters
 from bertree.model.presets import PRESETS
 from tests.support.parity import batch_of, flat, gradients, load, outputs, padded, peer, ragged, round_trip
+from tests.support.shared import suite_has
 
 HIDDEN, GRADIENT = 1e-5, 1e-4
 HEADS = {
@@ -51,7 +52,7 @@ def settings(seed: int) -> dict[str, object]:
     return point
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", suite_has([0, 1], range(4)))
 @pytest.mark.parametrize("suffix", HEADS)
 def test_states_logits_and_gradients_equal_transformers(suffix: str, seed: int, tmp_path: Path) -> None:
     point = settings(seed * 31 + len(suffix))

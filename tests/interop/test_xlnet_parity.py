@@ -15,6 +15,7 @@ from torch import Tensor
 
 from bertree.objectives.supervised import TaskLabels, supervised_objective
 from tests.support.parity import batch_of, gradients, load, peer, round_trip
+from tests.support.shared import suite_has
 from tests.support.xlnet import draw_orders, masks_of, with_order
 
 HIDDEN, GRADIENT = 1e-5, 1e-4
@@ -69,7 +70,7 @@ def as_options(arguments: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.unflatten(0, (3, 2)) for name, tensor in arguments.items()}
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", suite_has([0, 1], range(4)))
 @pytest.mark.parametrize("suffix", HEADS)
 def test_states_logits_and_gradients_equal_transformers(suffix: str, seed: int, tmp_path: Path) -> None:
     point = settings(seed * 31 + len(suffix))

@@ -15,6 +15,7 @@ from bertree.model.init import without_weights
 from bertree.model.network import build
 from bertree.model.presets import PRESETS, preset
 from tests.support.batches import axes_of
+from tests.support.shared import suite_has
 
 MILLION = 1_000_000
 
@@ -57,7 +58,10 @@ def representable(name: str) -> bool:
     return True
 
 
-@pytest.mark.parametrize("name", filter(representable, PRESETS))
+REPRESENTABLE = [name for name in PRESETS if representable(name)]
+
+
+@pytest.mark.parametrize("name", suite_has(REPRESENTABLE[::3], REPRESENTABLE))
 def test_counts_equal_transformers(name: str) -> None:
     a = axes_of(preset(name))
     family = family_of_architecture(a)

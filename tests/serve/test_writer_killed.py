@@ -14,6 +14,7 @@ from bertree.search.index import Index
 from tests.support import asking, killing, learnable
 from tests.support.asking import Asker
 from tests.support.processes import PATIENCE
+from tests.support.shared import suite_has
 
 KILLS = 3  # of each kind of index
 MOST = 1000  # passages of an answer, more than there are
@@ -30,7 +31,7 @@ def model(words: Path) -> Model:
     return load(words)
 
 
-@pytest.fixture(params=["flat", "hnsw"])
+@pytest.fixture(params=suite_has(["hnsw"], ["flat", "hnsw"]))
 def folder(request: pytest.FixtureRequest, tmp_path: Path, words: Path, model: Model) -> Path:
     """An index of the first version."""
     if request.param == "hnsw":

@@ -92,7 +92,9 @@ def _check_content(content: Json) -> None:
     vocab = model["vocab"]
     entries = [token["id"] for token in added]
     entries += vocab.values() if isinstance(vocab, dict) else [len(vocab) - 1]
-    size = 1 + max((entry for entry in entries if isinstance(entry, int)), default=-1)
+    if {*map(type, entries)} - {int}:  # looking at each takes many times as long
+        entries = [entry for entry in entries if isinstance(entry, int)]
+    size = 1 + max(entries, default=-1)
     if size > MAX_ID:
         raise ValueError(f"has the token id {size - 1}; at most {MAX_ID - 1} is possible")
     if isinstance(vocab, dict) and len(set(vocab.values())) < len(vocab):
