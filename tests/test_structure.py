@@ -19,7 +19,7 @@ ONLY = {
     "model": {"torch", "triton", "bertree.batch", "bertree.errors", "bertree.keyed_random", "bertree.model"},
     "text": {
         *("tokenizers", "numpy", "sentencex", "pyarrow", "zstandard"),
-        *("bertree.console", "bertree.errors", "bertree.files", "bertree.text"),
+        *("bertree.console", "bertree.errors", "bertree.files", "bertree.result_table", "bertree.text"),
     },
 }
 # Packages that nothing below may import.

@@ -131,12 +131,17 @@ def test_counts_are_those_of_the_architecture(name: str) -> None:
     assert counts(network, "sequence") == (encoder + above, exact.embeddings, exact.encoder, above)
 
 
-def test_a_notebook_shows_each_model() -> None:
+def test_a_comparison_shows_a_row_for_each_model() -> None:
+    title, heads, *rows = repr(FOUND).splitlines()
+    assert "872 examples of sst-2" in title
+    assert heads.split()[:3] == ["model", "parameters", "MB"]
+    assert len(rows) == 2
+    assert f"{SMALL.parameters:,}" in rows[1].split()
+    assert heads.split()[-2] == "accuracy"
+    assert rows[1].split()[-2] == "0.881"
     page = FOUND._repr_html_()
-    assert page.count("<tr>") == 2
-    assert "872 examples of sst-2" in page
-    assert f"{SMALL.parameters:,} parameters" in page
-    assert "accuracy 0.881" in page
+    assert page.count("<tr>") == 3
+    assert "<th>accuracy</th>" in page
 
 
 def test_what_stands_between_encoder_and_head_is_counted(words: Tokenizer) -> None:

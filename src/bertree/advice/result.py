@@ -9,10 +9,11 @@ from bertree.advice.knowledge import Rule, knowledge
 from bertree.advice.limits import Request
 from bertree.files.formats import Json
 from bertree.report.formats import byte_size, digits
+from bertree.result_table import ResultTable, ShownAsTable
 
 
-@dataclass(frozen=True, kw_only=True)
-class Advice:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Advice(ShownAsTable):
     """What to use: `choices` are available, the best first; `to_fetch` would be better, but their weights are not here.
     Without a choice, `nearest` is the candidate that exceeds the limits least."""
 
@@ -79,14 +80,12 @@ class Advice:
             "device": self.device,
         }
 
-    def _repr_html_(self) -> str:
-        from bertree.report.html import notebook_table
-
+    def _result_table(self) -> ResultTable:
         rows = [
             (candidate.name, ", ".join(describe_costs(candidate)))
             for candidate in self.choices or ([self.nearest] if self.nearest else [])
         ]
-        return notebook_table("advice", rows, self.request.describe())
+        return ResultTable(f"advice: {self.request.describe()}", rows)
 
 
 def describe_costs(candidate: AdviceCandidate) -> list[str]:

@@ -8,17 +8,28 @@ from bertree.comparison.published import published_of_benchmark
 from bertree.errors import UserError
 from bertree.files.formats import Json, read_json
 from bertree.report.comparison import PublishedRow
+from bertree.result_table import ResultTable, ShownAsTable
 from bertree.run_folder import SCORES
 from bertree.tasks.glue import GLUE_AVERAGES
 
 
-@dataclass(frozen=True)
-class GlueSummary:
+@dataclass(frozen=True, repr=False)
+class GlueSummary(ShownAsTable):
     """The scores of several GLUE tasks, and the averages that are called the GLUE score."""
 
     tasks: dict[str, Json]
     averages: dict[str, Json]  # name -> value or None, missing tasks, source
     published: tuple[PublishedRow, ...] = ()  # what papers report, if it was asked for
+
+    def _result_table(self) -> ResultTable:
+        rows = [
+            (name, ", ".join(f"{key} {value:.4g}" for key, value in scores.items() if isinstance(value, float)))
+            for name, scores in self.tasks.items()
+        ]
+        for name, average in self.averages.items():
+            value = average["value"]
+            rows.append((name, f"needs {', '.join(average['missing'])}" if value is None else f"{value:.4g}"))
+        return ResultTable("GLUE", rows)
 
 
 def glue(runs: Sequence[str | Path] = (), *, published: bool = False) -> GlueSummary:

@@ -18,6 +18,7 @@ from bertree.data.store_files import TOKENIZER
 from bertree.engines.cores import available_cores
 from bertree.engines.local import choose_engine
 from bertree.errors import Interrupted, UserError
+from bertree.result_table import ResultTable, ShownAsTable
 from bertree.text import tokenizer_training
 from bertree.text.corpus import Corpus, CorpusOptions, describe_counts
 from bertree.text.memory import Rows, takes_rows, task_fields
@@ -28,8 +29,8 @@ from bertree.text.tokenizer_training import TokenizerReport
 HELD_OUT_EVERY = tokenizer_training.HeldOutSplit().every  # one document in this many is held out
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainedTokenizer:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class TrainedTokenizer(ShownAsTable):
     """A tokenizer in its folder, its report on held-out documents, and what was left out of the corpus."""
 
     folder: Path
@@ -38,9 +39,15 @@ class TrainedTokenizer:
     report: TokenizerReport | None  # None: too few documents to hold any out
     dropped: list[str]  # readable lines, one per reason
 
+    def _result_table(self) -> ResultTable:
+        rows = [("kind", self.tokenizer.kind), ("vocabulary", f"{self.tokenizer.size:,}")]
+        rows += [("documents", f"{self.documents:,}"), *(("left out", line) for line in self.dropped)]
+        rows += [("tokens a word", f"{self.report.fertility:.3f}")] if self.report else []
+        return ResultTable(f"tokenizer {self.folder}", rows)
 
-@dataclass(frozen=True, kw_only=True)
-class PreparedStore:
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class PreparedStore(ShownAsTable):
     """A token store in its folder, its size on disk, and what was left out of the corpus."""
 
     store: Store  # `documents`, `sentences`, `tokens`
@@ -48,6 +55,11 @@ class PreparedStore:
     tokenizer_bytes: int
     seconds: float
     dropped: list[str]  # readable lines, one per reason
+
+    def _result_table(self) -> ResultTable:
+        rows = [(name, f"{getattr(self.store, name):,}") for name in ("documents", "sentences", "tokens")]
+        rows += [("MB", f"{self.bytes / 1e6:,.1f}"), *(("left out", line) for line in self.dropped)]
+        return ResultTable(f"token store {self.store.name}", rows)
 
 
 @takes_rows(corpus=task_fields, several=["corpus"])

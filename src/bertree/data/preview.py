@@ -10,6 +10,7 @@ from bertree.data.masking import Masking
 from bertree.data.store import Store
 from bertree.data.stream import Stream
 from bertree.errors import UserError, suggest
+from bertree.result_table import ResultTable, ShownAsTable
 
 MARKS, BLANK = ("Ġ", "▁"), "␣"  # a token that is only the start of a word
 LABELS = {
@@ -34,8 +35,8 @@ class PreviewToken:
     rank: int = 0  # in that order, from 1; 0: every token sees it
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExamplePreview:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class ExamplePreview(ShownAsTable):
     """One example in readable form."""
 
     number: int  # in corpus order
@@ -45,6 +46,12 @@ class ExamplePreview:
     predicted: str  # how many tokens are predicted, and how they are chosen; "" if none are
     label: str  # of the sentence objective, in words; "" without one
     tokens: tuple[PreviewToken, ...]
+
+    def _result_table(self) -> ResultTable:
+        text = " ".join(token.text for token in self.tokens)
+        targets = [f"{token.position}: {token.target}" for token in self.tokens if token.target is not None]
+        rows = [("seen", text), ("predicted", ", ".join(targets)), *([("label", self.label)] if self.label else [])]
+        return ResultTable(f"example {self.number:,} of {self.examples:,}, {self.format}", rows)
 
 
 def token_names(store: Store) -> TokenNames:

@@ -21,6 +21,7 @@ from torch import Tensor
 from bertree.embeddings.mining import COLUMNS, ROUNDING, ROWS, normalize_rows
 from bertree.errors import UserError
 from bertree.inference.embedding import Vectors
+from bertree.result_table import ResultTable, ShownAsTable
 from bertree.search.passages import Passage
 from bertree.search.searcher import Searcher
 
@@ -200,8 +201,8 @@ def _group(units: Tensor, labels: Rows) -> Clusters:
     return Clusters(numbers, clusters)
 
 
-@dataclass(frozen=True)
-class IndexMap:
+@dataclass(frozen=True, repr=False)
+class IndexMap(ShownAsTable):
     """Passages of an index, each with its point and its cluster; clusters are numbered by size."""
 
     passages: list[Passage]
@@ -210,6 +211,11 @@ class IndexMap:
     clusters: int
     total: int  # passages in the index; these are a sample
     generation: int  # changes whenever the index does
+
+    def _result_table(self) -> ResultTable:
+        sizes = np.bincount(self.labels[self.labels >= 0], minlength=self.clusters).tolist()
+        rows = [(str(number), f"{size:,}") for number, size in enumerate(sizes)]
+        return ResultTable(f"{len(self.passages):,} of {self.total:,} passages", rows, ("cluster", "passages"))
 
 
 def map_index(index: Searcher, most: int = 2000, clusters: int | None = None) -> IndexMap:

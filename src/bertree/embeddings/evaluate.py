@@ -25,6 +25,7 @@ from bertree.files.atomic import new_folder, write_json_lines, write_text
 from bertree.files.formats import Json, json_text
 from bertree.inference.embedding import Vectors
 from bertree.inference.model import Model
+from bertree.result_table import ResultTable, ShownAsTable
 from bertree.run_folder import PREDICTIONS, REPORT, SCORES
 from bertree.tasks.intervals import few_line
 from bertree.text.memory import Rows, pair_fields, takes_rows
@@ -155,8 +156,8 @@ class EncoderResult:
     pooling: str
 
 
-@dataclass(frozen=True)
-class EmbeddingScores:
+@dataclass(frozen=True, repr=False)
+class EmbeddingScores(ShownAsTable):
     """The correlations of every encoder with the gold scores of every set."""
 
     sets: Sequence[PairSet]
@@ -166,6 +167,15 @@ class EmbeddingScores:
     def metrics(self) -> Json:
         """Correlations x 100, as in metrics.json."""
         return _as_json(self.sets, self.results)
+
+    def _result_table(self) -> ResultTable:
+        heads = ["encoder", *(pairs.name for pairs in self.sets), "average", "95 % interval"]
+        rows = []
+        for row in (result.row for result in self.results):
+            values = [scored.overall["spearman"]["cosine"] for scored in row.sets]
+            figures = map(correlation.format_correlation, [*values, row.average])
+            rows.append([row.name, *figures, correlation.format_span(row.interval)])
+        return ResultTable("Spearman of the cosine x 100", rows, heads)
 
 
 @takes_rows(data=pair_fields, several=["data"])

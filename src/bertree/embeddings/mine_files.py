@@ -26,6 +26,7 @@ from bertree.inference.load import choose_device, load_or_take
 from bertree.inference.model import Model
 from bertree.inference.similarity import pair_similarities, percentiles, random_sentences
 from bertree.inference.text_rows import TextRows
+from bertree.result_table import ResultTable, ShownAsTable
 from bertree.text.memory import Rows, takes_rows, task_fields
 from bertree.text.sources import STANDARD_INPUT, format_of
 
@@ -41,8 +42,8 @@ class Side:
     is_file: bool
 
 
-@dataclass(frozen=True)
-class Matches:
+@dataclass(frozen=True, repr=False)
+class Matches(ShownAsTable):
     """For each text of A the nearest texts of B, as (row of B, cosine), best first."""
 
     a: Side
@@ -54,18 +55,31 @@ class Matches:
         """Return the percentage of random pairs of sentences that are less similar."""
         return float(percentiles(cosine, self.random_pairs))
 
+    def _result_table(self) -> ResultTable:
+        rows = [
+            (self.a.texts[row], self.b.texts[near[0][0]] if near else "", f"{near[0][1]:.4f}" if near else "")
+            for row, near in enumerate(self.nearest)
+        ]
+        return ResultTable("nearest", rows, (self.a.name, self.b.name, "cosine"))
 
-@dataclass(frozen=True)
-class SimilarPairs:
+
+@dataclass(frozen=True, repr=False)
+class SimilarPairs(ShownAsTable):
     """The most similar pairs of a file's texts, and the texts that occur several times. Rows count from 1."""
 
     texts: Sequence[str]
     pairs: Sequence[Json]  # cosine (of a cross-encoder: score), rows, texts
     duplicates: Sequence[Json]  # rows, text
 
+    def _result_table(self) -> ResultTable:
+        measure = "score" if any("score" in pair for pair in self.pairs) else "cosine"
+        rows = [(*pair["texts"], f"{pair[measure]:.4f}") for pair in self.pairs]
+        found = f"{counted(len(self.pairs), 'pair')} among {counted(len(self.texts), 'text')}"
+        return ResultTable(f"{found}, {len(self.duplicates):,} repeated", rows, ("text", "pair", measure))
 
-@dataclass(frozen=True)
-class TextClusters:
+
+@dataclass(frozen=True, repr=False)
+class TextClusters(ShownAsTable):
     """The texts of a file and their clusters, largest first. `rows` are the rows that have text, from 0."""
 
     texts: Sequence[str]  # of all rows of the file
@@ -76,6 +90,14 @@ class TextClusters:
     def unclustered(self) -> int:
         """Number of texts that belong to no cluster."""
         return int((self.clusters.labels < 0).sum())
+
+    def _result_table(self) -> ResultTable:
+        clusters = self.clusters.clusters
+        rows = [(f"{len(each.rows):,}", f"{each.mean:.4f}", self.texts[each.central]) for each in clusters]
+        title = (
+            f"{counted(len(clusters), 'cluster')} of {counted(len(self.rows), 'text')}, {self.unclustered:,} in none"
+        )
+        return ResultTable(title, rows, ("texts", "mean cosine", "central text"))
 
 
 @takes_rows(a=task_fields, b=task_fields)

@@ -25,6 +25,7 @@ from bertree.inference.causal import questions
 from bertree.inference.load import choose_device, load_or_take
 from bertree.inference.model import Model
 from bertree.model.network import Network
+from bertree.result_table import ResultTable, ShownAsTable, figure_rows
 from bertree.run_folder import SCORES, predictions_file
 from bertree.tasks.ensemble import Member, average, check_ensemble
 from bertree.tasks.files import note_all_rows_scored
@@ -56,8 +57,8 @@ def encode_split(
     return EncodedSplit(examples, units), truncation
 
 
-@dataclass(frozen=True)
-class Scores:
+@dataclass(frozen=True, repr=False)
+class Scores(ShownAsTable):
     """The scores of a model on a task, and its predictions on each split."""
 
     task: str  # its name
@@ -65,11 +66,8 @@ class Scores:
     metrics: Json  # the scores from 0 to 1, with intervals: metrics.json
     predictions: dict[str, list[Json]]  # of each split, an object for each example: predictions.jsonl
 
-    def _repr_html_(self) -> str:
-        from bertree.report.html import notebook_table
-
-        rows = [(key, f"{value:,.4g}") for key, value in self.metrics.items() if isinstance(value, float)]
-        return notebook_table(self.task, rows, ", ".join(self.splits))
+    def _result_table(self) -> ResultTable:
+        return ResultTable(f"{self.task}: {', '.join(self.splits)}", figure_rows(self.metrics))
 
 
 @takes_rows(data=task_fields)

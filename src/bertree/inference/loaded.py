@@ -28,6 +28,7 @@ from bertree.interop.weights import network_hash
 from bertree.model.architecture import Architecture
 from bertree.model.network import Network
 from bertree.model.pooling import PoolingConfig, SentencePooling
+from bertree.result_table import ResultTable
 from bertree.text.cleaning import SpelledWord
 from bertree.text.identity import tokenizer_hash
 from bertree.text.tokenizer import Encoded, Tokenizer
@@ -72,8 +73,6 @@ class LoadedModel:
         return f"<bertree model {self.name}: {size}{heads}, on {self.device}>"
 
     def _repr_html_(self) -> str:
-        from bertree.report.html import notebook_table
-
         a, tokenizer = self.architecture, self.tokenizer
         rows = [
             ("architecture", a.describe()),
@@ -84,7 +83,7 @@ class LoadedModel:
             ("vectors", f"{self.vector.pooling}, {self.dimension} wide"),
             ("computed", f"on {self.device} in {self.precision}"),
         ]
-        return notebook_table(self.name, rows, "" if self.trained else "random weights")
+        return ResultTable(self.name if self.trained else f"{self.name}: random weights", rows).html()
 
     @property
     def architecture(self) -> Architecture:

@@ -9,6 +9,7 @@ from bertree.errors import UserError
 from bertree.files.formats import Json, read_json, read_json_lines
 from bertree.inference.load import load
 from bertree.inference.model import Model
+from bertree.result_table import ResultTable, figure_rows
 from bertree.run_folder import METRICS, MODEL, REPORT, SCORES
 
 
@@ -57,9 +58,6 @@ class Run:
         return self.folder / REPORT
 
     def _repr_html_(self) -> str:
-        from bertree.report.html import notebook_table
-
         stopped = "stopped; go on with resume=True" if self.signal is not None else "has learned nothing"
         state = "complete" if self.complete else stopped
-        rows = [(key, f"{value:.4g}") for key, value in self.metrics.items() if isinstance(value, float)]
-        return notebook_table(str(self.folder), rows, state)
+        return ResultTable(f"{self.folder}: {state}", figure_rows(self.metrics)).html()

@@ -16,6 +16,7 @@ from bertree.files.atomic import write_atomically
 from bertree.files.formats import Json, read_json
 from bertree.report.calibration import Calibration
 from bertree.report.formats import digits, smaller_is_better
+from bertree.result_table import ResultTable, ShownAsTable
 from bertree.run_folder import COMPARISON
 
 VERSION = 1
@@ -110,8 +111,8 @@ class Disagreement:
     examples: tuple[AnsweredExample, ...] = ()  # the clearest
 
 
-@dataclass(frozen=True)
-class Comparison:
+@dataclass(frozen=True, repr=False)
+class Comparison(ShownAsTable):
     """Models compared with the first of them. A score that is missing or not finite is None."""
 
     models: tuple[ModelCosts, ...]  # parameters, bytes and speeds of each
@@ -139,17 +140,18 @@ class Comparison:
                     f"{name}: must be a list of {len(devices) - count} values, not {len(getattr(self, name))}"
                 )
 
-    def _repr_html_(self) -> str:
-        from bertree.report.html import notebook_table
-
+    def _result_table(self) -> ResultTable:
+        heads = ["model", "parameters", "MB", *(f"ms a text, {device}" for device in self.devices)]
+        heads += [f"texts/s, {device}" for device in self.devices]
         rows = []
         for number, model in enumerate(self.models):
-            figures = [f"{model.parameters:,} parameters"]
-            figures += [f"{speed.latency_ms:.3g} ms for a text ({speed.device})" for speed in model.speeds]
-            scores = ((name, values[number]) for name, values in self.scores.items())
-            figures += [f"{name} {score:.4g}" for name, score in scores if score is not None]
-            rows.append((model.name, "; ".join(figures)))
-        return notebook_table("comparison", rows, self.measured_on)
+            row = [model.name, f"{model.parameters:,}", f"{model.weight_bytes / 1e6:,.1f}"]
+            row += [f"{speed.latency_ms:.3g}" for speed in model.speeds]
+            row += [digits(speed.texts_per_s) for speed in model.speeds]
+            scores = (values[number] for values in self.scores.values())
+            rows.append(row + ["" if score is None else f"{score:.4g}" for score in scores])
+        measured = f": {self.measured_on}" if self.measured_on else ""
+        return ResultTable(f"comparison{measured}", rows, [*heads, *self.scores])
 
     @property
     def teacher(self) -> ModelCosts:

@@ -15,7 +15,6 @@ from bertree.run_folder import RECIPE
 SHARES = {"accuracy", "f1", "precision", "recall", "exact"}
 SMALLER_IS_BETTER = ("loss", "perplexity", "error", "mse", "mae")
 MINUTE, HOUR, DAY = 60, 3600, 86400
-CONTROL_CHARACTERS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 
 
 def label(field: str, labels: Mapping[str, str] = LABELS) -> str:
@@ -126,11 +125,6 @@ def end_of_path(text: str, room: int) -> str:
 def printable(text: str) -> str:
     """Replace everything that is not printable, line breaks included."""
     return "".join(sign if sign.isprintable() else "\ufffd" for sign in text)
-
-
-def replace_control_characters(text: str) -> str:
-    """Replace characters that neither HTML nor XML allows."""
-    return CONTROL_CHARACTERS.sub("\ufffd", text)
 
 
 def _trimmed(text: str) -> str:

@@ -17,9 +17,10 @@ from markupsafe import Markup
 from bertree.console import note
 from bertree.errors import UserError
 from bertree.files.atomic import write_atomically
-from bertree.report.formats import percent, replace_control_characters
+from bertree.report.formats import percent
 from bertree.report.svg import stylesheet
 from bertree.report.tables import clip
+from bertree.result_table import replace_control_characters
 from bertree.run_folder import REPORT
 
 if TYPE_CHECKING:
@@ -29,11 +30,6 @@ if TYPE_CHECKING:
 def render(template: str, **values: object) -> str:
     """Return the page that a template makes of values."""
     return _environment().get_template(f"{template}.html.j2").render(values)
-
-
-def notebook_table(title: str, rows: Iterable[tuple[str, str]], state: str = "") -> str:
-    """Return a short table as HTML, for `_repr_html_`."""
-    return render("notebook", title=title, rows=rows, state=state)
 
 
 def write_report(folder: Path, page: Callable[[], str]) -> None:

@@ -1,13 +1,15 @@
 """What layers do to texts, as plain arrays and as JSON. `bertree.inference.layers` measures it; reports show it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 
+from bertree.errors import counted
 from bertree.files.formats import Json
 from bertree.report.history import Floats
+from bertree.result_table import ResultTable, ShownAsTable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,16 +41,24 @@ class LayerMeasures:
         return {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
 
 
-@dataclass(frozen=True, kw_only=True)
-class LayerAnalysis:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class LayerAnalysis(ShownAsTable):
     """The layers of one model or two on the same texts."""
 
     models: tuple[LayerMeasures, ...]
     cka: Floats | None  # of the first model's states (rows) with the second's (columns); None: one model
     over: str  # what `cka` compares: tokens, or texts (means of their states) if the tokenizers differ
-    examples: Sequence[Json] = field(
-        default=(), repr=False
-    )  # single texts: `text`, and `models` with all that a page draws
+    examples: Sequence[Json] = ()  # single texts: `text`, and `models` with all that a page draws
+
+    def _result_table(self) -> ResultTable:
+        rows = [
+            (model.name, str(layer), f"{cosine:.4f}", f"{distance:.4g}")
+            for model in self.models
+            for layer, (cosine, distance) in enumerate(zip(model.cosine, model.distance, strict=True), 1)
+        ]
+        heads = ("model", "layer", "cosine of input and output", "distance")
+        texts = counted(self.models[0].texts, "text")
+        return ResultTable(f"layers on {texts}, {self.models[0].tokens:,} tokens", rows, heads)
 
     def as_json(self) -> Json:
         """Return plain values, without the single texts."""

@@ -10,9 +10,10 @@ from typing import NamedTuple
 import numpy as np
 from markupsafe import Markup, escape
 
-from bertree.report.formats import end_of_path, replace_control_characters
+from bertree.report.formats import end_of_path
 from bertree.report.history import Floats
 from bertree.report.scales import Axis, Scale, scale
+from bertree.result_table import replace_control_characters
 
 WIDTH = 580
 LETTER = 6.3  # mean width of a letter of a chart's text

@@ -19,6 +19,7 @@ from bertree.errors import UserError
 from bertree.errors.arguments import methods_check_arguments
 from bertree.files.formats import Json
 from bertree.inference.embedding import TextEncoder
+from bertree.result_table import ResultTable
 from bertree.search.chunks import choose_chunking
 from bertree.search.database import DATABASE
 from bertree.search.documents import DocumentInput, ReadOptions, ReadSummary, read_documents
@@ -290,13 +291,11 @@ class Index(Searcher):
         return f"Index({str(self.path)!r}, {rest})"
 
     def _repr_html_(self) -> str:
-        from bertree.report.html import notebook_table
-
         try:
             rows = self._summary()
         except UserError as error:
             rows = [("error", str(error))]
-        return notebook_table(str(self.path), rows)
+        return ResultTable(str(self.path), rows).html()
 
     def _summary(self) -> list[tuple[str, str]]:
         info = self.info

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from bertree.errors import UserError
 from bertree.files.formats import Json
+from bertree.result_table import ResultTable
 from bertree.search.documents import value_text
 from bertree.search.vector_files import Vectors
 
@@ -68,10 +69,9 @@ class Hit:
         return cls(**vars(passage), **score._asdict())
 
     def _repr_html_(self) -> str:
-        from bertree.report.html import notebook_table
-
         rows = [("score", f"{self.score:.4f}"), ("text", self.text)]
-        return notebook_table(self.document, [*rows, *((key, str(value)) for key, value in self.metadata.items())])
+        rows += [(key, str(value)) for key, value in self.metadata.items()]
+        return ResultTable(self.document, rows).html()
 
     def json(self) -> Json:
         """Return the fields as a JSON object."""

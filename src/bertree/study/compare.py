@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bertree.errors import UserError
+from bertree.result_table import ResultTable, ShownAsTable
 from bertree.study.definition import Column
 from bertree.study.results import ERRORS, Estimate, StudyResults, read_results
 
@@ -36,8 +37,8 @@ class FigureDifference:
         return self.error is not None and abs(self.difference) > ERRORS * self.error
 
 
-@dataclass(frozen=True, kw_only=True)
-class StudyComparison:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class StudyComparison(ShownAsTable):
     """Two folders of a study and the figures that both have."""
 
     first: StudyResults
@@ -48,6 +49,14 @@ class StudyComparison:
     def table(self) -> str:
         """The figures as a table in Markdown."""
         lines = ["| cell | figure | first | second | difference |  |", "| --- | --- | --: | --: | --: | --- |"]
+        return "\n".join(lines + [f"| {' | '.join(row)} |" for row in self._rows()])
+
+    def _result_table(self) -> ResultTable:
+        heads = ("cell", "figure", "first", "second", "difference", "")
+        return ResultTable(f"{self.first.study.name}: two runs", self._rows(), heads)
+
+    def _rows(self) -> list[tuple[str, ...]]:
+        rows = []
         for row in self.differences:
             digits = row.column.digits
             figures = [f"{estimate.value:.{digits}f} ({estimate.seeds})" for estimate in (row.first, row.second)]
@@ -55,8 +64,8 @@ class StudyComparison:
             difference = f"{row.difference:+.{digits + 1}f}{error}"
             state = "differ" if row.resolved else "not resolved"
             label = row.column.label or row.column.name
-            lines.append(f"| {row.cell} | {label} | {' | '.join(figures)} | {difference} | {state} |")
-        return "\n".join(lines)
+            rows.append((row.cell, label, *figures, difference, state))
+        return rows
 
 
 def compare_studies(first: str | Path, second: str | Path) -> StudyComparison:

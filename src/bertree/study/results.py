@@ -14,6 +14,7 @@ from statistics import mean, median, stdev
 from bertree.errors import UserError, counted
 from bertree.files.atomic import write_atomically
 from bertree.files.formats import Json, json_text, read_json, read_json_lines
+from bertree.result_table import ResultTable, ShownAsTable
 from bertree.run_folder import METRICS
 from bertree.study.definition import BUNDLED, EXACT, Column, Pattern, Study, StudyCell, StudyStep
 from bertree.study.load import load_study
@@ -56,8 +57,8 @@ class Verdict:
     published: float | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class StudyResults:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class StudyResults(ShownAsTable):
     """The results of a study so far."""
 
     study: Study
@@ -82,6 +83,14 @@ class StudyResults:
         exact = column.figure and self._step(cell, column).do in EXACT
         deviation = stdev(values) if len(values) > 1 else 0.0 if exact else None
         return Estimate(centre, deviation, len(values), self.study.median, self._is_probe(cell, column))
+
+    def _result_table(self) -> ResultTable:
+        rows = []
+        for cell in self.cells:
+            estimates = [(column, self.estimate(cell.name, column)) for column in self.columns]
+            rows.append([cell.name, *(f"{each.value:.{column.digits}f}" if each else "" for column, each in estimates)])
+        heads = ["cell", *(column.label or column.name for column in self.columns)]
+        return ResultTable(f"{self.study.name}, {self.size}: {self.sentence}", rows, heads)
 
     def _by_seed(self, cell: str, column: Column) -> dict[int, float]:
         """Return the figures of a cell in a column; of other columns only for seeds that have all of them.

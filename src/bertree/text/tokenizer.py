@@ -9,7 +9,6 @@ unchanged.
 import json
 from collections.abc import Sequence
 from functools import cached_property
-from html import escape
 from pathlib import Path
 from typing import NamedTuple, overload
 
@@ -22,6 +21,7 @@ from bertree.errors import UserError, WrongArgument
 from bertree.errors.arguments import methods_check_arguments
 from bertree.files.atomic import make_folder
 from bertree.files.formats import Json, read_json
+from bertree.result_table import ResultTable
 from bertree.text import tokenizer_checks, vocabulary_files
 from bertree.text.cleaning import SpelledWord, replace_surrogates, spell_vocabulary
 from bertree.text.tokenizer_calls import Text, TokenizerCalls
@@ -94,8 +94,7 @@ class Tokenizer(TokenizerCalls):
     def _repr_html_(self) -> str:
         special = ", ".join(self.special.values()) or "none"
         rows = (("kind", self.kind), ("vocabulary", f"{self.size:,} tokens"), ("special tokens", special))
-        cells = "".join(f"<tr><th>{name}</th><td>{escape(value)}</td></tr>" for name, value in rows)
-        return f"<table>{cells}</table>"
+        return ResultTable("tokenizer", rows).html()
 
     @cached_property
     def marks_special(self) -> bool:

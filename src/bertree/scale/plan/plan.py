@@ -3,17 +3,18 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from bertree.errors import UserError
+from bertree.errors import UserError, counted
 from bertree.model import cost
 from bertree.model.architecture import Transformer
+from bertree.result_table import ResultTable, ShownAsTable
 from bertree.scale.plan.memory import Mesh, paper_bytes
 from bertree.scale.plan.meshes import STAGES, Batches, Hardware, Row, choose, fill_row, reason, tensor_sizes
 from bertree.scale.plan.sizes import shapes
 from bertree.scale.tensor import check_tensor
 
 
-@dataclass(frozen=True)
-class Plan:
+@dataclass(frozen=True, repr=False)
+class Plan(ShownAsTable):
     """The meshes of some devices for a model."""
 
     model: str
@@ -26,6 +27,15 @@ class Plan:
     rows: tuple[Row, ...]
     best: Row | None  # None: nothing fits
     reason: str  # why it is recommended, in one line; or that nothing fits
+
+    def _result_table(self) -> ResultTable:
+        rows = [
+            (str(row.mesh.data), str(row.mesh.tensor), str(row.mesh.zero), f"{row.gib:.1f}", f"{row.time.seconds:.4g}")
+            for row in sorted(self.rows, key=lambda row: (row is not self.best, not row.fits))
+            if row.fits
+        ]
+        title = f"{self.model} on {counted(self.devices, 'device')}, the recommended mesh first: {self.reason}"
+        return ResultTable(title, rows, ("data", "tensor", "ZeRO", "GiB a device", "seconds a step"))
 
     def seconds(self, row: Row) -> float | None:
         """Return how long the whole training takes on a mesh."""

@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from bertree.errors import counted
 from bertree.files.formats import Json
+from bertree.result_table import ResultTable, ShownAsTable
 from bertree.search.passages import Hit
 from bertree.tasks.intervals import Interval, interval, mean_statistic, paired_difference
 
@@ -57,8 +59,8 @@ class Tuned:
     held_out_before: float  # with the one it had
 
 
-@dataclass(frozen=True)
-class SearchEvaluation:
+@dataclass(frozen=True, repr=False)
+class SearchEvaluation(ShownAsTable):
     """The scores of an index on questions, a mode after the other."""
 
     index: str
@@ -66,6 +68,10 @@ class SearchEvaluation:
     modes: list[ModeScores]
     tuned: Tuned | None = None
     missing: list[str] = field(default_factory=list)  # ids of right documents that are not in the index
+
+    def _result_table(self) -> ResultTable:
+        rows = [(scores.mode, *(f"{scores.mean(name):.4f}" for name in FIGURES)) for scores in self.modes]
+        return ResultTable(f"{self.index}: {counted(len(self.questions), 'question')}", rows, ("mode", *FIGURES))
 
     def json(self) -> Json:
         """Return the figures, with their intervals and their difference to words alone (paired)."""
