@@ -64,6 +64,14 @@ def test_search_returns_the_hits_of_the_index(indexes: Mapping[str, Searcher]) -
     assert [hit["document"] for hit in call(indexes, "search", query="bay", index="other")["hits"]] == ["z"]
 
 
+def test_hits_are_reranked_by_the_tokens_of_the_index_s_model(tmp_path: Path) -> None:
+    model = bertree.load("default")
+    with Index.build(model, SHIPS, tmp_path / "index") as index:
+        hits = call({"index": index}, "search", query="two ships", rerank=True)["hits"]
+        expected = index.search("two ships", rerank=model)
+    assert [(hit["document"], hit["score"]) for hit in hits] == [(hit.document, hit.score) for hit in expected]
+
+
 def test_read_joins_passages_that_overlap(indexes: Mapping[str, Searcher]) -> None:
     assert len(indexes["ships"].document("log")) > 10
     whole = call(indexes, "read", document="log", characters=20_000)
@@ -95,6 +103,7 @@ def test_read_joins_passages_that_overlap(indexes: Mapping[str, Searcher]) -> No
         ("search", {"query": "x", "k": 2.5}, "k: must be a whole number"),
         ("search", {"query": "x", "where": "book"}, "where: must be an object"),
         ("search", {"query": "x", "where": {"boook": "Sea"}}, "did you mean 'book'"),
+        ("search", {"query": "x", "rerank": "default"}, "rerank: must be true or false"),
         ("search", {"query": "x", "index": "nothing"}, "index 'nothing': there is none"),
         ("search", {"question": "x"}, "question: there is no such argument"),
         ("read", {"document": "nobody"}, "document 'nobody': there is none"),

@@ -36,13 +36,21 @@ def test_hits_are_those_of_the_index(own: Asker) -> None:
         same(answer.json["hits"], index.search(QUERY, **{"k": 10, **body}))
 
 
-@pytest.mark.parametrize("name", ["pair", "ranker"])
+@pytest.mark.parametrize("name", ["pair", "ranker", "words"])
 def test_hits_are_reranked_as_by_the_index(own: Asker, name: str) -> None:
     index, model = own.service.registry.index().index, own.service.registry.model(name).model
     report = own.post("/search", {"query": QUERY, "rerank": name}).json["hits"]
     same(report, index.search(QUERY, 10, rerank=model))
     some = own.post("/search", {"query": QUERY, "rerank": name, "candidates": 2, "k": 3}).json["hits"]
     same(some, index.search(QUERY, 3, rerank=model, candidates=2))
+
+
+def test_a_classifier_of_texts_does_not_rerank(own: Asker, classifiers: Path) -> None:
+    served = own.service.registry.index()
+    sources = [("words", Path(served.model.folder)), ("own", served.index.path), ("classes", classifiers / "classes")]
+    with asking.start(sources) as asker:
+        message = refused(asker, "/search", {"query": QUERY, "rerank": "classes"}, "rerank")
+    assert "'classes' cannot score pairs" in message
 
 
 def test_words_of_the_query_are_marked(own: Asker) -> None:
@@ -111,7 +119,6 @@ def test_a_wrong_field_of_a_search_is_named(own: Asker) -> None:
         refused(own, "/search", {"query": QUERY, "where": where}, "where")
     assert "did you mean 'place'" in refused(own, "/search", {"query": QUERY, "where": {"plce": "road"}}, "where")
     refused(own, "/search", {"query": QUERY, "rerank": "nobody"}, "rerank", 404)
-    assert "cannot score pairs" in refused(own, "/search", {"query": QUERY, "rerank": "words"}, "rerank")
     assert own.post("/search", {"query": QUERY, "where": {"place": "nowhere"}}).json["hits"] == []
     for query in ("?most=0", "?most=x", "?most=100000"):
         answer = own.get(f"/map{query}")

@@ -43,7 +43,7 @@ def rerank_hits(
     model: Reranker, questions: Sequence[str], results: Sequence[Sequence[Hit]], *, candidates: int, label: str | None
 ) -> list[list[Hit]]:
     """Sort the first `candidates` hits of each query by the model's score, at most 1; the others follow unchanged."""
-    if isinstance(model, Model) and model.trained and "sequence" not in model.classes:
+    if isinstance(model, Model) and compares_tokens(model):
         if label is not None:
             raise UserError(f"label '{label}': the re-ranker has no classes; it compares tokens")
         return _rerank_by_tokens(model, questions, results, candidates)
@@ -55,12 +55,17 @@ def rerank_hits(
     scores = (relevance_of(values, find_bounds(model)) if single else values).tolist()
     ordered = []
     for hits in results:
-        ordered.append(_sort_again(hits, scores[: len(hits[:candidates])]))
+        ordered.append(sort_again(hits, scores[: len(hits[:candidates])]))
         del scores[: len(hits[:candidates])]
     return ordered
 
 
-def _sort_again(hits: Sequence[Hit], scores: Sequence[float]) -> list[Hit]:
+def compares_tokens(model: Model) -> bool:
+    """Whether a model re-ranks by comparing tokens: it has no head for pairs."""
+    return model.trained and "sequence" not in model.classes
+
+
+def sort_again(hits: Sequence[Hit], scores: Sequence[float]) -> list[Hit]:
     """Sort the first hits by new scores; the others follow."""
     first = [replace(hit, score=score) for hit, score in zip(hits, scores, strict=False)]
     return [*sorted(first, key=lambda hit: -hit.score), *hits[len(first) :]]
@@ -76,25 +81,30 @@ def _rerank_by_tokens(
         if len(kept) + len(texts) > MOST_KEPT:
             kept = {}
         new = [text for text in texts if text not in kept]
-        kept |= zip(new, _token_vectors(model, new), strict=True)
-        query_th = _token_vectors(model, [question])[0][_own_tokens(model, question)]
-        best = max((hit.score for hit in hits), default=0.0)
-        scores = []
-        for hit in hits[:candidates]:
-            tokens = float((query_th @ kept[hit.text].T).amax(1).mean())
-            scores.append((1 - FIRST) * tokens + FIRST * (hit.score / best if best > 0 else 0.0))
-        ordered.append(_sort_again(hits, scores))
+        kept |= zip(new, map(unit_states, model.hidden(new)), strict=True)
+        query_th = unit_states(model.hidden(question))[own_tokens(model, model.tokenize([question])[0].ids)]
+        scores = token_scores(query_th, [kept[hit.text] for hit in hits[:candidates]], hits)
+        ordered.append(sort_again(hits, scores))
     return ordered
 
 
-def _token_vectors(model: Model, texts: Sequence[str]) -> list[Tensor]:
-    """Return the last hidden states of each text, of length 1."""
-    return [torch.nn.functional.normalize(states_th.float(), dim=-1) for states_th in model.hidden(texts)]
+def token_scores(query_th: Tensor, passages: Sequence[Tensor], hits: Sequence[Hit]) -> list[float]:
+    """Return the new scores of the first hits; `query_th`: its own tokens, `passages`: the tokens of these hits."""
+    best = max((hit.score for hit in hits), default=0.0)
+    return [
+        (1 - FIRST) * float((query_th @ tokens_th.T).amax(1).mean()) + (FIRST * hit.score / best if best > 0 else 0.0)
+        for tokens_th, hit in zip(passages, hits, strict=False)
+    ]
 
 
-def _own_tokens(model: Model, text: str) -> list[int]:
+def unit_states(states_th: Tensor | NDArray[np.float32]) -> Tensor:
+    """Return hidden states of length 1."""
+    return torch.nn.functional.normalize(torch.as_tensor(states_th).float(), dim=-1)
+
+
+def own_tokens(model: Model, ids: Sequence[int]) -> list[int]:
     """Return the places of the tokens of a text itself, not special ones; of all if there are no others."""
-    ids, tokenizer = model.tokenize([text])[0].ids, model.required_tokenizer
+    tokenizer = model.required_tokenizer
     special = {tokenizer.id_of(kind) for kind in tokenizer.special}
     return [place for place, id in enumerate(ids) if id not in special] or list(range(len(ids)))
 

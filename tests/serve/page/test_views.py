@@ -98,6 +98,8 @@ def test_search_marks_words_and_filters_by_metadata(tab: Tab) -> None:
     marks = page.locator(".hit", has_text="rebuilt").locator("mark")
     assert marks.all_text_contents() == ["lighthouse", "family"]
     assert page.locator(".hit").count() == 4
+    page.get_by_label("Rerank with").select_option(label="default, token by token")
+    page.get_by_text("score: that of default").wait_for()
     page.locator(".hit .chip", has_text="place coast").first.click()
     page.get_by_text("2 passages in").wait_for()
     assert page.locator(".hit .chip", has_text="place").all_text_contents() == ["place coast"] * 2

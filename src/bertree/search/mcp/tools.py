@@ -41,7 +41,7 @@ INTEGERS = {
     "before": IntegerArgument(0, 0, 50, "Passages to read before the one at start."),
     "characters": IntegerArgument(4_000, 1, 20_000, "About how much to read."),
 }
-TYPES = {str: "a text", int: "a whole number", dict: "an object"}
+TYPES = {str: "a text", int: "a whole number", dict: "an object", bool: "true or false"}
 INSTRUCTIONS = (
     "Searches the user's documents by meaning and by words. Use search with a question or a description of what is "
     "looked for, then read to see the text around a hit. Quote the document of what you use."
@@ -72,6 +72,11 @@ def make_tools(indexes: Mapping[str, Searcher]) -> list[Tool]:
             "type": "object",
             "additionalProperties": {"anyOf": [VALUE, {"type": "array", "items": VALUE}]},
             "description": "Only documents with these metadata values; of a list, any.",
+        },
+        "rerank": {
+            "type": "boolean",
+            "default": False,
+            "description": "Compare the query with the best 50 passages token by token: a better order, but slower.",
         },
     }
     read: Json = {
@@ -115,14 +120,15 @@ class IndexTools:
 
     def search(self, arguments: Json) -> Json:
         """Return the best passages for a query."""
-        index = self._index(arguments, ("query", "k", "mode", "where"))
+        index = self._index(arguments, ("query", "k", "mode", "where", "rerank"))
         query = _argument(arguments, "query", str)
         k = _integer(arguments, "k")
         if len(query) > MOST_QUERY:
             raise UserError(f"query: has {len(query):,} characters; at most {MOST_QUERY:,} are read")
         where = _argument(arguments, "where", dict, {})
         mode = _argument(arguments, "mode", str, "") or None
-        return {"hits": [hit.json() for hit in index.search(query, k, mode=mode, where=where)]}
+        reranker: Any = index.model if _argument(arguments, "rerank", bool, False) else None
+        return {"hits": [hit.json() for hit in index.search(query, k, mode=mode, where=where, rerank=reranker)]}
 
     def read(self, arguments: Json) -> Json:
         """Return the text of a document, or of the passages around a position in it."""

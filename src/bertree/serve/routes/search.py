@@ -4,7 +4,6 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -16,14 +15,14 @@ from bertree.embeddings.clustering import map_index
 from bertree.errors import UserError
 from bertree.search.passages import Hit
 from bertree.search.ranking import QueryError, choose_mode
-from bertree.search.rerank import CANDIDATES
+from bertree.search.rerank import CANDIDATES, compares_tokens, own_tokens, sort_again, token_scores, unit_states
 from bertree.serve.http.answers import HttpError
 from bertree.serve.http.handlers import Context, Input, route
 from bertree.serve.registry import NotServed
-from bertree.serve.routes.inputs import Count, TextOptions, check_text, embed_texts, field_error
+from bertree.serve.routes.inputs import Count, TextOptions, check_text, check_token_count, embed_texts, field_error
 from bertree.serve.routes.scores import class_logits, relevance
 from bertree.serve.served import ServedIndex, ServedModel
-from bertree.serve.token_queue import JobKind
+from bertree.serve.token_queue import Job, JobKind
 
 SEARCH, MAP = 64, 2048  # tokens whose embedding takes about as long as a search, and as a map, until it is measured
 SHOWN = 200  # characters of a passage on a map
@@ -35,7 +34,7 @@ Result = TypeVar("Result")
 class SearchRequest(Input):
     """A query. `mode`: hybrid (by words and vectors; the default where the index has words), vectors or words. `where`:
     metadata that documents must have (of a list, any value); `id` and `source` work too. `rerank`: a served model
-    that reads the query with each of the first `candidates` passages and sorts them again."""
+    that sorts the first `candidates` passages again: a cross-encoder, or one of vectors, by their tokens."""
 
     query: str
     index: str | None = None
@@ -47,7 +46,7 @@ class SearchRequest(Input):
 
 
 class HitReply(msgspec.Struct):
-    """A passage. `score`: in [0, 1] for a hybrid search, else the cosine or BM25, or that of the model that has
+    """A passage. `score`: about 0 to 1 for a hybrid search, else the cosine or BM25, or that of the model that has
     re-ranked. `vector_rank`, `word_rank`: its place by either part; null if it is not among the best. `source`: the
     name of its file; `highlights`: beginning and end of the words in `text` that the query shares."""
 
@@ -110,18 +109,26 @@ async def find_hits(
     chosen, hits = await ask_index(context, served, served.search_jobs, SEARCH, find, field)
     if reranker is None or not hits:
         return chosen, hits
-    pairs = [(query, hit.text) for hit in hits[: request.candidates]]
-    scores = await class_logits(context, reranker, pairs, TextOptions("rerank"))
-    new_scores = relevance(reranker, scores.logits).tolist()
-    reranked = [replace(hit, score=score) for hit, score in zip(hits, new_scores, strict=False)]
-    best_first = sorted(reranked, key=lambda hit: -hit.score)
-    return chosen, served.index.mark(query, [*best_first, *hits[request.candidates :]][: request.k])
+    texts = [hit.text for hit in hits[: request.candidates]]
+    if compares_tokens(reranker.model):
+        encoded = await context.call_in_helper(reranker.tokenize, [query, *texts], "")
+        check_token_count(context, sum(len(e.ids) for e in encoded), "rerank")
+        states = await context.run(reranker.job_kind("hidden"), [Job(len(e.ids), e) for e in encoded])
+        own = own_tokens(reranker.model, encoded[0].ids)
+        query_th, *passages = map(unit_states, states)
+        new_scores = token_scores(query_th[own], passages, hits)
+    else:
+        pairs = [(query, text) for text in texts]
+        scores = await class_logits(context, reranker, pairs, TextOptions("rerank"))
+        new_scores = relevance(reranker, scores.logits).tolist()
+    return chosen, served.index.mark(query, sort_again(hits, new_scores)[: request.k])
 
 
 def _find_reranker(context: Context, name: str) -> ServedModel:
-    """Return the model of a name; a mistake names the field `rerank`."""
+    """Return the model of a name: one of vectors or a cross-encoder. A mistake names the field `rerank`."""
     try:
-        return context.service.registry.model(name, "rerank")
+        served = context.service.registry.model(name, "embed")
+        return served if compares_tokens(served.model) else context.service.registry.model(name, "rerank")
     except (NotServed, UserError) as error:
         raise type(error)(str(error).replace("model:", "rerank:", 1)) from None
 

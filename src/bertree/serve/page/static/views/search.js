@@ -35,7 +35,7 @@ const metadata = (values, add) =>
     );
 
 /** What the number of a hit is, by mode. */
-const SCORES = { hybrid: "both ranks combined, 0 to 1", vectors: "cosine", words: "BM25" };
+const SCORES = { hybrid: "words and meaning combined, about 0 to 1", vectors: "cosine", words: "BM25" };
 
 const place = (name, rank) => `${name} ${rank ?? "–"}`;
 
@@ -138,7 +138,11 @@ export default {
     });
     const where = line("Only where", page.state.where, change("where"), { placeholder: "author=Wells, year=1898" });
     const k = slider("Passages", { value: page.state.k, low: 1, high: 50 }, change("k"));
-    const rerankers = page.served.models("rerank").map((entry) => entry.id);
+    const classifiers = page.served.models("predict").map((entry) => entry.id);
+    const own = classifiers.includes(page.entry.model)
+      ? []
+      : [{ value: page.entry.model, name: `${page.entry.model}, token by token` }];
+    const rerankers = [...own, ...page.served.models("rerank").map((entry) => entry.id)];
     const rerank = choice(
       "Rerank with",
       [{ value: "", name: "nothing" }, ...rerankers],
