@@ -342,3 +342,24 @@ def test_requests_that_come_at_once_share_batches(threads: int) -> None:
     scheduler.stop()
     sizes = [len(batch) for batch in engine.batches]
     assert sizes == [16 // threads] * threads, "not one text first and the others after it"
+
+
+def test_clients_that_were_answered_together_share_the_next_batch_too(clock: Clock) -> None:
+    engine = SlowEngine(clock, 1.0)
+    scheduler, kind = Scheduler(1, 60, clock=clock), JobKind("a", engine, 1000)
+    scheduler.start()
+
+    async def run() -> None:
+        await asyncio.gather(*(scheduler.run(kind, jobs(n), 999) for n in range(4)))
+        again = []
+        for n in range(4, 8):  # the clients come back one by one
+            again.append(await begin(scheduler, kind, jobs(n), 999))
+            await asyncio.sleep(0.02)  # the thread could begin
+        await asyncio.gather(*again)
+        last = await begin(scheduler, kind, jobs(8), 999)  # the others have gone
+        clock.now += 1
+        assert await last == [16]
+
+    asyncio.run(run())
+    scheduler.stop()
+    assert sorted(map(len, engine.batches)) == [1, 4, 4]

@@ -31,6 +31,7 @@ FULL = 0.7  # of the queue's seconds: from here on requests are refused, before 
 LATE = 1.1  # of the queue's seconds: what would have to wait longer is refused after it was accepted
 LONGEST_WAIT = 60.0  # seconds that a client is told to wait
 MOST_TURNS = 16  # of the event loop that may bring requests of one batch
+RETURN, LONGEST_RETURN = 0.1, 0.05  # of a batch's seconds, and seconds, in which clients that it answered may ask again
 
 
 class Scheduler:
@@ -53,6 +54,7 @@ class Scheduler:
         self._ready = threading.Condition(self._lock)
         self.idle_threads = 0
         self._gathering: asyncio.AbstractEventLoop | None = None  # the loop that will wake the threads
+        self._returning = (0, 0.0)  # requests so far with those of clients just answered, and until when these may come
         self._stopped = False
         self._started: list[threading.Thread] = []
         self._finished: threading.local = threading.local()
@@ -170,6 +172,8 @@ class Scheduler:
                 loop.call_soon(self._gather, loop, self._queue.added, turns - 1)
                 return
             self._gathering = None
+            if self._pause():
+                return
             if self.idle_threads > 1 and (several or self._queue.requests > 1):
                 self._ready.notify_all()
             else:
@@ -212,11 +216,17 @@ class Scheduler:
     def _wait_for_batch(self) -> JobBatch | None:
         """Return the next batch; None to stop, or if requests were too late and must be told."""
         while not self._stopped:
-            if (batch := self._take()) is not None or self._finished.requests:
+            pause = self._pause()
+            if not pause and ((batch := self._take()) is not None or self._finished.requests):
                 return batch
-            self._ready.wait()
+            self._ready.wait(pause or None)
             self._finished.since = self._clock()
         return None
+
+    def _pause(self) -> float:
+        """Return how long to wait for the clients that were just answered: a larger batch costs less for each text."""
+        added, until = self._returning
+        return 0.0 if self._queue.added >= added or self._queue.fills_batches else max(0.0, until - self._clock())
 
     def _compute(self, batch: JobBatch) -> None:
         started = self._clock()
@@ -236,6 +246,9 @@ class Scheduler:
                     request.fail(result)
                 else:
                     request.deliver(row, result)
+            if batch.kind.budget > 1:
+                until = ended + min(LONGEST_RETURN, RETURN * (ended - started))
+                self._returning = (self._queue.added + len(self._finished.requests), until)
             if batch.kind.at_once:
                 self._ready.notify()
         self._wake(self._finished.requests)

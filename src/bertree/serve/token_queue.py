@@ -4,8 +4,7 @@ Fairness is between requests: the next job is taken from the request that has re
 oldest of them first. So a single text passes a request of thousands of texts after at most one batch, and requests of
 the same size take turns. A request that arrives begins with a part of the work that was done before it (a virtual
 time), so that a stream of short requests cannot keep a long one waiting for ever. Work is measured in seconds: tokens
-times what a token of the kind costs now. The queue never waits for a batch to fill up: a thread that asks gets what is
-there.
+times what a token of the kind costs now. A thread that asks gets what is there.
 """
 
 import math
