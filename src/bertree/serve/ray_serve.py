@@ -6,15 +6,12 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bertree.engines.ray_cluster import RayCluster
 from bertree.errors import UserError, install_hint
 from bertree.serve.launch import THREADS, check_installed, set_allocator
 from bertree.serve.settings import ServerSettings
-
-if TYPE_CHECKING:
-    from starlette.types import ASGIApp
 
 NAME = "bertree"  # of the application in the cluster
 MOST_REQUESTS = 4096  # at once in a replica: its own scheduler decides which are too many
@@ -35,7 +32,7 @@ def ray_application(settings: ServerSettings, replicas: int = 1) -> Any:
     }
     settings = replace(settings, threads=threads, workers=1)
 
-    def build() -> "ASGIApp":
+    def build() -> Any:
         """Build the application, within a replica."""
         from bertree.serve.http.app import build_app
         from bertree.serve.http.telemetry import Log

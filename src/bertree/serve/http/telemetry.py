@@ -14,23 +14,14 @@ from pathlib import Path
 from typing import Any, Literal, TextIO
 
 import orjson
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    Metric,
-    ProcessCollector,
-    disable_created_metrics,
-    generate_latest,
-    multiprocess,
-)
+import prometheus_client as prometheus
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, multiprocess
 
 SHARED = "PROMETHEUS_MULTIPROC_DIR"  # a folder in which the workers of a server keep their numbers
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 TOKENS = (8, 32, 128, 512, 2048, 8192, 32768, 131072, 524288)
 KIND = ("lane",)  # the label of a kind of jobs
-disable_created_metrics()  # they would be a second line for each metric
+prometheus.disable_created_metrics()  # they would be a second line for each metric
 
 
 class Metrics:
@@ -91,7 +82,7 @@ class Metrics:
         if SHARED in os.environ:
             registry = CollectorRegistry()
             multiprocess.MultiProcessCollector(registry)
-        return generate_latest(registry) + generate_latest(ServerProcesses())
+        return prometheus.generate_latest(registry) + prometheus.generate_latest(ServerProcesses())
 
 
 class ServerProcesses:
@@ -107,7 +98,7 @@ class ServerProcesses:
                 ]
         totals: dict[str, Metric] = {}
         for pid in pids:
-            for metric in ProcessCollector(pid=partial(int, pid), registry=None).collect():
+            for metric in prometheus.ProcessCollector(pid=partial(int, pid), registry=None).collect():
                 total = totals.setdefault(metric.name, metric)
                 if total is not metric and "start_time" not in metric.name:
                     new = total.samples[0].value + metric.samples[0].value

@@ -80,17 +80,16 @@ def _describe(inspection: Inspection, write: Callable[[Tensor], Any], layers: Se
     attention = inspection.attention
     if attention is not None and layers is not None:
         attention = attention[[number - 1 for number in layers]]
-    lens = None if inspection.lens is None else [[_candidates(token) for token in layer] for layer in inspection.lens]
+
+    def describe(token: list[Candidate]) -> list[dict[str, Any]]:
+        return [{"text": candidate.token, "probability": round(candidate.probability, 4)} for candidate in token]
+
     return {
         "tokens": inspection.tokens,
         "attention": None if attention is None else [write(layer) for layer in attention],
-        "lens": lens,
+        "lens": inspection.lens and [[describe(token) for token in layer] for layer in inspection.lens],
         "norms": _written(inspection.norms),
     }
-
-
-def _candidates(token: list[Candidate]) -> list[dict[str, Any]]:
-    return [{"text": candidate.token, "probability": round(candidate.probability, 4)} for candidate in token]
 
 
 def _written(numbers: Tensor) -> orjson.Fragment:

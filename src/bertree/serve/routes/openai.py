@@ -1,22 +1,14 @@
 """Routes that follow OpenAI's interface, so that its clients work. `truncate`, `prompt_name` and `truncated` are
 ours."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
 
 from bertree.errors import UserError
 from bertree.serve.http.handlers import Context, Input, route
-from bertree.serve.routes.inputs import (
-    Rows,
-    TextOptions,
-    TextOrIds,
-    embed_texts,
-    list_inputs,
-    write_base64,
-    write_floats,
-)
+from bertree.serve.routes.inputs import TextOptions, TextOrIds, embed_texts, list_inputs, write_base64, write_floats
 from bertree.serve.routes.scores import class_names
 from bertree.serve.served import ServedIndex, ServedModel
 from bertree.tasks.text import TextTask
@@ -68,7 +60,7 @@ async def embeddings(context: Context, body: EmbeddingsRequest) -> Any:
     served = context.model(body.model)
     options = TextOptions("input", body.prompt_name, truncate=body.truncate)
     vectors = await embed_texts(context, served, texts, options, dimensions=body.dimensions)
-    write: Callable[[Rows], Sequence[Any]] = write_base64 if body.encoding_format == "base64" else write_floats
+    write: Any = write_base64 if body.encoding_format == "base64" else write_floats
     if len(texts) == 1 and write is write_floats:
         rows: Sequence[Any] = vectors.rows  # orjson writes it with the rest
     else:

@@ -1,5 +1,6 @@
 """Runs and studies of the served folders: the list, the curves of a run, the table of a study."""
 
+from contextlib import suppress
 from typing import Any
 
 from bertree.errors import UserError, suggest
@@ -23,10 +24,8 @@ async def runs(context: Context) -> Any:
     def find() -> list[Json]:
         lines = []
         for run in _all(context):
-            try:
+            with suppress(UserError, OSError):
                 lines.append(describe(run))
-            except (UserError, OSError):
-                continue
         return lines
 
     return {"runs": await context.call_in_helper(find)}

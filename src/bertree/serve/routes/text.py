@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 
 from bertree.errors import UserError
+from bertree.inference.mask_filling import Candidate
 from bertree.serve.http.handlers import Context, Input, route
 from bertree.serve.routes import hugging_face
 from bertree.serve.routes.inputs import SMALL, Count, check_text, field_error, report_truncation
@@ -59,17 +60,11 @@ async def fill(context: Context, body: FillRequest) -> Any:
         raise field_error("text", error) from None
     (filled,) = await context.run(served.job_kind("fill"), [Job(len(masked.encoded.ids), masked)])
     piece = served.model.required_tokenizer.backend.id_to_token
-    masks = [
-        {
-            "start": mask.start,
-            "end": mask.end,
-            "candidates": [
-                {"token": piece(each.id) or each.token, "text": each.token, "probability": each.probability}
-                for each in mask.candidates
-            ],
-        }
-        for mask in filled
-    ]
+
+    def describe(each: Candidate) -> dict[str, Any]:
+        return {"token": piece(each.id) or each.token, "text": each.token, "probability": each.probability}
+
+    masks = [{"start": m.start, "end": m.end, "candidates": [*map(describe, m.candidates)]} for m in filled]
     dropped = masked.encoded.dropped
     return {"model": served.name, "masks": masks, "cut": report_truncation(context, int(dropped > 0), dropped)}
 
