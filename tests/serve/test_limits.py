@@ -106,6 +106,7 @@ def test_a_key_is_needed_where_the_server_has_one(asker: Asker) -> None:
         for right in ("Bearer right", "bearer other"):
             assert server.post("/embed", body, authorization=right).status == 200
         assert server.get("/metrics").status == server.get("/v1/models").status == server.get("/nowhere").status == 401
+        assert server.post("/", body).status == 401, "the page of this path is open"
         assert server.get("/health").status == server.get("/ready").status == server.get("/docs").status == 200
 
 

@@ -4,7 +4,7 @@ import re
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from importlib import import_module
 from itertools import count
 from pkgutil import iter_modules
@@ -45,15 +45,11 @@ class Access:
     A browser names the site of a page (Origin). A page whose name was bound to this machine's address after it was
     loaded sends a foreign Host; this can be detected only where the server's names are known: on the loopback."""
 
-    def __init__(self, settings: RequestSettings, open_paths: Iterable[str]) -> None:
-        """`open_paths`: those that need no key; of one with a parameter, the part before it counts."""
+    def __init__(self, settings: RequestSettings) -> None:
         self._keys, self._loopback = settings.keys, settings.loopback
         self._origins = {origin.encode() for origin in settings.cors}
-        paths = [path.partition("{") for path in open_paths]
-        self._open_paths = frozenset(path for path, brace, _ in paths if not brace)
-        self._open_folders = tuple(path for path, brace, _ in paths if brace)
 
-    def refusal(self, context: Context) -> HttpError | None:
+    def refusal(self, context: Context, spec: RouteSpec | None) -> HttpError | None:
         """Return why a request is refused; None: it is not. The answer to an allowed page gets the CORS headers."""
         headers = context.request_headers
         host, origin = headers.get(b"host", b""), headers.get(b"origin")
@@ -66,17 +62,15 @@ class Access:
                 return HttpError(403, "this page is of another site (see --cors)")
         if self._loopback and host and host.rsplit(b":", 1)[0] not in LOCAL_NAMES and host not in LOCAL_NAMES:
             return HttpError(403, "the server is reached by a foreign name")
-        if self._keys and not self.is_preflight(context):
-            return self._wrong_key(context.scope["path"], headers.get(b"authorization"))
+        if self._keys and not (spec is not None and spec.open) and not self.is_preflight(context):
+            return self._wrong_key(headers.get(b"authorization"))
         return None
 
     def is_preflight(self, context: Context) -> bool:
         """Return whether a browser asks if an allowed page may send a request (CORS)."""
         return ALLOW_ORIGIN in context.response_headers and context.scope["method"] == "OPTIONS"
 
-    def _wrong_key(self, path: str, authorization: bytes | None) -> HttpError | None:
-        if path in self._open_paths or path.startswith(self._open_folders):
-            return None
+    def _wrong_key(self, authorization: bytes | None) -> HttpError | None:
         if authorization is not None and self._keys.allow(authorization.decode("latin-1")):
             return None
         message = "a key is needed (Authorization: Bearer KEY)" if authorization is None else "the key is wrong"
@@ -90,7 +84,7 @@ class Application:
 
     def __init__(self, service: Service, endpoints: Mapping[str, Endpoint]) -> None:
         self._service = service
-        self._access = Access(service.settings, [spec.path for spec in ROUTES if spec.open])
+        self._access = Access(service.settings)
         self._plain = {path: endpoint for path, endpoint in endpoints.items() if "{" not in path}
         self._folders = [(path.partition("{")[0], endpoint) for path, endpoint in endpoints.items() if "{" in path]
 
@@ -112,10 +106,11 @@ class Application:
             for folder, below in self._folders:
                 if scope["path"].startswith(folder):
                     endpoint, context.parameter = below, scope["path"].removeprefix(folder)
+        spec = None
         if endpoint is not None:
-            context.route = endpoint.path
+            context.route, spec = endpoint.path, endpoint.spec(scope["method"])
         try:
-            if (error := self._access.refusal(context)) is not None:
+            if (error := self._access.refusal(context, spec)) is not None:
                 await send_error(context, send, error)
             elif self._access.is_preflight(context):
                 await send_bytes(context, send, 204, b"", _preflight(headers))

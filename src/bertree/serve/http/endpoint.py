@@ -36,11 +36,14 @@ class Endpoint:
             for spec in specs
         }
 
+    def spec(self, method: str) -> RouteSpec | None:
+        """Return the route of a method."""
+        return self.specs.get("GET" if method == "HEAD" else method)
+
     async def answer(self, context: Context, receive: Receive, send: Send) -> None:
         """Answer a request."""
         method = context.scope["method"]
-        spec = self.specs.get("GET" if method == "HEAD" else method)
-        if spec is None:
+        if (spec := self.spec(method)) is None:
             allowed = ", ".join(sorted(self.specs))
             error = HttpError(405, f"{method[:20]} is not possible here, only {allowed}", headers={"allow": allowed})
             await send_error(context, send, error, self._errors)
