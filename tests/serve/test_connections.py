@@ -6,11 +6,15 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from http.client import HTTPConnection
+from typing import Any
 
 import pytest
 
 from bertree.serve.http import connections
+from bertree.serve.http.app import Application
 from bertree.serve.http.connections import ClientConnections
+from bertree.serve.scheduler import Scheduler
+from bertree.serve.settings import ApiKeys, RequestSettings
 from tests.support import asking
 from tests.support.asking import Asker, listening
 from tests.support.processes import PATIENCE, wait_until
@@ -125,6 +129,45 @@ def test_a_client_is_refused_when_all_its_connections_have_requests(asker: Asker
         wait_for(bounds, 0)
         # Nobody waits for them, so they are not computed.
         wait_until(lambda: not server.service.scheduler.queued_requests)
+
+
+def test_requests_are_refused_unread_while_the_queue_is_full(asker: Asker, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, bounds = RequestSettings(keys=ApiKeys(("right",))), ClientConnections()
+    head = b"POST /embed HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer right\r\nContent-Length: 15\r\n"
+    full, called = True, list[bytes]()
+    monkeypatch.setattr(Scheduler, "is_full", property(lambda _: full))
+    answer = Application.__call__
+
+    async def call(app: Application, scope: Any, receive: Any, send: Any) -> None:
+        called.append(scope["raw_path"])
+        await answer(app, scope, receive, send)
+
+    monkeypatch.setattr(Application, "__call__", call)
+    with (
+        asking.with_registry(asker.service.registry, settings, threads=1) as server,
+        listening(server, bounds) as address,
+        connect(int(address.rpartition(":")[2]), head + b"X-Request-Id: mine\r\n\r\n") as client,
+    ):
+        lines, _, body = client.recv(65536).decode().partition("\r\n\r\n")  # while its body is awaited
+        assert lines.startswith("HTTP/1.1 429 ")
+        assert {"retry-after: 1", "x-request-id: mine", f"content-length: {len(body)}"} < set(lines.split("\r\n"))
+        assert json.loads(body)["error_type"] == "Overloaded"
+        client.sendall(BODY + 2 * (head + b"\r\n" + BODY))
+        refused = b""
+        while refused.count(b"try again") < 2:
+            refused += client.recv(65536)
+        assert refused.count(b"HTTP/1.1 429 ") == 2
+        assert not called
+        assert b'status="429"} 3.0' in server.service.metrics.text()
+        for field, status in (b"Origin: http://other.example", b"403"), (b"Expect: 100-continue", b"429"):
+            client.sendall(head + field + b"\r\n\r\n" + BODY)
+            assert client.recv(65536)[9:12] == status
+        client.sendall(ASK + BODY)
+        assert client.recv(65536)[9:12] == b"401"
+        full = False
+        client.sendall(head + b"\r\n" + BODY)
+        assert client.recv(65536)[9:12] == b"200"
+        assert len(called) == 4
 
 
 def test_a_client_that_does_not_read_is_dropped(port: int, bounds: ClientConnections) -> None:

@@ -12,11 +12,10 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import uvicorn
-from starlette.types import ASGIApp
 
 from bertree.engines.cores import available_cores
 from bertree.errors import UserError
-from bertree.serve.http.app import build_app
+from bertree.serve.http.app import Application, build_app
 from bertree.serve.http.connections import ClientConnections
 from bertree.serve.http.handlers import Service
 from bertree.serve.http.telemetry import Log, LogHandler, Metrics
@@ -82,8 +81,9 @@ class DrainingServer(uvicorn.Server):
             self.signal = self._captured_signals[0] if self._captured_signals else None
 
 
-def server_config(app: ASGIApp, connections: ClientConnections, drain: float = 30) -> uvicorn.Config:
+def server_config(app: Application, connections: ClientConnections, drain: float = 30) -> uvicorn.Config:
     """Return uvicorn's settings. `drain`: seconds for accepted requests when it stops."""
+    connections.refuse = app.refuse
     return uvicorn.Config(
         app,
         http=connections.protocol(),

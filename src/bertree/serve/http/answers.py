@@ -13,16 +13,12 @@ from starlette.types import Message, Receive, Send
 
 from bertree.serve.http.handlers import Context
 
-# Status -> OpenAI's type of error, Text Embeddings Inference's type of error.
+# Status -> OpenAI's type of error, Text Embeddings Inference's type of error; others are as 422, or as 500.
 ERROR_TYPES = {
-    400: ("invalid_request_error", "Validation"),
     401: ("authentication_error", "Unauthorized"),
     403: ("permission_error", "Unauthorized"),
     404: ("not_found_error", "Validation"),
-    405: ("invalid_request_error", "Validation"),
     408: ("timeout_error", "Validation"),
-    413: ("invalid_request_error", "Validation"),
-    415: ("invalid_request_error", "Validation"),
     422: ("invalid_request_error", "Validation"),
     429: ("rate_limit_error", "Overloaded"),
     500: ("server_error", "Backend"),
@@ -97,13 +93,16 @@ async def send_error(context: Context, send: Send, error: HttpError, form: str =
 
 
 async def send_busy(context: Context, send: Send, seconds: int, form: str) -> None:
-    """Refuse a request because the queue is full. It must be cheap: there may be many."""
-    await send_bytes(context, send, 429, _busy_body(seconds, form), {"retry-after": str(seconds)})
+    """Refuse a request because the queue is full."""
+    await send_bytes(context, send, 429, busy_answer(seconds, form)[1], {"retry-after": str(seconds)})
 
 
 @lru_cache(256)
-def _busy_body(seconds: int, form: str) -> bytes:
-    return orjson.dumps(error_body(HttpError(429, f"the server is busy; try again in {seconds} s"), form))
+def busy_answer(seconds: int, form: str) -> tuple[bytes, bytes]:
+    """Return this refusal as bytes: its head, without an id, and its body."""
+    body = orjson.dumps(error_body(HttpError(429, f"the server is busy; try again in {seconds} s"), form))
+    head = b"content-type: application/json\r\ncontent-length: %d\r\nretry-after: %d\r\n%b: %b\r\n"
+    return head % (len(body), seconds, *NOSNIFF), body
 
 
 async def send_response(context: Context, receive: Receive, send: Send, response: Response) -> None:

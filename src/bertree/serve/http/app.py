@@ -4,20 +4,21 @@ import re
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from itertools import count
 from pkgutil import iter_modules
 
 from starlette.routing import Router
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from bertree.serve import routes
-from bertree.serve.http.answers import HttpError, send_bytes, send_error
+from bertree.serve.http.answers import HttpError, busy_answer, send_bytes, send_error
 from bertree.serve.http.connections import CONNECTION
 from bertree.serve.http.endpoint import Endpoint
 from bertree.serve.http.handlers import ROUTES, Context, RouteSpec, Service
 from bertree.serve.settings import RequestSettings
+from bertree.serve.token_queue import Overloaded
 
 LOCAL_NAMES = (b"localhost", b"127.0.0.1", b"[::1]")
 ALLOW_ORIGIN = "access-control-allow-origin"
@@ -30,7 +31,7 @@ for _module in iter_modules(routes.__path__):  # importing them fills the table 
 _started, _numbers = secrets.token_hex(4), count(1)
 
 
-def build_app(service: Service) -> ASGIApp:
+def build_app(service: Service) -> "Application":
     """Return the ASGI application of a server."""
     by_path: dict[str, list[RouteSpec]] = defaultdict(list)
     for spec in ROUTES:
@@ -86,6 +87,7 @@ class Application:
         self._service = service
         self._access = Access(service.settings)
         self._plain = {path: endpoint for path, endpoint in endpoints.items() if "{" not in path}
+        self._busy = {spec.path.encode(): spec for spec in ROUTES if spec.ability is not None and spec.method == "POST"}
         self._folders = [(path.partition("{")[0], endpoint) for path, endpoint in endpoints.items() if "{" in path]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -93,14 +95,7 @@ class Application:
         if scope["type"] != "http":
             await Router()(scope, receive, send)  # a server that asks whether the application has started
             return
-        started, headers = time.perf_counter(), dict(scope["headers"])
-        context = Context(
-            service=self._service,
-            scope=scope,
-            request_headers=headers,
-            request_id=_request_id(headers),
-            connection=scope["state"].get(CONNECTION) if "state" in scope else None,
-        )
+        started, context = time.perf_counter(), self._context(scope)
         endpoint = self._plain.get(scope["path"])
         if endpoint is None:
             for folder, below in self._folders:
@@ -113,7 +108,7 @@ class Application:
             if (error := self._access.refusal(context, spec)) is not None:
                 await send_error(context, send, error)
             elif self._access.is_preflight(context):
-                await send_bytes(context, send, 204, b"", _preflight(headers))
+                await send_bytes(context, send, 204, b"", _preflight(context.request_headers))
             elif endpoint is not None:
                 await endpoint.answer(context, receive, send)
             else:
@@ -121,6 +116,27 @@ class Application:
                 await send_error(context, send, error)
         finally:
             self._record(context, time.perf_counter() - started)
+
+    def refuse(self, scope: Scope, url: bytes) -> Sequence[bytes] | None:
+        """Return the answer to a POST request that is refused unread, as `__call__` would give it; None: it is read."""
+        spec, scheduler = self._busy.get(url), self._service.scheduler
+        if spec is None or not scheduler.is_full or self._service.draining:
+            return None
+        scope["method"], scope["path"] = spec.method, spec.path
+        started, context = time.perf_counter(), self._context(scope)
+        if self._access.refusal(context, spec) is not None or context.response_headers:
+            return None
+        context.route, context.status = spec.path, 429
+        head, body = busy_answer(Overloaded(scheduler.retry_after).retry_after, spec.errors)
+        self._record(context, time.perf_counter() - started)
+        return head, b"x-request-id: %b\r\n\r\n" % context.request_id.encode(), body
+
+    def _context(self, scope: Scope) -> Context:
+        headers = dict(scope["headers"])
+        sent = headers.get(b"x-request-id", b"")  # kept if it is harmless
+        number = sent.decode() if REQUEST_ID.fullmatch(sent) else f"{_started}-{next(_numbers):x}"
+        connection = scope["state"].get(CONNECTION) if "state" in scope else None
+        return Context(self._service, scope, headers, number, connection)
 
     def _record(self, context: Context, seconds: float) -> None:
         status = context.status
@@ -143,11 +159,3 @@ def _preflight(headers: Mapping[bytes, bytes]) -> Mapping[str, str]:
     asked = headers.get(b"access-control-request-headers", b"")
     allowed = asked.decode() if HEADER_NAMES.fullmatch(asked) else "authorization, content-type"
     return {**PREFLIGHT, "access-control-allow-headers": allowed}
-
-
-def _request_id(headers: Mapping[bytes, bytes]) -> str:
-    """Return the id that the client sent, if it is harmless, or a new one."""
-    sent = headers.get(b"x-request-id")
-    if sent is not None and REQUEST_ID.fullmatch(sent):
-        return sent.decode("ascii")
-    return f"{_started}-{next(_numbers):x}"

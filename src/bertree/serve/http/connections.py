@@ -9,7 +9,8 @@ request is a further one refused.
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
@@ -19,6 +20,7 @@ WRITE_SECONDS = 10.0  # for a client to read an answer, and one more for each:
 BYTES_PER_SECOND = 65536
 PER_CLIENT = 4096  # connections of one address
 WRITE_BYTES = 256 << 20  # of answers that wait for their readers, all together
+REST = 0.005  # seconds without reading after requests were refused before they were read, so that more come together
 CLOSED_AT_ONCE = 64  # idle connections that a client with too many loses, so that not each new one looks for another
 REFUSAL = (
     b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\ncontent-type: application/json\r\n"
@@ -27,6 +29,8 @@ REFUSAL = (
 MESSAGE = b'{"error": {"message": "too many connections from this address", "type": "unavailable_error"}}'
 
 CONNECTION = "bertree.connection"  # key in the state of an ASGI scope
+REFUSED: Any = SimpleNamespace(response_complete=True, message_event=asyncio.Event())  # the cycle of such a request
+Refuse = Callable[[Any, bytes], Sequence[bytes] | None]  # scope without its path, URL -> lines of the answer
 
 
 class ClientConnections:
@@ -35,6 +39,8 @@ class ClientConnections:
     def __init__(self, per_client: int = PER_CLIENT) -> None:
         self.per_client = per_client
         self.by_client: dict[str, set[BoundedProtocol]] = defaultdict(set)
+        self.refuse: Refuse = lambda scope, url: None
+        self.resting = False
 
     def protocol(self) -> type["BoundedProtocol"]:
         """Return uvicorn's class of a connection, with these bounds."""
@@ -49,6 +55,11 @@ class ClientConnections:
         for connection in sorted(idle, key=lambda connection: connection.since)[:CLOSED_AT_ONCE]:
             connection.transport.abort()
         return bool(idle)
+
+    def rest(self) -> None:
+        """Read nothing for a moment: each turn of the loop disturbs the threads that compute."""
+        time.sleep(REST)
+        self.resting = False
 
     async def look(self) -> None:
         """Close the connections whose time is over."""
@@ -108,6 +119,21 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self.scope["state"][CONNECTION] = self
 
+    def on_headers_complete(self) -> None:
+        """Begin to answer a request. One that is refused before it is read needs no task: there may be many."""
+        parser, ready = self.parser, self.cycle is None or self.cycle.response_complete
+        lasting = parser.should_keep_alive() and parser.get_http_version() == "1.1" and not self.expect_100_continue
+        plain = ready and lasting and parser.get_method() == b"POST" and not self.flow.write_paused
+        if not plain or (answer := self.all.refuse(self.scope, self.url)) is None:
+            super().on_headers_complete()
+            return
+        self.cycle = REFUSED
+        self._write(429, answer)
+        self.on_response_complete()
+        if not self.all.resting:
+            self.all.resting = True
+            self.loop.call_soon(self.all.rest)
+
     def whole_body(self, most: int) -> bytes | None:
         """Return the body of the request that is being answered; None: a part is missing, or it is larger."""
         cycle: Any = self.cycle
@@ -121,11 +147,14 @@ class BoundedProtocol(HttpToolsProtocol):
         cycle: Any = self.cycle
         if self.pipeline or self.flow.write_paused or not cycle.keep_alive or cycle.disconnected:
             return False
-        lines = [b"%b: %b\r\n" % header for header in (*self.server_state.default_headers, *headers)]
-        self.transport.write(b"".join((STATUS_LINE[status], *lines, b"\r\n", body)))
+        self._write(status, [*[b"%b: %b\r\n" % header for header in headers], b"\r\n", body])
         cycle.response_started = cycle.response_complete = True
         cycle.on_response()
         return True
+
+    def _write(self, status: int, answer: Sequence[bytes]) -> None:
+        lines = [b"%b: %b\r\n" % header for header in self.server_state.default_headers]
+        self.transport.write(b"".join((STATUS_LINE[status], *lines, *answer)))
 
     def data_received(self, data: bytes) -> None:
         """Read what a client sends, unless the connection was refused."""

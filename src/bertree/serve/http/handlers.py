@@ -128,7 +128,7 @@ class Service:
     helpers: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2, "helper"))
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class Context:
     """One request."""
 
@@ -136,7 +136,8 @@ class Context:
     scope: Scope
     request_headers: Mapping[bytes, bytes]
     request_id: str
-    connection: BoundedProtocol | None = None  # None: another server than ours reads the requests
+    connection: BoundedProtocol | None  # None: another server than ours reads the requests
+    _: KW_ONLY
     deadline: float = 0.0  # on the scheduler's clock
     response_headers: dict[str, str] = field(default_factory=dict)
     route: str = "none"  # path in the table of routes
