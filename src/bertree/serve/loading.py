@@ -74,20 +74,17 @@ class ServedSource:
         An index is read anew by every search, so only a new one counts. Nothing, if it cannot be read now."""
         if is_address(self.path):
             return self._fingerprint_database()
-        files = []
         try:
             if self.is_index:
                 return ((DATABASE, 0, 0, (Path(self.path) / DATABASE).stat().st_ino),)
             if not self.is_model:  # runs are read anew by every request
                 return ()
             folder = resolve_model_path(self.path)
-            for path in sorted(p for pattern in ("*", "*/*") for p in folder.glob(pattern)):
-                if path.is_file():
-                    state = path.stat()
-                    files.append((str(path.name), state.st_mtime_ns, state.st_size, state.st_ino))
+            paths = sorted(p for pattern in ("*", "*/*") for p in folder.glob(pattern) if p.is_file())
+            states = [(path.name, path.stat()) for path in paths]
+            return tuple((name, state.st_mtime_ns, state.st_size, state.st_ino) for name, state in states)
         except OSError:  # it is being replaced
             return ()
-        return tuple(files)
 
     def _fingerprint_database(self) -> Fingerprint:
         """Another model has another fingerprint."""

@@ -10,18 +10,13 @@ def _write_masks(context: Context, request: InputsRequest, reply: Any) -> Any:
     """Return the candidates of the mask, or of each mask."""
     identify = context.service.registry.model(reply["model"]).model.required_tokenizer.backend.token_to_id
     text: Any = request.inputs
-    masks = [
-        [
-            {
-                "score": candidate["probability"],
-                "token": identify(candidate["token"]),
-                "token_str": candidate["text"],
-                "sequence": text[: mask["start"]] + candidate["text"] + text[mask["end"] :],
-            }
-            for candidate in mask["candidates"]
-        ]
-        for mask in reply["masks"]
-    ]
+
+    def describe(mask: Any, candidate: Any) -> dict[str, Any]:
+        word, token = candidate["text"], identify(candidate["token"])
+        sequence = text[: mask["start"]] + word + text[mask["end"] :]
+        return {"score": candidate["probability"], "token": token, "token_str": word, "sequence": sequence}
+
+    masks = [[describe(mask, candidate) for candidate in mask["candidates"]] for mask in reply["masks"]]
     return masks[0] if len(masks) == 1 else masks
 
 
