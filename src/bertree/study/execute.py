@@ -101,6 +101,9 @@ def run_study(
             for step in plan.distinct:
                 if _is_done(folder / step.folder / RESULT):  # a kill or a power cut may have kept what was removed
                     _remove_unneeded(step, folder / step.folder, step.identity in plan.sources)
+            for step in waiting:  # begun with a model that is trained again: it cannot continue
+                if {source.identity for source in step.sources} & {other.identity for other in waiting}:
+                    shutil.rmtree(folder / step.folder, ignore_errors=True)
             signal, began = None, time.perf_counter()
             try:
                 compute_all(waiting, folder, jobs, compute_step, StudyProgress(plan, waiting), plan.sources)
