@@ -71,7 +71,8 @@ def test_shared_figures_count_once_exact_ones_have_no_spread_and_others_are_rela
             rows.append(row(cell, seed, "pretrain", {"loss": loss}, folder=f"pretrain-{cell}"))
             rows.append(row(cell, seed, "time", {"seconds": seconds}, do="time", folder=f"time-{cell}-{seed}"))
     sessions = [{"machine": "a GPU", "torch": "2", "jobs": jobs, "minutes": 1.5} for jobs in (2, 1)]
-    results = StudyResults(study=load_study(study_file), size="tiny", rows=rows, sessions=sessions)
+    killed = {"machine": "a GPU", "torch": "2", "jobs": 2}
+    results = StudyResults(study=load_study(study_file), size="tiny", rows=rows, sessions=[*sessions, killed])
     smaller, better = results.verdicts()
     assert (smaller.state, smaller.difference, smaller.error) == (HOLDS, 5, 0)
     assert (better.state, better.difference, better.error) == (UNRESOLVED, 1, None), (
@@ -86,7 +87,7 @@ def test_shared_figures_count_once_exact_ones_have_no_spread_and_others_are_rela
     assert "- small: pretrain `layers=1`" in table
     assert "Nothing else ran beside the steps that measure time" in table
     assert "Up to 2 steps ran side by side" in table
-    assert "Cost: 3.0 minutes of a GPU (torch 2)." in table
+    assert "Cost: 3.0 minutes of a GPU (torch 2), and 1 call that ended without noting the time." in table
 
 
 def test_curves_of_all_seeds_are_one_line_for_each_cell(study_file: Path) -> None:

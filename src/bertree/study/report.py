@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from bertree.console import showing
+from bertree.errors import counted
 from bertree.files.atomic import write_atomically, write_json_lines
 from bertree.files.formats import Json
 from bertree.report.formats import duration
@@ -236,7 +237,10 @@ def remarks(results: StudyResults) -> list[str]:
         lines[f"Up to {jobs} steps ran side by side, so the times of single steps cannot be compared."] = None
     if measured := [session for session in results.sessions if "minutes" in session]:
         machines = ", ".join(dict.fromkeys(f"{session['machine']} (torch {session['torch']})" for session in measured))
-        lines[f"Cost: {sum(session['minutes'] for session in measured):.1f} minutes of {machines}."] = None
+        line = f"Cost: {sum(session['minutes'] for session in measured):.1f} minutes of {machines}"
+        if unmeasured := len(results.sessions) - len(measured):
+            line += f", and {counted(unmeasured, 'call')} that ended without noting the time"
+        lines[line + "."] = None
     return list(lines)
 
 
