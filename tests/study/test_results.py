@@ -45,6 +45,7 @@ plots = [
     {step = "pretrain", x = "tokens", y = "loss"},
     {step = "pretrain", x = "seconds", y = "train.norm"},
     {kind = "scatter", x = "size", y = "loss"},
+    {kind = "scatter", x = "size", y = "loss", title = "Two lines", lines = ["la", "sm"]},
 ]
 [sizes.tiny]
 suffix = "-tiny"
@@ -103,6 +104,7 @@ def test_curves_of_all_seeds_are_one_line_for_each_cell(study_file: Path) -> Non
     for title in ("loss over tokens", "norm over seconds", "loss over size"):
         assert title in page
     assert page.count('data-name="small"') == 2
+    assert [page.count(f'data-name="{line}"') for line in ("here", "la", "sm")] == [1, 1, 1]
 
 
 Compute = Callable[[PlannedStep, Path, Path], dict[str, float]]

@@ -146,6 +146,7 @@ class Plot:
     x: str  # line: steps, tokens or seconds; scatter: a column
     y: str  # line: a figure of held-out evaluations, or train.FIGURE; scatter: a column
     log: bool = False  # scatter: x in powers of ten
+    lines: tuple[str, ...] = ()  # scatter: a line through the cells whose names begin with each; none: one line
 
 
 @dataclass(frozen=True, kw_only=True)

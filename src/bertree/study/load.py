@@ -122,6 +122,9 @@ def _check_column(column: Column, study: Study, place: str) -> None:
 def _check_plot(plot: Plot, study: Study, columns: Sequence[str], place: str) -> None:
     if plot.kind == "scatter":
         check_names([plot.x, plot.y], columns, place)
+        for line in plot.lines:
+            if not any(cell.name.startswith(line) for cell in study.cells):
+                raise UserError(f"{place}: lines: no cell's name begins with '{line}'")
         return
     check_names([plot.x], AXES, f"{place}: x")
     check_names([plot.step], [step.key for step in study.steps if step.trains], f"{place}: step")

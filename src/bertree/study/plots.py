@@ -56,23 +56,30 @@ def mean_curve(runs: Sequence[Floats]) -> tuple[Floats, Floats]:
 def _scatter(results: StudyResults, plot: Plot) -> list[Block]:
     """Draw a point for each cell: one column over another, ours and the published figures."""
     labels = {column.name: column.label or column.name for column in results.study.columns}
-    ours, published = [], []
+    points: dict[str, list[tuple[float, float]]] = {}
     for cell in results.study.cells:
+        line = next((line for line in plot.lines if cell.name.startswith(line)), "")
         both = [results.estimate(cell.name, name) for name in (plot.x, plot.y)]
         if both[0] is not None and both[1] is not None:
-            ours.append((both[0].value, both[1].value))
+            points.setdefault(line or "here", []).append((both[0].value, both[1].value))
         if plot.x in cell.published and plot.y in cell.published:
-            published.append((cell.published[plot.x], cell.published[plot.y]))
-    series = _dots({"here": ours, "published": published})
+            published = (cell.published[plot.x], cell.published[plot.y])
+            points.setdefault(f"{line}, published".lstrip(", "), []).append(published)
+    series = _dots(points)
     title = plot.title or f"{labels[plot.y]} over {labels[plot.x]}"
     axis = Axis(log=True if plot.log else None)
     return [curve_svg(title, series, x_label=labels[plot.x], x=axis, y=Axis())] if series else []
 
 
 def _columns(results: StudyResults) -> list[Block]:
-    """Return one chart for each column: how far each cell is from the first one, here and as published."""
+    """Return one chart for each column: how far each cell is from the first one, here and as published.
+
+    A column that is the horizontal axis of a plot has none."""
     charts: list[Block] = []
+    axes = {plot.x for plot in results.study.plots if plot.kind == "scatter"}
     for column in results.study.columns:
+        if column.name in axes:
+            continue
         label = column.label or column.name
         first, *others = [cell for cell in results.study.cells if cell.run]
         base, published_base = results.estimate(first.name, column), first.published.get(column.name)
@@ -96,7 +103,6 @@ def _columns(results: StudyResults) -> list[Block]:
 def _dots(points: dict[str, list[tuple[float, float]]]) -> list[Series]:
     series = []
     for name, values in points.items():
-        if values:
-            x, y = np.array(sorted(values), dtype=float).T
-            series.append(Series(name=name, x=x, y=y, style="dots"))
+        x, y = np.array(sorted(values), dtype=float).T
+        series.append(Series(name=name, x=x, y=y, style="dots"))
     return series
