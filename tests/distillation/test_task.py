@@ -56,7 +56,7 @@ TAUGHT = [
 
 @pytest.mark.parametrize(
     ("name", "settings"),
-    suite_has([case for case in TAUGHT if case[0] in ("pair", "regression", "ner", "squad2")], TAUGHT),
+    suite_has([case for case in TAUGHT if case[0] in ("pair", "ner")], TAUGHT),
 )
 def test_half_of_the_teacher_learns(
     name: str, settings: tuple[str, ...], command: Command, trained: Trained, tmp_path: Path

@@ -67,7 +67,9 @@ def test_dead_before_the_model_and_after(whole: Whole, trained: Trained, tmp_pat
     runs.assert_same_run(out, whole["classification"])
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), suite_has([(signal.SIGINT, 130)], [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+)
 def test_stopped_and_gone_on_with(number: int, code: int, whole: Whole, trained: Trained, tmp_path: Path) -> None:
     out, log = tmp_path / "out", tmp_path / "log"
     values = arguments(trained, "classification", out)

@@ -17,6 +17,7 @@ from bertree.model.pooling import Dense, PoolingConfig, SentencePooling
 from bertree.model.presets import preset
 from bertree.text.tokenizer import Tokenizer
 from tests.support.parts import UNKNOWN
+from tests.support.shared import suite_has
 
 TEXTS = [
     "A man plays a guitar on the stage.",
@@ -61,12 +62,13 @@ def test_equal_to_sentence_transformers(minilm: Path) -> None:
 
 
 # How states are pooled does not depend on the family: the second one has one kind, and several together.
+WRITTEN = [(pooling, "bert-base") for pooling in (*MODES, "cls+max+mean", "mean+cls")]
+WRITTEN += [(pooling, "distilbert-base") for pooling in ("mean", "cls+max+mean")]
+
+
 @pytest.mark.parametrize(
     ("pooling", "name"),
-    [
-        *((pooling, "bert-base") for pooling in (*MODES, "cls+max+mean", "mean+cls")),
-        *((pooling, "distilbert-base") for pooling in ("mean", "cls+max+mean")),
-    ],
+    suite_has(WRITTEN[-4:], WRITTEN),
 )
 def test_written_here_read_there_and_back(words: Tokenizer, tmp_path: Path, pooling: str, name: str) -> None:
     dense = (Dense(24, "tanh"), Dense(8, "identity", bias=False)) if name == "bert-base" else ()

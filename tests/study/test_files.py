@@ -94,7 +94,7 @@ def plan(study: Study, size: str, store: Path, tasks: Path, monkeypatch: pytest.
         return plan_study(study, size, store=store, tasks=tasks, seeds=seeds)
 
 
-@pytest.mark.parametrize("size", suite_has(("tiny", "paper"), SIZES))
+@pytest.mark.parametrize("size", suite_has(("tiny",), SIZES))
 def test_every_cell_of_every_study_can_be_planned_and_built(
     size: str,
     studies: dict[str, Study],

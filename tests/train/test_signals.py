@@ -67,7 +67,7 @@ def test_an_interrupt_is_not_doubled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # While it is prepared (no step is taken yet), in a step, in an evaluation, in a save, at the end.
-MOMENTS = ((0, 1), (0, 40), (1, 0), (2, 7), (0, 150), (1, 3), (4, 12), (1, 25))
+MOMENTS = ((0, 1), (0, 40), (1, 0), (2, 7), (1, 25))
 
 
 def test_stopped_at_many_moments(token_store: Path, tmp_path: Path) -> None:

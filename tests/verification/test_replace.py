@@ -9,6 +9,7 @@ import pytest
 import bertree
 from bertree.errors import UserError
 from tests.kill import cases
+from tests.support import learnable
 from tests.support.command import Command
 from tests.support.shared import suite_has
 
@@ -54,8 +55,7 @@ def inputs(token_store: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
     (work / "pairs.jsonl").write_text(
         '{"question": "Where is the brig?", "document": "a", "text1": "a", "text2": "b"}\n'
     )
-    model = bertree.load("default")
-    model.save(work / "model")
+    model = bertree.load(learnable.model(work / "model", learnable.tokenizer(), layers=4))
     with bertree.Index.build(model, [{"id": "a", "text": "A brig lay at anchor."}], work / "index"):
         pass
     step = work / "run" / "checkpoints" / "step-00000005"
@@ -97,7 +97,7 @@ def test_a_model_is_saved_over_another_only_if_told_to(inputs: dict[str, Path], 
     for name in ("rows.jsonl", "rows.npy", "report.html", "metrics.json"):
         (own / name).unlink()
     before = contents(own)
-    model = bertree.load("default")
+    model = bertree.load(inputs["model"])
     with pytest.raises(UserError, match="holds a model already; give another folder, or `force=True`"):
         model.save(own)
     for kind in KINDS[1:]:

@@ -3,8 +3,6 @@
 import json
 from typing import Any
 
-import pytest
-
 from tests.serve.page.test_views import VIEWS, wait_quiet
 from tests.support.asking import Asker
 from tests.support.browser import Tab, listening
@@ -165,27 +163,25 @@ def test_many_keys_are_one_question(tab: Tab) -> None:
     assert 1 <= len(asked) <= len(keys) // 2, "one or two, and a few more where a busy machine holds keys up"
 
 
-@pytest.mark.parametrize(
-    ("status", "body", "shown"),
-    [
-        (422, {"error": {"message": "text: is too long\nat line 3"}}, "text: is too long"),
-        (429, {"error": {"message": "busy"}}, "The server is busy; try again in 7 s."),
-        (500, "<b>no JSON of ours</b>", "The server answered 500."),
-        (422, {"error": {"message": "<img src=x onerror=alert(1)>"}}, "<img src=x onerror=alert(1)>"),
-    ],
+ERRORS = (
+    (422, {"error": {"message": "text: is too long\nat line 3"}}, "text: is too long"),
+    (429, {"error": {"message": "busy"}}, "The server is busy; try again in 7 s."),
+    (500, "<b>no JSON of ours</b>", "The server answered 500."),
+    (422, {"error": {"message": "<img src=x onerror=alert(1)>"}}, "<img src=x onerror=alert(1)>"),
 )
-def test_an_error_is_one_line_where_the_user_looks(
-    browser: Any, address: str, status: int, body: object, shown: str
-) -> None:
+
+
+def test_an_error_is_one_line_where_the_user_looks(browser: Any, address: str) -> None:
     tab = Tab(browser, address)
-    answer_with(tab.page, "entities", status, body, **{"retry-after": "7"})
-    page = tab.open("entities")
-    page.get_by_role("alert").filter(has_text=shown).wait_for()
-    assert page.get_by_role("alert").text_content() == shown
-    page.unroute("**/entities")
-    page.get_by_label("Text", exact=True).fill("on the road Ada")
-    page.locator(".entities mark").wait_for()
-    assert page.locator(".problem").text_content() == ""
+    for status, body, shown in ERRORS:
+        answer_with(tab.page, "entities", status, body, **{"retry-after": "7"})
+        page = tab.open("entities")
+        page.get_by_role("alert").filter(has_text=shown).wait_for()
+        assert page.get_by_role("alert").text_content() == shown
+        page.unroute("**/entities")
+        page.get_by_label("Text", exact=True).fill("on the road Ada")
+        page.locator(".entities mark").wait_for()
+        assert page.locator(".problem").text_content() == ""
     assert all("Failed to load resource" in line for line in tab.close())
 
 
