@@ -16,7 +16,7 @@ from tests.support.shared import suite_has
 
 
 @pytest.mark.parametrize("name", suite_has(["pair"], ["classification", "pair", "regression"]))
-def test_copies_are_labelled_by_the_teacher(name: str, command: Command, trained: Trained, tmp_path: Path) -> None:
+def test_copies_are_labeled_by_the_teacher(name: str, command: Command, trained: Trained, tmp_path: Path) -> None:
     out, count = tmp_path / "out", 320 if name == "regression" else 240
     result = command.well(*command_of(trained, name, out, "copies=3", "epochs=0.5"))
     metrics = json.loads((out / "metrics.json").read_text())

@@ -277,12 +277,12 @@ def test_layers_that_are_asked_for(command: Command, trained: Trained, tmp_path:
     assert matches[0] != matches[1]
 
 
-def few(folder_: Path, labelled: int) -> tuple[Path, Path]:
+def few(folder_: Path, labeled: int) -> tuple[Path, Path]:
     """The training texts with all but a few labels taken away, and those few alone."""
     every: list[Row] = feelings(240)
-    some = [row | ({} if number < labelled else {"label": ""}) for number, row in enumerate(every)]
+    some = [row | ({} if number < labeled else {"label": ""}) for number, row in enumerate(every)]
     dev = feelings(60, 1)
-    for name, rows in (("all", some), ("few", every[: max(1, labelled)])):
+    for name, rows in (("all", some), ("few", every[: max(1, labeled)])):
         write(folder_ / name / "train.csv", rows)
         write(folder_ / name / "dev.csv", dev)
     return folder_ / "all", folder_ / "few"

@@ -1,5 +1,7 @@
 """Functions that a run calls: what they get, and that a run whose callback fails can be resumed behind that step."""
 
+import os
+import signal
 from dataclasses import FrozenInstanceError
 from pathlib import Path
 from typing import Any
@@ -94,3 +96,18 @@ def test_every_verb_that_trains_calls_them(
         run = calls[verb](out=tmp_path / "out", **{name: each.append for name, each in events.items()})
     assert [event.step for event in events["on_step"]] == list(range(1, events["on_step"][-1].steps + 1))
     assert events["on_save"][-1].path == run.folder / "model"
+
+
+def test_a_stopped_run_has_the_figures_it_logged(encoder: Path, tmp_path: Path) -> None:
+    def stop_at(step: int) -> Any:
+        return lambda event: os.kill(os.getpid(), signal.SIGTERM) if event.step == step else None
+
+    with learnable.one_thread():
+        early = bertree.finetune(encoder, out=tmp_path / "early", seeds=2, on_step=stop_at(1), **SETTINGS)
+        later = bertree.finetune(encoder, out=tmp_path / "later", on_step=stop_at(8), **SETTINGS)
+    assert early.signal == later.signal == signal.SIGTERM
+    assert early.metrics["step"] == 1
+    assert early.metrics["loss"] > 0
+    assert later.metrics["kind"] == "eval"
+    assert later.metrics["accuracy"] == [row for row in later.history if row["kind"] == "eval"][-1]["accuracy"]
+    assert "loss" in early._repr_html_()

@@ -146,7 +146,7 @@ def test_what_belongs_together_is_held_out_together() -> None:
     assert len(split["dev"]) == 14
 
 
-def test_unlabelled_files_are_not_scored_in_silence(trained: Trained, command: Command, tmp_path: Path) -> None:
+def test_unlabeled_files_are_not_scored_in_silence(trained: Trained, command: Command, tmp_path: Path) -> None:
     model, data = trained("classification") / "model", tmp_path / "new.csv"
     table(data, [{"text": row["text"]} for row in feelings(12, 3)])
     result = command("evaluate", model, "--task", "classification", "--data", data)

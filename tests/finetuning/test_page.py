@@ -23,7 +23,7 @@ def rendered(task: Task[Any], lines: Sequence[Json], **figures: Any) -> Page:
     return Page(finetuning_page(Path("run"), task, figures, {"dev": lines}))
 
 
-def labelled(gold: str, predicted: str, score: float | None, text: str = "a text") -> Json:
+def labeled(gold: str, predicted: str, score: float | None, text: str = "a text") -> Json:
     return {"text": text, "gold": gold, "predicted": predicted, "score": score}
 
 
@@ -36,7 +36,7 @@ def classes(*labels: str) -> Task[Any]:
 
 def test_confusion_matrix_counts_and_shares() -> None:
     pairs = [("cat", "cat")] * 6 + [("cat", "dog")] * 2 + [("dog", "cat")] + [("dog", "dog")] * 3
-    page = rendered(classes("dog", "cat"), [labelled(g, p, 0.9) for g, p in pairs], accuracy=0.75)
+    page = rendered(classes("dog", "cat"), [labeled(g, p, 0.9) for g, p in pairs], accuracy=0.75)
     assert page.row("gold ↓ predicted →") == ["dog", "cat", "all"]  # the labels in the task's order
     assert page.row("dog") == ["375 %", "125 %", "4"]
     assert page.row("cat") == ["225 %", "675 %", "8"]
@@ -46,7 +46,7 @@ def test_confusion_matrix_counts_and_shares() -> None:
 def test_reliability_by_hand() -> None:
     scores = [0.95, 0.95, 0.95, 0.95, 0.55, 0.55]
     right = [1, 1, 1, 0, 1, 0]
-    lines = [labelled("a", "a" if hit else "b", score) for score, hit in zip(scores, right, strict=True)]
+    lines = [labeled("a", "a" if hit else "b", score) for score, hit in zip(scores, right, strict=True)]
     page = rendered(classes("a", "b"), lines)
     gap = (4 * abs(0.95 - 0.75) + 2 * abs(0.55 - 0.5)) / 6
     assert f"Expected calibration error {100 * gap:.1f} %" in page.titles()[0]
@@ -56,8 +56,8 @@ def test_reliability_by_hand() -> None:
 
 
 def test_mistakes_come_by_confidence_and_right_ones_against_it() -> None:
-    lines = [labelled("a", "b", 0.5 + number / 100, f"wrong {number}.") for number in range(30)]
-    lines += [labelled("a", "a", 0.5 + number / 100, f"right {number}.") for number in range(30)]
+    lines = [labeled("a", "b", 0.5 + number / 100, f"wrong {number}.") for number in range(30)]
+    lines += [labeled("a", "a", 0.5 + number / 100, f"right {number}.") for number in range(30)]
     page = rendered(classes("a", "b"), lines)
     shown = [row[0] for row in page.rows if row and row[0].startswith(("wrong", "right"))]
     assert shown == [f"wrong {number}." for number in range(29, 9, -1)] + [f"right {number}." for number in range(5)]
@@ -65,7 +65,7 @@ def test_mistakes_come_by_confidence_and_right_ones_against_it() -> None:
 
 def test_many_labels_give_pairs_instead_of_a_matrix() -> None:
     names = [f"label-{number:02d}" for number in range(40)]
-    lines = [labelled(name, name, 0.9) for name in names] + [labelled("label-03", "label-07", 0.8)] * 5
+    lines = [labeled(name, name, 0.9) for name in names] + [labeled("label-03", "label-07", 0.8)] * 5
     page = rendered(classes(*names), lines)
     assert "gold ↓" not in page.text
     assert page.row("label-03 → label-07") == ["5", "83 %"]
@@ -75,7 +75,7 @@ def test_many_labels_give_pairs_instead_of_a_matrix() -> None:
 @pytest.mark.parametrize("count", [1, 2, 30])
 def test_a_matrix_of_any_size(count: int) -> None:
     names = [f"é{number}" for number in range(count)]
-    page = rendered(classes(*names), [labelled(name, name, 1.0) for name in names])
+    page = rendered(classes(*names), [labeled(name, name, 1.0) for name in names])
     assert [row[0] for row in page.rows if row and row[0] in names] == names
     assert "mistakes" not in page.text
 
@@ -224,7 +224,7 @@ def test_seeds_are_listed_linked_and_drawn(tmp_path: Path) -> None:
     ]
     metrics = {"accuracy": 0.6, "best_seed": 1, "mean": 0.55, "std": 0.0707, "seeds": seeds, "model": "folder"}
     metrics |= {"examples": {"train": 1234, "dev": 1}, "cut": {"train": {"examples": 17, "tokens": 2345}}}
-    shown = Page(finetuning_page(tmp_path, classes("a", "b"), metrics, {"dev": [labelled("a", "a", 1.0)]}))
+    shown = Page(finetuning_page(tmp_path, classes("a", "b"), metrics, {"dev": [labeled("a", "a", 1.0)]}))
     assert shown.links == ["seed-0/report.html", "seed-1/report.html"]
     assert shown.row("1: training") == ["60.00", "10", "the best, kept"]
     assert shown.row("2")[:2] == ["–", "–"]
@@ -250,7 +250,7 @@ def test_no_predictions_and_no_gold(name: str) -> None:
 
 def test_long_and_odd_texts() -> None:
     long = "長い\u0301" * 1_000_000
-    lines = [labelled("a", "b", 0.9, long), labelled("a", "b", math.nan, "\ud800")]
+    lines = [labeled("a", "b", 0.9, long), labeled("a", "b", math.nan, "\ud800")]
     page = rendered(classes("a", "b"), lines, model="folder-\udcff")
     assert len(page.source) < 40_000
     page.source.encode("utf-8")

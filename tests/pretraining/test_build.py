@@ -136,6 +136,7 @@ WRONG = {
     "device": (("--store", "STORE", "run.device=warp"), "run.device 'warp': cannot be used here"),
     "no masks": (("--store", "STORE", "data.masking=none"), "data.masking: pretraining needs masks"),
     "few tokens": (("--store", "STORE", "phases.0.batch_tokens=16"), "batch_tokens 16: too few"),
+    "too short": (("--store", "STORE", "phases.0.max_length=5"), "phases: max_length 5: too short"),
     "a file": (("--store", "STORE", "--out", "FILE"), "FILE: cannot be written"),
 }
 
@@ -146,18 +147,21 @@ def test_wrong_input_is_one_line(case: str, token_store: Path, tmp_path: Path, m
     Path("FILE").write_text("")
     arguments, reason = WRONG[case]
     words = [str(token_store) if word == "STORE" else word for word in arguments]
-    assert runs.finish("pretrain", str(runs.recipe("bert", tmp_path)), *words, log=tmp_path / "log") == 2
+    recipe_file = runs.recipe("bert", tmp_path)
+    assert runs.finish("pretrain", str(recipe_file), *words, log=tmp_path / "log") == 2
     log = (tmp_path / "log").read_text()
     assert reason in log
+    assert (f"{recipe_file}: " in log) == (case not in ("odd name", "not a store", "a file"))
     assert len(log.splitlines()) == 1
     assert not list(tmp_path.rglob("recipe.toml")), "nothing is begun"
 
 
 def test_tensorboard_without_the_package(token_store: Path, tmp_path: Path) -> None:
     log, out = tmp_path / "log", tmp_path / "out"
-    arguments = ("pretrain", str(runs.recipe("bert", tmp_path)), "--store", str(token_store), "--out", str(out))
+    recipe_file = str(runs.recipe("bert", tmp_path))
+    arguments = ("pretrain", recipe_file, "--store", str(token_store), "--out", str(out))
     assert runs.finish(*arguments, "run.tensorboard=true", log=log, fault="no tensorboard:1") == 2
-    line = "bertree: run.tensorboard: the package is not installed; "
+    line = f"bertree: {recipe_file}: run.tensorboard: the package is not installed; "
     line += install_hint("tensorboard") + "\n"
     assert log.read_text() == line
     assert not (out / "recipe.toml").exists(), "the folder is still free for a run without it"

@@ -145,7 +145,7 @@ def test_mistakes_are_named_before_anything_is_trained(
 
 
 def test_unknown_names_are_refused(study_file: Path, token_store: Path) -> None:
-    with pytest.raises(UserError, match="'bert-sise': no such study, did you mean 'bert-size'"):
+    with pytest.raises(UserError, match=r"'bert-sise': no such study; did you mean 'bert-size'.*`bertree study list`"):
         load_study("bert-sise")
     with pytest.raises(UserError, match="has no cell '8', did you mean '80'"):
         run_study(study_file, store=token_store, only=["8"])

@@ -38,9 +38,9 @@ def put(folder: Path, name: str, *records: object) -> Path:
     return path
 
 
-def swag(folder: Path, name: str, labelled: bool = True) -> Path:
+def swag(folder: Path, name: str, labeled: bool = True) -> Path:
     header = ["", "video-id", "fold-ind", "startphrase", "sent1", "sent2", "gold-source"]
-    header += [f"ending{i}" for i in range(4)] + ["label"] * labelled
+    header += [f"ending{i}" for i in range(4)] + ["label"] * labeled
     rows = [
         ["0", "v1", "3", "s", "A cook stirs, slowly.", "She", "g", "sings.", "says \"yes\",\nthen no.", "x", "y", "1"],
         ["1", "v2", "4", "s", "A boat drifts.", "The sailor", "gen", "a", "b", "c", "d", "3"],
@@ -54,7 +54,7 @@ def test_swag(tmp_path: Path) -> None:
     task = CHOICE["swag"]
     for name in ("train.csv", "val.csv"):
         swag(tmp_path, name)
-    swag(tmp_path, "test.csv", labelled=False)
+    swag(tmp_path, "test.csv", labeled=False)
     splits = task.splits(tmp_path)
     assert {split: paths[0].name for split, paths in splits.items()} == {
         "train": "train.csv",

@@ -124,11 +124,11 @@ def test_folders(tmp_path: Path) -> None:
         read_sentences.find(tmp_path / "nothing")
 
 
-def labelled(*rows: tuple[str, str, str]) -> list[SentenceExample]:
+def labeled(*rows: tuple[str, str, str]) -> list[SentenceExample]:
     return [SentenceExample((first, second), gold) for first, second, gold in rows]
 
 
-NLI = labelled(
+NLI = labeled(
     ("p", "follows", "entailment"),
     ("q", "alone", "entailment"),
     ("p", "open", "neutral"),
@@ -148,7 +148,7 @@ def test_triplets_of_nli() -> None:
     assert texts[3:] == [("q", "alone")]
     assert all(row.gold is None for row in examples.examples_for_loss(NLI, LOSSES["ranking"]))
     assert examples.examples_for_loss(NLI, LOSSES["softmax"]) == NLI
-    binary = labelled(("a", "b", "1"), ("a", "c", "0"))
+    binary = labeled(("a", "b", "1"), ("a", "c", "0"))
     assert [row.texts for row in examples.examples_for_loss(binary, LOSSES["triplet"])] == [("a", "b", "c")]
 
 
@@ -202,7 +202,7 @@ def test_scales_are_found(scores: list[float], span: tuple[float, float]) -> Non
     assert examples.score_range([SentenceExample(("a", "b"), float(score)) for score in scores]) == span
 
 
-def test_cross_encoder_examples_are_labelled_pairs() -> None:
+def test_cross_encoder_examples_are_labeled_pairs() -> None:
     task, pairs = examples.cross_encoder_examples(
         [SentenceExample((f"a{n}", f"b{n}")) for n in range(20)] + [SentenceExample(("a0", "b9"))]
     )

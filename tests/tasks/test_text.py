@@ -41,18 +41,18 @@ def test_own_files_of_every_kind(tmp_path: Path) -> None:
     assert text_task(**task.settings()) == task
 
 
-def labelled(*labels: str) -> list[TextExample]:
+def labeled(*labels: str) -> list[TextExample]:
     return [TextExample(str(n), "x", None, label, "f.tsv", n) for n, label in enumerate(labels, 2)]
 
 
 def test_labels_are_discovered_in_order() -> None:
     task = text_task()
-    assert task.labels_in(labelled("10", "9", "-1", "9")) == ("-1", "9", "10")
-    assert task.labels_in(labelled("b", "10", "9")) == ("10", "9", "b")
+    assert task.labels_in(labeled("10", "9", "-1", "9")) == ("-1", "9", "10")
+    assert task.labels_in(labeled("b", "10", "9")) == ("10", "9", "b")
     assert text_task("regression").classes == 1
     assert task.with_labels(["a", "b"]).classes == 2
     with pytest.raises(UserError, match=r"f\.tsv: .*label 'a'"):
-        task.labels_in(labelled("a", "a"))
+        task.labels_in(labeled("a", "a"))
 
 
 def test_a_training_file_without_labels_says_what_is_there(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def advise(
     machine, the score to be expected and its source, the commands, and why the others were not taken.
 
     `task` is a kind (classification, pair-classification, similarity, search, tagging, questions, choice) or a task of
-    `finetune`. `examples` are labelled ones; `latency` ("20ms") is that of one text of `length` tokens, `memory`
+    `finetune`. `examples` are labeled ones; `latency` ("20ms") is that of one text of `length` tokens, `memory`
     ("500MB") that of weights and one text, `card` a GPU's GiB for training, `pairs` how many pairs are compared.
     `models` are folders to consider besides the bundled model. With `data`, a file of labeled examples, the models'
     features are tried out on it; `text`, `pair` and `label` name its columns. `out` is a page (.html) to write.
@@ -81,7 +81,7 @@ def advise(
             if examples is not None and count < parse_count("examples", examples):
                 raise UserError(f"`examples={examples}`: {data} has {count:,}; leave it out, or give more data")
             examples = count if examples is None else examples
-        if examples is None and entry.labelled:
+        if examples is None and entry.labeled:
             raise UserError(f"`examples`: say how many labeled examples of {task} there are, or give `data`")
         request = read_request(facts, task, examples or 0, length, latency, memory, pairs, card)
         on = choose_device(device)

@@ -30,7 +30,7 @@ class TaskKind:
     metric: str  # of the scores in the rows
     data: str  # name of a file, for commands
     columns: tuple[str, ...]
-    labelled: bool  # cannot be done without labeled examples
+    labeled: bool  # cannot be done without labeled examples
     compares: bool = False  # texts are compared with each other
 
 

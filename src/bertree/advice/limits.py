@@ -88,6 +88,6 @@ def read_request(
         raise UserError(
             f"`pairs={pairs}`: {task} compares no texts; leave it out, or take a task that does ({comparing})"
         )
-    if entry.labelled and not request.examples:
+    if entry.labeled and not request.examples:
         raise UserError(f"`examples={examples}`: {task} cannot be learned without labeled examples; label some first")
     return request

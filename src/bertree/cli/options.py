@@ -1,6 +1,6 @@
 """The options of all verbs, by the name of the Python keyword: help text, limits and how a default is shown.
 
-The same name means the same thing everywhere: `data` are labelled files, `store` a token store, `texts` plain texts,
+The same name means the same thing everywhere: `data` are labeled files, `store` a token store, `texts` plain texts,
 `text`, `pair`, `label`, `id` columns. A verb describes an option itself only where it means something narrower there.
 Types and defaults are not here: they come from the signatures of the Python functions (see `command.py`).
 """

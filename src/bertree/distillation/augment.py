@@ -1,6 +1,6 @@
 """More texts for a teacher to label, made from the training texts by rules, after Tang et al. 2019.
 
-A student as small as a BiLSTM learns little from a few thousand examples, and unlabelled text of the right kind is
+A student as small as a BiLSTM learns little from a few thousand examples, and unlabeled text of the right kind is
 rare. So each text is altered many times: words are masked, words are replaced, and sometimes a short piece is kept.
 The results are often nonsense, which does not matter, since the teacher labels them. The cost: one forward pass of the
 teacher for each of them.

@@ -92,7 +92,7 @@ class PairColumns:
             label=(self.label,) if self.label else LABELS,
             headless=() if self.any_named else (BENCHMARK_LAYOUT,),
             quoting="none" if released else "auto",
-            labelled=True,
+            labeled=True,
         )
 
 

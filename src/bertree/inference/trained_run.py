@@ -39,18 +39,22 @@ class Run:
 
     @property
     def metrics(self) -> Json:
-        """The final scores: those on the dev split, or of the last evaluation on held-out text."""
+        """The final scores: those on the dev split, or of the last evaluation on held-out text. Of a run that was
+        stopped before its first evaluation, the figures of the last logged step."""
         if (self.folder / SCORES).is_file():
             return read_json(self.folder / SCORES)
-        rows = [row for row in self.history if row.get("kind") == "eval"]
-        return rows[-1] if rows else {}
+        rows = {row["kind"]: row for row in self.history if row.get("kind") in ("eval", "train")}
+        return rows.get("eval") or rows.get("train") or {}
 
     @property
     def history(self) -> list[Json]:
-        """The log of the run, a row for each line; of several seeds the best one's."""
+        """The log of the run, a row for each line; of several seeds the best one's, before their end the latest's."""
         seed: Any = read_json(self.folder / SCORES).get("best_seed") if (self.folder / SCORES).is_file() else None
-        path = self.folder / METRICS if seed is None else self.folder / f"seed-{seed}" / METRICS
-        return list(read_json_lines(path)) if path.is_file() else []
+        paths = [self.folder / METRICS, *self.folder.glob(f"seed-*/{METRICS}")]
+        if seed is not None:
+            paths = [self.folder / f"seed-{seed}" / METRICS]
+        path = max(filter(Path.is_file, paths), key=lambda path: path.stat().st_mtime_ns, default=None)
+        return list(read_json_lines(path)) if path else []
 
     @property
     def report(self) -> Path:

@@ -36,7 +36,7 @@ from bertree.objectives.pretraining import TERMS
 from bertree.pretraining import build, time_budget
 from bertree.pretraining import recipe as recipes
 from bertree.pretraining.held_out import held_out_questions, held_out_stream
-from bertree.pretraining.recipe import Recipe
+from bertree.pretraining.recipe import Recipe, naming_recipe
 from bertree.report.formats import describe_architecture
 from bertree.run_folder import BEST_MODEL, CHECKPOINTS, ENVIRONMENT, METRICS, MODEL, RECIPE, REPORT
 from bertree.scale.distribute import Distribution, distribute
@@ -109,6 +109,7 @@ def execute_store_job(
         ExitStack() as stack,
     ):
 
+        @naming_recipe(settings)
         def build_training() -> StoreTraining:
             set_deterministic(settings.run.deterministic)
             device_setup = DeviceSetup.from_settings(settings.run)
@@ -124,7 +125,7 @@ def execute_store_job(
             world.check_same(what, json.dumps(text))
         world.check_together(lambda: _open_folder(training.job.recipe, out, resume, stack) if world.is_first else None)
         training = training.job.before_steps(training)
-        with catch_signals() as signals:
+        with catch_signals() as signals, naming_recipe(settings):
             run = training.run(resume)
         after_steps = training.job.after_steps
         if after_steps is None:

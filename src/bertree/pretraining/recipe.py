@@ -10,8 +10,10 @@ Overrides (`optim.lr=1e-4`) change the tree before it is checked; nothing change
 the program is given its own section and never sees the rest.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -80,6 +82,20 @@ class DistillRecipe(Recipe):
     """The settings of a student's run. model.preset may be "half": half of the teacher."""
 
     distill: DistillSettings = field(default_factory=DistillSettings)
+
+
+@contextmanager
+def naming_recipe(recipe: Recipe) -> Iterator[None]:
+    """Name the recipe before an error that begins with one of its settings."""
+    try:
+        yield
+    except UserError as error:
+        if setting := re.match(r"([a-z]+)\.[a-z]|(?:max_length|batch_tokens) ", str(error)):
+            if setting[1] is None:
+                error.args = (f"{recipe.source}: phases: {error}",)
+            elif setting[1] in {field.name for field in fields(DistillRecipe)}:
+                error.args = (f"{recipe.source}: {error}",)
+        raise
 
 
 def bundled_recipes() -> list[str]:

@@ -167,16 +167,16 @@ class PassageStore(CheckedRows):
         """Return the SQL condition on a column of document numbers, and its values."""
         check_where(where)
         among = "IN (SELECT value FROM json_each(?))"
-        labelled = f"{column} IN (SELECT document FROM labels WHERE key = ? AND value {among})"
+        labeled = f"{column} IN (SELECT document FROM labels WHERE key = ? AND value {among})"
         clauses, values = [], []
         for key, value in where.items():
             wanted = wanted_values(value)
             if key in ("id", "source"):  # the document's own, or a metadata key
                 own = wanted + [os.path.abspath(path) for path in wanted if key == "source"]  # relative or absolute
-                clauses.append(f"({labelled} OR {column} IN (SELECT number FROM documents WHERE {key} {among}))")
+                clauses.append(f"({labeled} OR {column} IN (SELECT number FROM documents WHERE {key} {among}))")
                 values += [key, json.dumps(wanted), json.dumps(own)]
             elif self._base.execute("SELECT 1 FROM labels WHERE key = ? LIMIT 1", (key,)).fetchone():
-                clauses.append(labelled)
+                clauses.append(labeled)
                 values += [key, json.dumps(wanted)]
             elif self._base.execute("SELECT 1 FROM documents LIMIT 1").fetchone():
                 raise UserError(

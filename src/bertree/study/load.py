@@ -1,5 +1,6 @@
 """Read a study file and check what concerns more than one of its entries."""
 
+import difflib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -35,7 +36,9 @@ def load_study(name: str | Path) -> Study:
     path = Path(name)
     if path.suffix != ".toml":
         if str(name) not in (names := bundled_studies()):
-            raise UserError(f"'{name}': no such study, {suggest(str(name), names)}; or give the path of a .toml file")
+            near = difflib.get_close_matches(str(name), names, n=3, cutoff=0.4)
+            meant = f" did you mean {' or '.join(repr(each) for each in near)}?" if near else ""
+            raise UserError(f"'{name}': no such study;{meant} `bertree study list` shows all; or give a .toml file")
         path = BUNDLED / f"{name}.toml"
     elif not path.is_file():
         raise UserError(f"{path}: no such study file")

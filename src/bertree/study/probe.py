@@ -63,5 +63,5 @@ def _states(model: Model, objective: str, store: Store, pairs: int = 0) -> tuple
             if sum(map(len, labels)) >= pairs if pairs else read >= TOKENS:
                 break
     stacked, classes = torch.cat(vectors), torch.cat(labels)
-    labelled = classes >= 0
-    return stacked[labelled], classes[labelled]
+    labeled = classes >= 0
+    return stacked[labeled], classes[labeled]

@@ -98,7 +98,7 @@ class ChoiceTask(Task[ChoiceExample]):
                 raise UserError(f"{path}: holds no question")
         return examples
 
-    def read_unlabelled(self, path: Path) -> Iterable[ChoiceExample] | None:
+    def read_unlabeled(self, path: Path) -> Iterable[ChoiceExample] | None:
         """Return the questions of a passage of RACE as released: a .txt file that is one JSON object."""
         if self.name != "race" or suffix_of(path) != ".txt":
             return None
@@ -110,12 +110,12 @@ class ChoiceTask(Task[ChoiceExample]):
     def parse(self, record: str | Json, where: str = "input") -> ChoiceExample:
         if isinstance(record, str):
             raise UserError(f'{where}: {self.name} needs an object: {{"context": ..., "options": [..., ...]}}')
-        unlabelled = {key: value for key, value in record.items() if key not in HIDDEN}
-        if "context" in unlabelled or self.name == "choice":
-            return own_format(unlabelled, where)
+        unlabeled = {key: value for key, value in record.items() if key not in HIDDEN}
+        if "context" in unlabeled or self.name == "choice":
+            return own_format(unlabeled, where)
         if self.name != "race":
-            return LAYOUTS[self.name](unlabelled, where)
-        questions = race_passage(unlabelled, where)
+            return LAYOUTS[self.name](unlabeled, where)
+        questions = race_passage(unlabeled, where)
         if len(questions) != 1:
             count = len(questions)
             raise UserError(f"{where}: holds {count} questions; give one at a time (article, question, options)")
@@ -124,8 +124,8 @@ class ChoiceTask(Task[ChoiceExample]):
     def parse_all(self, record: str | Json, where: str = "input") -> list[ChoiceExample]:
         if self.name != "race" or isinstance(record, str) or "context" in record or "questions" not in record:
             return [self.parse(record, where)]
-        unlabelled = {key: value for key, value in record.items() if key not in HIDDEN}
-        if not (questions := race_passage(unlabelled, where)):
+        unlabeled = {key: value for key, value in record.items() if key not in HIDDEN}
+        if not (questions := race_passage(unlabeled, where)):
             raise UserError(f"{where}: 'questions' is empty")
         return questions
 
@@ -189,16 +189,16 @@ class ChoiceTask(Task[ChoiceExample]):
 
     def score(self, examples: Sequence[ChoiceExample], predictions: Sequence[Json]) -> dict[str, float]:
         """Return the accuracy; for RACE also that of each level."""
-        labelled = [pair for pair in zip(examples, predictions, strict=True) if pair[0].answer is not None]
-        scores = {"accuracy": _accuracy(labelled)}
+        labeled = [pair for pair in zip(examples, predictions, strict=True) if pair[0].answer is not None]
+        scores = {"accuracy": _accuracy(labeled)}
         for level in LEVELS:
-            if of_level := [pair for pair in labelled if pair[0].level == level]:
+            if of_level := [pair for pair in labeled if pair[0].level == level]:
                 scores[f"accuracy-{level}"] = _accuracy(of_level)
         return scores
 
 
-def _accuracy(labelled: Sequence[tuple[ChoiceExample, Json]]) -> float:
-    return accuracy([example.answer for example, _ in labelled], [line["predicted"] for _, line in labelled])
+def _accuracy(labeled: Sequence[tuple[ChoiceExample, Json]]) -> float:
+    return accuracy([example.answer for example, _ in labeled], [line["predicted"] for _, line in labeled])
 
 
 def _collapse_spaces(texts: Sequence[str]) -> dict[str, str]:

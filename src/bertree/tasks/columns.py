@@ -73,7 +73,7 @@ class Columns:
     quoting: Quoting = "none"
     skip: bool = False  # the released file has broken rows: skip and count them
     optional: tuple[str, ...] = ()  # last columns that may be missing in a row
-    labelled: bool = False  # the user named the label column, so it must exist
+    labeled: bool = False  # the user named the label column, so it must exist
     roles: bool = True  # a table may also name its columns text, pair and label
 
     def read(self, path: Path) -> tuple[list[RawRow], int]:
@@ -102,7 +102,7 @@ class Columns:
 
     def _column_numbers(self, table: Table) -> "_ColumnNumbers":
         text = self._column(table, self.text, "text")
-        label = self._column(table, self.label, "label") if self.labelled else None
+        label = self._column(table, self.label, "label") if self.labeled else None
         label = table.find((*self.label, *self._role("label"))) if label is None else label
         return _ColumnNumbers(
             text=text,
@@ -164,10 +164,10 @@ def _rows(table: Table, numbers: _ColumnNumbers, skip: bool) -> tuple[list[RawRo
     rows: list[RawRow] = []
     skipped = table.skipped
     # A test file may have no label in any row; if other rows have one, a row without is broken.
-    labelled = numbers.label is not None and any(label not in (None, "") for label in columns[2])
+    labeled = numbers.label is not None and any(label not in (None, "") for label in columns[2])
     for number, (line, cells) in enumerate(zip(table.lines, zip(*columns, strict=True), strict=True)):
         text, pair, label, index, lead = cells
-        if skip and (None in (text, "" if numbers.pair is None else pair) or (labelled and label in (None, ""))):
+        if skip and (None in (text, "" if numbers.pair is None else pair) or (labeled and label in (None, ""))):
             skipped += 1
             continue
         for name, cell in (("text", text), ("pair", pair)):

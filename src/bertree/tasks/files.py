@@ -65,7 +65,7 @@ def read_inputs(
     task: Task[Example], path: Path, question: str | None = None, keep_blank: bool = False
 ) -> Iterator[Example]:
     """Yield the examples of a file to predict: whatever `task.read` reads, or a table, JSON lines, or plain lines."""
-    examples = task.read_unlabelled(path) if question is None else None
+    examples = task.read_unlabeled(path) if question is None else None
     if examples is None:
         examples = parse_inputs(task, read_records(path), str(path), question, keep_blank)
     yield from examples

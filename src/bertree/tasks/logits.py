@@ -94,11 +94,11 @@ def _run_batches(
     try:
         with torch.no_grad():
             for rows in batches_by_length(units, TOKENS["cuda" if device.type == "cuda" else "cpu"]):
-                unlabelled = [units[row]._replace(answer=None, teacher_logits=None) for row in rows]
-                batch = collate(unlabelled, head).to(device)
+                unlabeled = [units[row]._replace(answer=None, teacher_logits=None) for row in rows]
+                batch = collate(unlabeled, head).to(device)
                 with autocast():
                     outputs = head_outputs((encode or network)(batch), batch)
-                sizes = [logit_rows(unit, head) for unit in unlabelled]
+                sizes = [logit_rows(unit, head) for unit in unlabeled]
                 pieces = np.split(outputs.float().cpu().numpy(), np.cumsum(sizes)[:-1])
                 by_row.update(zip(rows, pieces, strict=True))
                 advance(len(rows))

@@ -4,7 +4,7 @@ The training loss (`loss`) and the figures of the dev split (`dev_kind`) are ind
 a model can be scored by the correlation of its cosines with STS. Only classes are scored with a head, the classifier
 used in training.
 
-Rows of files become examples of a loss: triplets from labelled pairs, labelled pairs from triplets. NLI as triplets: a
+Rows of files become examples of a loss: triplets from labeled pairs, labeled pairs from triplets. NLI as triplets: a
 premise, a sentence that follows from it, and one that contradicts it, as in SimCSE and in AllNLI of
 sentence-transformers. Every entailed sentence gives one triplet, with the contradictions of its premise in turn.
 """
@@ -244,7 +244,7 @@ def _ranked(examples: Sequence[SentenceExample], vectors: Sequence[NDArray[np.fl
 
 
 def examples_for_loss(examples: Sequence[SentenceExample], loss: type[EmbeddingLoss]) -> list[SentenceExample]:
-    """Return the examples as the loss reads them; for losses on triplets or pairs, labelled pairs are converted."""
+    """Return the examples as the loss reads them; for losses on triplets or pairs, labeled pairs are converted."""
     kind, file = examples[0].kind, examples[0].file
     if kind == "text" and kind in loss.reads:  # each text with itself; one that occurs twice would be no wrong answer
         return [example._replace(texts=example.texts * 2) for example in {e.texts: e for e in examples}.values()]
@@ -259,7 +259,7 @@ def examples_for_loss(examples: Sequence[SentenceExample], loss: type[EmbeddingL
 
 
 def make_triplets(examples: Sequence[SentenceExample], bare: bool) -> list[SentenceExample]:
-    """Convert labelled pairs to triplets; `bare`: also to pairs, where a premise has no contradiction."""
+    """Convert labeled pairs to triplets; `bare`: also to pairs, where a premise has no contradiction."""
     same: dict[str, list[SentenceExample]] = {}
     different: dict[str, list[str]] = {}
     numbers = {label for example in examples if (label := str(example.gold)).isdecimal()}
@@ -303,7 +303,7 @@ def score_range(examples: Sequence[SentenceExample]) -> tuple[float, float]:
 def cross_encoder_examples(
     examples: Sequence[SentenceExample], task: TextTask | None = None
 ) -> tuple[TextTask, list[TextExample]]:
-    """Return a task that reads both texts at once, and its examples. Triplets and pairs become pairs labelled 1 or 0;
+    """Return a task that reads both texts at once, and its examples. Triplets and pairs become pairs labeled 1 or 0;
     a row without negatives gets another row's second text as negative."""
     kind = examples[0].kind
     if task is None:

@@ -113,7 +113,7 @@ class Task(ABC, Generic[Example]):
         """As `parse`, for a record that may hold several examples: a passage with its questions."""
         return [self.parse(record, where)]
 
-    def read_unlabelled(self, path: Path) -> Iterable[Example] | None:
+    def read_unlabeled(self, path: Path) -> Iterable[Example] | None:
         """Return the examples of a file in the task's own layout, without gold answers, to predict them.
 
         None if it is in no such layout: then each of its records or lines is parsed."""

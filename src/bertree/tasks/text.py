@@ -78,9 +78,9 @@ class TextTask(Task[TextExample]):
             if self._holds_classes(data):
                 return {splits.split_of_folder(data): (data,)}
             folders = splits.split_folders(data, names)
-            labelled: Splits = {split: (folder,) for split, folder in folders.items() if self._holds_classes(folder)}
-            if labelled:
-                return labelled
+            labeled: Splits = {split: (folder,) for split, folder in folders.items() if self._holds_classes(folder)}
+            if labeled:
+                return labeled
         return splits.find_splits(data, names, self.prefixes, self.words, (*FORMATS, ".json"))
 
     def _holds_classes(self, folder: Path) -> bool:
@@ -149,7 +149,7 @@ class TextTask(Task[TextExample]):
         labels = ", ".join(self.labels[:20])
         return UserError(f"{example.where}: label '{label:.40}' is not among those of the training set ({labels})")
 
-    def read_unlabelled(self, path: Path) -> Iterable[TextExample] | None:
+    def read_unlabeled(self, path: Path) -> Iterable[TextExample] | None:
         """Return the rows of a released file; tables with plain column names are parsed row by row instead."""
         plain = self.columns.quoting == "auto" and not self.columns.headless and not self.columns.lead
         if plain or not self.columns.fits(path):
@@ -291,10 +291,8 @@ def text_task(
 
     A file without the default label column, `label`, has no gold answers. A column that was named must exist, since a
     misspelt name would look the same."""
-    labelled = label not in (None, LABEL)
-    columns = Columns(
-        (text,), (pair,) if pair else (), (label or LABEL,), quoting="auto", labelled=labelled, roles=False
-    )
+    labeled = label not in (None, LABEL)
+    columns = Columns((text,), (pair,) if pair else (), (label or LABEL,), quoting="auto", labeled=labeled, roles=False)
     if kind == "regression":
         figures = ("pearson", "spearman")
         return TextTask(

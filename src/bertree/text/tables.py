@@ -1,6 +1,6 @@
 """Columns of .tsv, .csv, .txt (tabs), .jsonl, .json and .parquet files, plain or compressed, checked line by line.
 
-A file of labelled examples is small compared with a corpus, so it is read whole. In return every error names its line,
+A file of labeled examples is small compared with a corpus, so it is read whole. In return every error names its line,
 and quoting can be decided from the whole file. Nothing is repaired silently: a line that does not fit is refused, or,
 for released files that are known to contain broken lines, left out and counted.
 """

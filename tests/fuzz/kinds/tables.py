@@ -187,5 +187,5 @@ def _training(random: Random) -> Case:
 
 KINDS = (
     Kind("table", "tables and texts that are read to embed, predict, evaluate, index, prepare", _reading),
-    Kind("training-table", "labelled files that models are fine-tuned on", _training),
+    Kind("training-table", "labeled files that models are fine-tuned on", _training),
 )

@@ -129,10 +129,10 @@ class ShuffleGroup:
         if self.labels is None or self.seconds is None:
             return edges - low, None
         # A split pair keeps its label if its head still contains some of B, as after BERT's truncation.
-        labelled = (edges[:-1] == self.bounds[owners]) & (edges[1:] > self.seconds[owners])
+        labeled = (edges[:-1] == self.bounds[owners]) & (edges[1:] > self.seconds[owners])
         if self.cls_last:  # the label is predicted at [CLS], which sees A and B only in the complete pair
-            labelled &= edges[1:] == self.bounds[owners + 1]
-        return edges - low, np.where(labelled, self.labels[owners], NO_LABEL)
+            labeled &= edges[1:] == self.bounds[owners + 1]
+        return edges - low, np.where(labeled, self.labels[owners], NO_LABEL)
 
 
 def build_group(

@@ -60,7 +60,7 @@ class _Reader:
             raise self.error(where, f"'{name}' must be {_KINDS[kind]}")
         return record[name]
 
-    def examples(self, data: Json, labelled: bool = True) -> Iterator[SquadExample]:
+    def examples(self, data: Json, labeled: bool = True) -> Iterator[SquadExample]:
         for number, article in enumerate(self.value(data, "data", list, "the file"), start=1):
             where = f"article {number}"
             for position, paragraph in enumerate(self.value(article, "paragraphs", list, where), start=1):
@@ -71,7 +71,7 @@ class _Reader:
                 for index, record in enumerate(self.value(paragraph, "qas", list, location), start=1):
                     identity = self.value(record, "id", str, f"{location}, question {index}")
                     question = replace_surrogates(self.value(record, "question", str, f"question {identity}"))
-                    answers = self.answers(record, context, identity) if labelled else None
+                    answers = self.answers(record, context, identity) if labeled else None
                     yield SquadExample(identity, question, context, answers, str(self.path))
 
     def answers(self, record: Json, context: str, identity: str) -> tuple[GoldAnswer, ...] | None:
@@ -141,7 +141,7 @@ def read_questions(path: Path) -> list[SquadExample] | None:
         data = json_object(read_content(path), str(path))
     except UserError:
         return None  # JSON lines
-    return list(_Reader(path, True).examples(data, labelled=False)) if "data" in data else None
+    return list(_Reader(path, True).examples(data, labeled=False)) if "data" in data else None
 
 
 def _nearest(context: str, text: str, start: int) -> re.Match[str] | None:

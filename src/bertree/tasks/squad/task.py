@@ -105,7 +105,7 @@ class SquadTask(Task[SquadExample]):
         """Read the questions of files in the official layout, plain or compressed."""
         return read(paths, self.impossible)
 
-    def read_unlabelled(self, path: Path) -> Iterable[SquadExample] | None:
+    def read_unlabeled(self, path: Path) -> Iterable[SquadExample] | None:
         """Return the questions of a file in the official layout."""
         return read_questions(path) if suffix_of(path) == ".json" else None
 

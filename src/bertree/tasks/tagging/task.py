@@ -1,6 +1,6 @@
 """A tag for each word: named entities (CoNLL-2003) and the user's own tags, such as parts of speech.
 
-A word is labelled at its first sub-word, as in the BERT paper, or at its last. Entity tags are converted to IOB2 when
+A word is labeled at its first sub-word, as in the BERT paper, or at its last. Entity tags are converted to IOB2 when
 they are read, whatever scheme the file has: it has the fewest labels and always marks the beginning of an entity. A
 sentence that is too long is read in overlapping windows, so every word gets a tag.
 """
@@ -59,9 +59,7 @@ class TaggingTask(Task[Sentence]):
     max_length: int = 256
     crf: bool = setting(False, "a CRF decodes the best sequence of tags instead of the best tag of each word")
     scheme: str = setting("auto", "entities or plain; auto: by the labels")
-    subword: str = setting(
-        "first", "the piece of a word that is labelled; last for models that read from left to right"
-    )
+    subword: str = setting("first", "the piece of a word that is labeled; last for models that read from left to right")
     text: str | None = None  # the words: name of a field (words) or number of a column (0)
     label: str | None = None  # the tags: name of a field (tags) or number of a column (-1)
 
@@ -152,7 +150,7 @@ class TaggingTask(Task[Sentence]):
             return
         note(line)
 
-    def read_unlabelled(self, path: Path) -> Iterable[Sentence] | None:
+    def read_unlabeled(self, path: Path) -> Iterable[Sentence] | None:
         """Return the words of a file in columns, whether it has tags or not."""
         text, label = (name if name and conll.NUMBER.fullmatch(name) else None for name in (self.text, self.label))
         numbers = int(text or 0), int(label or -1)
@@ -207,8 +205,8 @@ class TaggingTask(Task[Sentence]):
         return labels
 
     def with_labels(self, labels: Sequence[str]) -> Self:
-        labelled = replace(self, labels=tuple(labels))
-        return replace(labelled, scheme=ENTITIES if labelled.has_entity_tags else PLAIN)
+        labeled = replace(self, labels=tuple(labels))
+        return replace(labeled, scheme=ENTITIES if labeled.has_entity_tags else PLAIN)
 
     def units(
         self, examples: Sequence[Sentence], tokenizer: Tokenizer, max_length: int
