@@ -8,7 +8,7 @@ import pytest
 
 import bertree
 from bertree.errors import UserError
-from bertree.search.evaluation.evaluate import _figures, read_questions
+from bertree.search.evaluation.evaluate import _choose_weight, _figures, read_questions
 from bertree.search.evaluation.figures import SearchQuestion, difference
 from bertree.search.index import Index
 from tests.support.search_samples import SHIPS
@@ -60,6 +60,13 @@ def test_the_weight_is_tuned_on_half_and_kept_in_the_index(index: Index) -> None
     assert index.state.word_weight == tuned.weight
 
 
+def test_of_weights_that_are_as_good_the_nearest_to_the_old_one_is_kept() -> None:
+    assert _choose_weight(np.ones(21), 0.67) == 0.65
+    scores = np.zeros(21)
+    scores[4:8] = 1  # 0.2 to 0.35
+    assert [_choose_weight(scores, before) for before in (0.0, 0.3, 0.67)] == [0.25, 0.3, 0.3]
+
+
 class Shortest:
     def predict(self, inputs: list[tuple[str, str]]) -> list[dict[str, float]]:
         return [{"predicted": -float(len(text))} for _, text in inputs]
@@ -93,7 +100,7 @@ def test_bad_questions_are_refused_in_one_line(lines: list[dict], message: str, 
 def test_documents_of_another_index_are_refused(index: Index) -> None:
     with pytest.raises(UserError, match="has none of these documents, such as 'x'"):
         bertree.evaluate_search(index, [SearchQuestion("x", frozenset({"x"}))])
-    with pytest.raises(UserError, match="2 questions are too few"):
+    with pytest.raises(UserError, match="2 questions cannot be divided"):
         bertree.evaluate_search(index, ASKED[:2], tune=True)
     result = bertree.evaluate_search(index, [*ASKED, {"question": "x", "document": "gone"}])
     assert result.missing == ["gone"]

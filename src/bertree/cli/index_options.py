@@ -51,6 +51,7 @@ IdOption = Annotated[
 BlocksOption = Annotated[
     bool, typer.Option("--blocks", help="An empty line ends a document of a text file (else a file is one).")
 ]
+CandidatesOption = Annotated[int | None, typer.Option(min=1, help="Passages it scores.", show_default="50")]
 LabelOption = Annotated[
     str | None, typer.Option("--label", help="Its class that means a match, where the name does not say it.")
 ]

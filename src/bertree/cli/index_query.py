@@ -7,6 +7,7 @@ import typer
 
 from bertree.cli.command import print_json
 from bertree.cli.index_options import (
+    CandidatesOption,
     FolderOrAddressArgument,
     IndexArgument,
     LabelOption,
@@ -40,7 +41,7 @@ def query(
         str | None,
         typer.Option("--rerank", help="Scores the best passages again: a model of pairs, or of vectors (by tokens)."),
     ] = None,
-    candidates: Annotated[int | None, typer.Option(min=1, help="Passages it scores. [default: 50]")] = None,
+    candidates: CandidatesOption = None,
     label: LabelOption = None,
     schema: SchemaOption = "public",
     table: TableOption = "bertree",
@@ -50,12 +51,12 @@ def query(
 ) -> None:
     """Query an index: the best passages for a question, by words and by meaning.
 
-    A hit shows its rank by each, and the words that it shares with the question.
+    A hit shows its score, its rank by each, and, between stars, the words that it shares with the question.
 
     [dim]bertree index query my-index "Who hunts the white whale?" -k 3
     bertree index query my-index "error E1427" --mode words
     bertree index query my-index "a proposal of marriage" --where book=Emma --json
-    bertree index query my-index "Is it raining?" --rerank my-cross-encoder/model
+    bertree index query my-index "Is it raining?" --rerank default
     bertree index query postgresql://user@host/database "Is it raining?"[/dim]
     """
     from bertree.cli.render.index import print_hits
@@ -64,9 +65,7 @@ def query(
     from bertree.search.ranking import choose_mode
     from bertree.search.rerank import CANDIDATES
 
-    for option, value in (("--label", label), ("--candidates", candidates)):
-        if value is not None and rerank is None:
-            raise UserError(f"{option}: is for a second model, which --rerank names")
+    _check_reranking(rerank, candidates, label)
     with open_index(index, None, schema, table) as unloaded:
         name, passages, state = unloaded.name, len(unloaded), unloaded.state
         chosen_mode = choose_mode(mode, unloaded.has_words, name)
@@ -88,7 +87,8 @@ def query(
             label=label,
         )
     if rerank and hits:
-        note(f"the scores are those of {rerank}")
+        rest = f"; after the first {candidates}, those of the search" if len(hits) > (candidates or CANDIDATES) else ""
+        note(f"the scores are those of {rerank}{rest}")
     if as_json:
         print_json([hit.json() for hit in hits])
         return
@@ -106,7 +106,7 @@ def evaluate(
     rerank: Annotated[
         str | None, typer.Option("--rerank", help="A model that scores again, as a further mode.")
     ] = None,
-    candidates: Annotated[int, typer.Option(min=1, help="Passages it scores.")] = 50,
+    candidates: CandidatesOption = None,
     label: LabelOption = None,
     tune: Annotated[
         bool, typer.Option("--tune", help="Choose the weight of words on every second question, and keep it.")
@@ -118,7 +118,7 @@ def evaluate(
     device: DeviceOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """Evaluate an index on questions: recall, MRR and nDCG of words, vectors and both, with intervals.
+    """Evaluate an index on questions: recall, MRR and nDCG of words, vectors and both, with 95 % intervals.
 
     Ranks count documents: a document has the rank of its best passage.
 
@@ -129,16 +129,26 @@ def evaluate(
     from bertree.inference.load import choose_device, load
     from bertree.search.evaluation.evaluate import evaluate_search, read_questions
     from bertree.search.index import open_index
+    from bertree.search.rerank import CANDIDATES
 
+    _check_reranking(rerank, candidates, label)
     asked = read_questions(questions, question, document)  # raises for a wrong file before a model is loaded
     with open_index(index, None, schema, table) as unloaded:
         chosen = model or unloaded.model_path
     reranker = load(rerank, device=choose_device(device)) if rerank else None
     with open_index(index, load_encoder(chosen, device, precision), schema, table) as opened:
-        result = evaluate_search(opened, asked, rerank=reranker, candidates=candidates, label=label, tune=tune, out=out)
+        most = candidates or CANDIDATES
+        result = evaluate_search(opened, asked, rerank=reranker, candidates=most, label=label, tune=tune, out=out)
     print_json(result.json()) if as_json else print_evaluation(result)
     if out is not None and not as_json:
         print(out / "report.html")
+
+
+def _check_reranking(rerank: str | None, candidates: int | None, label: str | None) -> None:
+    """Refuse options of a second model where there is none."""
+    for option, value in (("--label", label), ("--candidates", candidates)):
+        if value is not None and rerank is None:
+            raise UserError(f"{option}: is for a second model, which --rerank names")
 
 
 def mine(

@@ -161,7 +161,7 @@ class Searcher(ABC):
         mode = choose_mode(mode, self.has_words, self.name)
         for number, text in enumerate(questions, 1):
             if not isinstance(text, str) or not text.strip():
-                raise UserError(f"question {number}: is empty")
+                raise UserError(f"question{'' if isinstance(question, str) else f' {number}'}: is empty")
         for name, number in (("k", k), ("candidates", candidates)):
             if not isinstance(number, int) or number < 1:
                 raise UserError(f"{name}: must be a whole number of at least 1, not {number!r}")

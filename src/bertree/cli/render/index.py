@@ -42,7 +42,9 @@ def print_index_info(info: Json, checked: bool) -> None:
         ("weights", info["model"]["digest"]),
         (
             "words",
-            f"{info['bytes']['words'] / 1e6:,.1f} MB, language {chunking['language']}" if info["words"] else NONE,
+            f"{info['bytes']['words'] / 1e6:,.1f} MB, language {chunking['language']}, weight {info['word_weight']:g}"
+            if info["words"]
+            else NONE,
         ),
         ("passages", f"up to {chunking['tokens']} tokens, {chunking['overlap']} of them repeated"),
         ("removed", f"{info['removed']:,} vectors, left out at the next compaction" if info["removed"] else ""),
@@ -93,7 +95,8 @@ def print_hits(hits: list[Hit]) -> None:
         about = ", ".join(f"{key}={value}" for key, value in hit.metadata.items())
         print(f"{number}  {hit.score:.3f}  {hit.document}  {hit.start}-{hit.end}{f'  {about}' if about else ''}")
         if hit.cosine is not None and hit.word_score is not None:
-            print(f"   {_rank('words', hit.word_rank)}, {_rank('vectors', hit.vector_rank)}")
+            words = _rank("words", hit.word_rank) if hit.word_score else "words: none shared"
+            print(f"   {words}, {_rank('vectors', hit.vector_rank)}")
         text = " ".join(_mark_words(hit).split())
         print(textwrap.fill(text, 110, initial_indent="   ", subsequent_indent="   ", max_lines=6, placeholder=" …"))
 
@@ -115,7 +118,7 @@ def print_evaluation(result: "SearchEvaluation") -> None:
     from bertree.search.evaluation.page import tuned_line
 
     figures = result.json()["modes"]
-    rows = [["", *next(iter(figures.values()))]]
+    rows = [["percent", *next(iter(figures.values()))]]
     for mode, values in figures.items():
         intervals = (tuple(100 * side for side in value["interval"]) for value in values.values())
         scores = (100 * value["score"] for value in values.values())

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bertree.errors import UserError, suggest
+from bertree.errors import UserError, counted, suggest
 from bertree.files.atomic import make_folders, refuse_other, write_atomically
 from bertree.report.html import write_report
 from bertree.run_folder import SCORES
@@ -159,7 +159,7 @@ class _Searches:
         if not _possible("hybrid", index):
             raise UserError(f"{index.name}: tuning needs the model and a word index; `bertree index upgrade` makes one")
         if len(self.questions) < 4:
-            raise UserError(f"tune: {len(self.questions)} questions are too few; give at least 4")
+            raise UserError(f"tune: {counted(len(self.questions), 'question')} cannot be divided; give at least 4")
         part, held_out = (list(range(first, len(self.questions), 2)) for first in (0, 1))
 
         def mrr(weight: float, rows: Sequence[int]) -> float:
@@ -167,9 +167,15 @@ class _Searches:
 
         before = index.state.word_weight
         scores = np.array([mrr(weight, part) for weight in WEIGHTS])
-        smooth = np.convolve(np.pad(scores, 1, mode="edge"), np.ones(3) / 3, "valid")  # a weight in a flat region
-        self.weight = weight = WEIGHTS[int(smooth.argmax())]
+        self.weight = weight = _choose_weight(scores, before)
         return Tuned(weight, before, len(part), len(held_out), mrr(weight, held_out), mrr(before, held_out))
+
+
+def _choose_weight(scores: NDArray[np.float64], before: float) -> float:
+    """Return the weight with the best score; of equals, the one nearest to that before."""
+    smooth = np.convolve(np.pad(scores, 1, mode="edge"), np.ones(3) / 3, "valid")  # a weight in a flat region
+    best = np.flatnonzero(smooth >= smooth.max() - 1e-9).tolist()
+    return min((WEIGHTS[number] for number in best), key=lambda weight: abs(weight - before))
 
 
 def _figures(ranked: Sequence[str], right: frozenset[str]) -> dict[str, float]:
