@@ -177,9 +177,12 @@ class Resources(HTMLParser):
 def outside_resources(site: Path) -> list[str]:
     """One line for each address outside that a page or a style sheet of the site loads."""
     problems = []
+    tags = re.compile(rf"""<(?:{"|".join(LOADED)})\b(?:[^>"']|"[^"]*"|'[^']*')*>""", re.IGNORECASE)
     for page in sorted(site.rglob("*.html")):
         parser = Resources()
-        parser.feed(page.read_text(encoding="utf-8"))
+        for tag in tags.findall(page.read_text(encoding="utf-8")):
+            parser.reset()  # what follows a script is not inside it
+            parser.feed(tag)
         problems += [f"{page.relative_to(site)} loads {address}" for address in parser.outside]
     for sheet in sorted(site.rglob("*.css")):
         loads = re.findall(r"url\([\"']?((?:https?:)?//[^)\"']+)|@import", sheet.read_text(encoding="utf-8"))
