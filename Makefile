@@ -27,7 +27,7 @@ test: $(VENV)/.installed-dev ## run the test suite
 quick: $(VENV)/.installed-test ## run the fast tests: no processes, training, compiling, real weights or other libraries
 	$(PYTEST) -n auto --maxprocesses 2 --quick $(ARGS)
 
-proofs: $(VENV)/.installed-dev ## run the tests of more families, meshes and moments, of which `make test` has a few
+proofs: $(VENV)/.installed-dev ## run the tests of more families, meshes, moments and examples, of which `make test` has a few
 	$(PYTEST) -n auto --maxprocesses 4 --proofs -m "proof or hypothesis" $(ARGS)
 
 SECONDS ?= 60

@@ -31,6 +31,7 @@ TOKENIZERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*memory of zeros")
 @pytest.mark.parametrize("preset", TOKENIZERS)
 def test_verbs_work_on_a_folder_of_hugging_face(preset: str, command: Command, tmp_path: Path) -> None:

@@ -275,6 +275,7 @@ def test_what_is_measured_stays_as_it_is(words: Tokenizer, monkeypatch: pytest.M
     assert comparison.measured_on == "4 texts"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["classification", "ner", "crf", "squad", "choice"])
 def test_every_head_is_timed_in_half_precision_too(
     kind: str, words: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

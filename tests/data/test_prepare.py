@@ -151,6 +151,7 @@ class Stop(Exception):
     """Stands for whatever ends a run in the middle."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [1, 4, 9, 14, 20])
 def test_going_on_changes_no_byte(
     corpus: Path, tokenizers: dict[str, Path], whole: dict[str, bytes], tmp_path: Path, after: int

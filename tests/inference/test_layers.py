@@ -35,6 +35,7 @@ def plain_states(model: bertree.Model, texts: list[str] = TEXTS) -> list[np.ndar
     return list(torch.cat(model.hidden(texts, "all"), 1).double().numpy())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "axes"),
     [

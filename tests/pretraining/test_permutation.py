@@ -25,6 +25,7 @@ from tests.support.batches import axes_of
 from tests.support.corpora import FIRST, SPECIAL
 from tests.support.learnable import one_thread
 from tests.support.memory_store import memory_store
+from tests.support.shared import suite_has
 
 pytestmark = pytest.mark.train
 
@@ -136,7 +137,7 @@ FORMATS = {
 }
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", suite_has(list(FORMATS)[::3], FORMATS))
 def test_runs(token_store: Path, tmp_path: Path, name: str) -> None:
     out = tmp_path / "out"
     changes = small(*FORMATS[name], "run.micro_tokens=32")

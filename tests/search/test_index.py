@@ -190,6 +190,7 @@ def test_passages_come_in_the_order_they_were_added(
     assert list(Index.build(Words(), [], tmp_path / "empty")) == []
 
 
+@pytest.mark.slow
 def test_an_index_records_the_name_of_its_model(small_folder: Path, tmp_path: Path) -> None:
     for number, (name, recorded) in enumerate(
         {"default": "default", small_folder: str(small_folder.resolve())}.items()

@@ -92,6 +92,7 @@ def test_no_verb_writes_over_what_is_not_its_own(
     assert contents(out) == before
 
 
+@pytest.mark.slow
 def test_a_model_is_saved_over_another_only_if_told_to(inputs: dict[str, Path], tmp_path: Path) -> None:
     own = shutil.copytree(inputs["model"], tmp_path / "own")
     for name in ("rows.jsonl", "rows.npy", "report.html", "metrics.json"):

@@ -31,6 +31,7 @@ def test_the_bundled_model_is_undamaged(command: Command) -> None:
     assert report["checked"][0] == f"{count} files by checksum"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [WEIGHTS, "config.json", "tokenizer.json", "tokenizer_config.json"])
 def test_any_damaged_file_of_a_model_is_named(name: str, small_folder: Path, command: Command) -> None:
     assert "undamaged" in command.well("verify", small_folder).out
