@@ -111,6 +111,13 @@ async def test_kinds_never_share_a_batch(clock: Clock) -> None:
     assert [await task for task in tasks] == [[0], [2], [4], [6]]
 
 
+def test_batches_are_larger_while_many_jobs_wait(engine: Engine) -> None:
+    queue, kind = TokenQueue(), JobKind("a", engine, 50, most=75)
+    queue.add(QueuedRequest(kind, jobs(*range(21)), 99, 0, lambda: None))
+    batches = [queue.take(0) for _ in range(4)]
+    assert [batch and len(batch.jobs) for batch in batches] == [7, 5, 5, 4]
+
+
 def test_a_kind_computes_no_more_batches_at_once_than_it_may(engine: Engine, clock: Clock) -> None:
     queue, kind = TokenQueue(), JobKind("a", engine, 1, at_once=1)
     for payload in (1, 2):

@@ -35,8 +35,8 @@ ABILITIES = {
     "generate": "continue texts",
     "layers": "show attention",
 }
-# Tokens of a batch. On a CPU, larger batches are no faster and let others wait longer (docs/serving.md).
-BUDGETS = {"cpu": 512, "cuda": 65536}
+# Tokens of a batch, and of one of vectors while many texts wait: larger batches let others wait longer.
+BUDGETS = {"cpu": (512, 768), "cuda": (65536, 65536)}
 SLOW = 10  # what a token costs when every layer is shown, beside one that is embedded
 Waiting = tuple[Sequence[str], "asyncio.Future[list[Encoded]]"]  # the texts of a request
 Tokenize = Callable[[Sequence[str], str | None, str], list[Encoded]]
@@ -134,10 +134,10 @@ class ServedModel:
         self._default_prompt = model.vector.prompt_text(None, name)
         self.gatherer = TextGatherer(self.tokenize)
         self.abilities = find_abilities(model, self.task)
-        budget = BUDGETS["cuda" if model.device.type == "cuda" else "cpu"]
+        budget, most = BUDGETS["cuda" if model.device.type == "cuda" else "cpu"]
         self._job_kinds = {
-            "embed": JobKind(f"{name}: embed", partial(self._embed, normalize=self.vector.normalize), budget),
-            "unscaled": JobKind(f"{name}: unscaled", partial(self._embed, normalize=False), budget),
+            "embed": JobKind(f"{name}: embed", partial(self._embed, normalize=self.vector.normalize), budget, most),
+            "unscaled": JobKind(f"{name}: unscaled", partial(self._embed, normalize=False), budget, most),
             "task": JobKind(f"{name}: task", self._task_logits, budget),
             "fill": JobKind(f"{name}: fill", model.fill_prepared, budget),
             "hidden": JobKind(f"{name}: hidden", self._hidden, budget),

@@ -16,6 +16,7 @@ MOST_DROPPED = 64  # dropped requests that may stay in the heap of a kind
 FIRST_COST = 1 / 5000  # seconds of a token, until batches are measured
 SLOWER, FASTER = 0.5, 2.0  # seconds of computing after which a higher, a lower cost is believed (to 63 %)
 URGENT = 2  # batches of a long request that short ones may have to wait for
+LONG = 3  # batches of a kind that wait, from which on they may be larger
 SHARE = 4  # long requests together receive at least a quarter of the work while short ones keep coming
 
 
@@ -30,11 +31,13 @@ class JobKind:
     """One kind of work of one model. A batch has jobs of one kind."""
 
     def __init__(
-        self, name: str, compute: Callable[[Sequence[Any]], Sequence[Any]], budget: int, at_once: int = 0
+        self, name: str, compute: Callable[[Sequence[Any]], Sequence[Any]], budget: int, most: int = 0, at_once: int = 0
     ) -> None:
         """`compute`: payloads -> as many results. `budget`: tokens of a batch; a longer job is a batch of its own.
-        `at_once`: batches computed at the same time; 0: one for each thread."""
+        `most`: tokens of a batch while many wait; 0: as `budget`. `at_once`: batches computed at the same time; 0: one
+        for each thread."""
         self.name, self.compute, self.budget, self.at_once = name, compute, budget, at_once
+        self.most = most or budget
         self.running = 0  # batches being computed; the scheduler counts them
         self.urgent = URGENT * budget if budget > 1 else math.inf  # tokens of a request that others may wait for
         self.cost = self.least_cost = FIRST_COST  # seconds of a token in one thread: now, and at best
@@ -242,7 +245,8 @@ class TokenQueue:
         _, kind = min(first, key=lambda pair: pair[0])
         jobs: list[tuple[QueuedRequest, int]] = []
         tokens, waiting = 0, self._kinds[kind]
-        budget = min(kind.budget, -(-self.tokens // threads))
+        most = kind.most if waiting.tokens >= LONG * kind.budget else kind.budget
+        budget = min(most, -(-self.tokens // threads))
         while self._first(kind, now):
             _, number, request = waiting.heap[0]
             if jobs and tokens + request.next_tokens > budget:

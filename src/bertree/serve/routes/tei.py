@@ -275,7 +275,7 @@ async def info(context: Context) -> Any:
         # TEI counts inputs, this server counts tokens: this many inputs of full length are accepted at once.
         "max_concurrent_requests": scheduler.room(served.job_kind("embed"), served.model.max_length),
         "max_input_length": served.task_max_length if "predict" in served.abilities else served.model.max_length,
-        "max_batch_tokens": served.job_kind("embed").budget,
+        "max_batch_tokens": served.job_kind("embed").most,
         "max_client_batch_size": limits.texts,
         "auto_truncate": True,
         "tokenization_workers": 2,
