@@ -263,6 +263,7 @@ def test_without_a_teacher_it_is_pretraining(teacher: Path) -> None:
     assert torch.equal(ours, pretraining_objective(mlm=2.0)(student, batch).losses["mlm"].sum)
 
 
+@pytest.mark.proof  # tests/pretraining/test_kill.py kills the same job, test_task_resume.py one with a teacher
 def test_killed_and_resumed(teacher: Path, stories: Path, tmp_path: Path) -> None:
     arguments = ("distill", str(teacher), "--student", "distilbert-tiny", "--store", str(stories), "--seconds", "0")
     quick = (

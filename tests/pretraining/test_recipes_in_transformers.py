@@ -56,6 +56,7 @@ def documented() -> dict[str, tuple[bool, str]]:
 
 RECIPES = documented()
 FIRST = {outcome: name for name, outcome in reversed(RECIPES.items()) if not name.endswith("large")}.values()
+SUITE = list(FIRST)[::2]  # every other kind of outcome; the others are proofs
 
 
 def overrides(name: str) -> list[str]:
@@ -78,7 +79,7 @@ def overrides(name: str) -> list[str]:
 
 
 # A large member differs from its base in size, which is set here, and in settings that no model has.
-@pytest.mark.parametrize("name", suite_has(FIRST, (name for name in RECIPES if not name.endswith("large"))))
+@pytest.mark.parametrize("name", suite_has(SUITE, (name for name in RECIPES if not name.endswith("large"))))
 def test_transformers_opens_what_a_recipe_trains(name: str, stores: dict[str, Path], tmp_path: Path) -> None:
     store, out = stores["bpe" if name.startswith("roberta") else "wordpiece"], tmp_path / "run"
     small = overrides(name)

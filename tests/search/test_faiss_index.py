@@ -12,6 +12,7 @@ from bertree.search import faiss_index, open_files, writer
 from bertree.search.documents import Document
 from bertree.search.faiss_index import cell_count, choose_kind, code_size
 from bertree.search.index import Index
+from tests.support.shared import suite_has
 
 pytest.importorskip("faiss")
 WIDTH, COUNT = 32, 2600
@@ -57,7 +58,7 @@ def recall(index: Index, model: Given, alive: np.ndarray, where: dict[str, int] 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["flat", "hnsw", "ivfpq"])
+@pytest.mark.parametrize("kind", suite_has(["hnsw", "ivfpq"], ["flat", "hnsw", "ivfpq"]))
 def test_finds_what_comparing_finds(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(open_files, "FEW_NUMBERS", 64 * WIDTH)  # so that filters meet the graph, too
     monkeypatch.setattr(writer, "TAIL", 500 * WIDTH)

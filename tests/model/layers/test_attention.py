@@ -9,7 +9,6 @@ from bertree.model.kernels.table import attend_fused
 from bertree.model.masks import Full
 from bertree.model.network import Network, build
 from bertree.model.presets import preset
-from tests.support.shared import suite_has
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 
@@ -43,7 +42,8 @@ def test_zero_length_sequences_and_empty_batches_pass() -> None:
 COMPILED = [("albert-base-e128-attention", "full", 2), ("bert-tiny", "causal", 1)]
 
 
-@pytest.mark.parametrize(("name", "attention", "layers"), suite_has(COMPILED[:1], COMPILED))
+@pytest.mark.proof  # tests/train/test_feed.py compiles a step, test_compiled_parts.py layers
+@pytest.mark.parametrize(("name", "attention", "layers"), COMPILED)
 def test_compiles_without_graph_breaks_or_recompilation_storms(name: str, attention: str, layers: int) -> None:
     torch._dynamo.reset()
     torch.manual_seed(0)
