@@ -94,6 +94,7 @@ OTHER_DEFAULTS = {
     "generate": {"prompts"},  # or a file
     "attribute": {"texts", "prior"},
     "index query": {"candidates"},  # None: not given, so that it is refused without --rerank
+    "index evaluate": {"candidates"},
 }
 COMMAND_LINE_ONLY = {
     "predict",  # Model.predict; the verb reads files and standard input

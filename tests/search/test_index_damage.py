@@ -308,8 +308,10 @@ def test_vectors_that_are_not_finite_or_of_another_width_are_refused(folder: Pat
 def test_empty_questions_are_refused(good: Path) -> None:
     index = Index.open(good, Words())
     for question in ("", "  \n"):
-        with pytest.raises(UserError, match=r"question \d: is empty"):
+        with pytest.raises(UserError, match=r"^question: is empty"):
             index.search(question)
+    with pytest.raises(UserError, match=r"^question \d: is empty"):
+        index.search(["x", ""])
     with pytest.raises(UserError, match="k: "):
         index.search("x", k=0)
     assert index.search([]) == []
