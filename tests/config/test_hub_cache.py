@@ -26,6 +26,7 @@ def cached(cache: Path, source: Path, name: str, commit: str = HASH) -> Path:
     return place
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variable", ["HF_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"])
 def test_models_of_the_hub_are_found_in_the_local_cache(
     small_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str

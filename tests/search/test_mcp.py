@@ -64,6 +64,7 @@ def test_search_returns_the_hits_of_the_index(indexes: Mapping[str, Searcher]) -
     assert [hit["document"] for hit in call(indexes, "search", query="bay", index="other")["hits"]] == ["z"]
 
 
+@pytest.mark.slow
 def test_hits_are_reranked_by_the_tokens_of_the_index_s_model(tmp_path: Path) -> None:
     model = bertree.load("default")
     with Index.build(model, SHIPS, tmp_path / "index") as index:
