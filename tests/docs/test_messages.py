@@ -28,7 +28,7 @@ def test_a_message_is_printed_as_the_page_shows_it(
         asked, *shown = line.strip().splitlines()
         words = shlex.split(asked)
         library.provide([*documentation.files_of_command(words), *words], tmp_path)
-        result = command(*words, *(["device=cpu"] if words[0] == "finetune" else []))
-        assert result.code == (0 if "cut to" in line else 1 if "no seed" in line else 2)
+        result = command(*words, *(["device=cpu"] if words[0] in ("finetune", "adapt") else []))
+        assert result.code == (0 if "cut to" in line else 1 if "learned" in line else 2)
         for expected, printed in zip(shown, result.lines, strict=True):
             assert re.fullmatch(".*".join(map(re.escape, expected.split("..."))), printed)

@@ -40,6 +40,11 @@ def bare(rows: list[dict[str, object]], name: str) -> list[dict[str, object]]:
 FINETUNE: dict[str, tuple[Files, str, str]] = {
     "no text column": (BODY, "--task classification", "there are: body, label; name yours with --text"),
     "column": (CSV, "--task classification --text body", "has no column 'body'; there are: text, label"),
+    "both columns": (
+        CSV,
+        "--task classification --text body --label kind",
+        "has no columns 'body', 'kind'; there are: text, label; name yours with --text, --label",
+    ),
     "pair column": (CSV, "--task classification --pair other", "has no column 'other'; there are: text, label"),
     "label column": (CSV, "--task classification --label kind", "has no column 'kind'; there are: text, label"),
     "unknown label in dev": (

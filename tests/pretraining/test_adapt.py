@@ -100,6 +100,23 @@ def test_the_best_model_is_kept_and_measured(start: Path, texts: Path, tmp_path:
     assert again.metrics["before"]["loss"] == pytest.approx(min(losses), abs=1e-4)
 
 
+def test_texts_in_memory_are_read_as_those_of_a_file(start: Path, texts: Path, tmp_path: Path) -> None:
+    lines = (texts / "a.txt").read_text().splitlines()
+    rows = [{"body": line} for line in lines if line]
+    table = tmp_path / "rows.jsonl"
+    table.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    runs = [
+        bertree.adapt(start, corpus, out=tmp_path / name, text="body", steps=2, **QUICK)
+        for name, corpus in (("file", table), ("rows", rows))
+    ]
+    weights = [(run.folder / "model" / "model.safetensors").read_bytes() for run in runs]
+    assert weights[0] == weights[1]
+    assert not [path for path in runs[1].folder.rglob("*.*") if path.is_file() and b"/bertree-" in path.read_bytes()]
+    bertree.adapt(start, rows, out=tmp_path / "rows", text="body", steps=2, resume=True, **QUICK)
+    with pytest.raises(bertree.UserError, match="corpus: must be a path, or rows in memory"):
+        bertree.adapt(start, 3, out=tmp_path / "none")
+
+
 def test_sizes_follow_text_and_model(start: Path, texts: Path, tmp_path: Path) -> None:
     run = bertree.adapt(start, texts, out=tmp_path / "out", steps=2, device="cpu")
     recipe = bertree.recipe(run.folder / "recipe.toml")

@@ -126,6 +126,11 @@ def test_what_cannot_be_averaged_is_refused_in_one_line(
     result = command("evaluate", loaded, other, "--task", "classification", "--data", tmp_path)
     assert result.code == 2
     assert "average their predictions with --ensemble" in result.err
-    (tmp_path / "rows.csv").touch()
-    result = command("evaluate", loaded, tmp_path / "rows.csv")
-    assert "rows.csv: is a file, not a model; name the file to score with --data" in result.err
+    rows = tmp_path / "rows.csv"
+    rows.write_text("text,label\nthe boat,good\na lamp,bad\n")
+    result = command("evaluate", loaded, rows, rows)
+    assert "rows.csv: is a file, not a model; name one file to score, after the models" in result.err
+    assert (
+        command.well("evaluate", loaded, rows, "--json").json
+        == command.well("evaluate", loaded, "--data", rows, "--json").json
+    )

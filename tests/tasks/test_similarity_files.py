@@ -86,6 +86,11 @@ def test_lists_of_negatives(tmp_path: Path) -> None:
     ("text", "named", "message"),
     [
         ("anchor,negative\na,b\n", ColumnNames(), "x.csv: has no column 'sentence2'"),
+        (
+            "a,b\nc,d\n",
+            ColumnNames("x", label="y"),
+            "has no columns 'x', 'sentence2', 'y'; there are: a, b;",
+        ),
         ("sentence1,sentence2\na,\n", ColumnNames(), "x.csv: line 2: the second text is empty"),
         (
             "title,body\na,b\n",

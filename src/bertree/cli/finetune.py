@@ -34,7 +34,10 @@ if TYPE_CHECKING:
 FILE_NAME = re.compile(r"\S+\.(?:txt|csv|tsv|jsonl|parquet)(?:\.(?:gz|xz|zst))?")
 CHUNK = 1024  # lines read at once
 EVALUATION = {
-    "model": Option(metavar="MODEL [MODEL ...]", help="A model folder, a run, or a preset; several with --ensemble."),
+    "model": Option(
+        metavar="MODEL [MODEL ...] [FILE]",
+        help="A model folder, a run, or a preset; several with --ensemble. Then a file to score, in place of --data.",
+    ),
     "ensemble": Option(help="Average the predictions of several models of one task."),
     "out": Option(help="Folder for metrics.json, predictions.jsonl, report.html."),
     "store": Option(help="Token store (see `bertree prepare`) for --task mlm, nsp or sop, in place of --data."),
@@ -111,6 +114,7 @@ def evaluate(scores: "Scores", options: SimpleNamespace) -> None:
     logits of a span's first and last token. Their tokenizers may differ, except for spans.
 
     [dim]bertree evaluate my-sst --data glue/SST-2
+    bertree evaluate my-mail mail.csv
     bertree evaluate my-sst other-sst third-sst --data glue/SST-2 --ensemble
     bertree evaluate my-sst --data glue/SST-2 --split test --submission for-the-server
     bertree evaluate hf-folder --task squad --data dev-v1.1.json --json

@@ -91,12 +91,13 @@ def evaluate(
 ) -> Scores:
     """Score a fine-tuned model on a split of a task's files, as the task's own script does; or a model on raw text.
 
-    `data` is the folder with the task's files, one file, or rows in memory. `task` and the columns (`text`, `pair`,
-    `label`) are those the model was fine-tuned with, unless given; `split` is dev, else test, else what fine-tuning
-    holds out of the training data. `out` is a folder for metrics.json, predictions.jsonl and report.html, `submission`
-    one for the file that the task's server takes. `max_length=0` is the length the model was fine-tuned with. The task
-    "questions" asks a language model the questions of a file; "cloze" asks a masked one for the word that is left out
-    of a sentence, of the bundled sentences or of a file with `text` (with one ___), `word` and `kind`.
+    `data` is the folder with the task's files, one file (also as the last of `model`), or rows in memory. `task` and
+    the columns (`text`, `pair`, `label`) are those the model was fine-tuned with, unless given; `split` is dev, else
+    test, else what fine-tuning holds out of the training data. `out` is a folder for metrics.json, predictions.jsonl
+    and report.html, `submission` one for the file that the task's server takes. `max_length=0` is the length the model
+    was fine-tuned with. The task "questions" asks a language model the questions of a file; "cloze" asks a masked one
+    for the word that is left out of a sentence, of the bundled sentences or of a file with `text` (with one ___),
+    `word` and `kind`.
 
     With `ensemble=True`, `model` is a list of models whose predictions are averaged: probabilities of classes, options
     and tags, scores, or the logits of a span's first and last token.
@@ -111,8 +112,11 @@ def evaluate(
             refuse_other(Path(path))
     with showing(progress):
         members = [model] if isinstance(model, str | Path | Model) else list(model)
-        if file := next((each for each in members[1:] if isinstance(each, str | Path) and Path(each).is_file()), None):
-            raise UserError(f"{file}: is a file, not a model; name the file to score with `data`")
+        files = [each for each in members[1:] if isinstance(each, str | Path) and Path(each).is_file()]
+        if len(files) == 1 and files[0] is members[-1] and data is None and store is None:
+            data = str(members.pop())
+        elif files:
+            raise UserError(f"{files[0]}: is a file, not a model; name one file to score, after the models")
         if len(members) != 1 and not ensemble:
             raise UserError(f"{len(members)} models: average their predictions with `ensemble=True`, or compare them")
         if ensemble and len(members) < 2:

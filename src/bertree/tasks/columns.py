@@ -101,21 +101,24 @@ class Columns:
         return _rows(table, numbers, self.skip)
 
     def _column_numbers(self, table: Table) -> "_ColumnNumbers":
-        text = self._column(table, self.text, "text")
-        label = self._column(table, self.label, "label") if self.labeled else None
-        label = table.find((*self.label, *self._role("label"))) if label is None else label
+        names = {role: getattr(self, role) for role in ("text", "pair", "label") if getattr(self, role)}
+        numbers = {role: table.find((*names[role], *self._role(role))) for role in names}
+        missing = {role: names[role] for role, number in numbers.items() if number is None}
+        if missing.keys() - (() if self.labeled else ("label",)):
+            if len(missing) == 1:
+                role, alternatives = next(iter(missing.items()))
+                missing = {role if tuple(alternatives) == (role,) else "": alternatives}
+            raise table.lacks(missing)
+        text, label = numbers["text"], numbers.get("label")
+        assert text is not None
         return _ColumnNumbers(
             text=text,
-            pair=self._column(table, self.pair, "pair") if self.pair else None,
+            pair=numbers.get("pair"),
             label=label,
             id=table.find(self.id),
             lead=next((table.find([lead]) for name, lead in self.lead if name == table.names[text]), None),
             first=1 if label is not None and table.names[label] in self.from_one else 0,
         )
-
-    def _column(self, table: Table, names: Sequence[str], role: str) -> int:
-        number = table.find((*names, *self._role(role)))
-        return table.column(names, role if tuple(names) == (role,) else "") if number is None else number
 
     def _role(self, role: str) -> tuple[str, ...]:
         return (role,) if self.roles else ()

@@ -5,7 +5,7 @@ and quoting can be decided from the whole file. Nothing is repaired silently: a 
 for released files that are known to contain broken lines, left out and counted.
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, dropwhile
 from pathlib import Path
@@ -39,11 +39,18 @@ class Table:
         """Like `find`, but raise an error that lists the existing columns. `role`: the argument that names it."""
         if (number := self.find(alternatives)) is not None:
             return number
-        wanted = " or ".join(f"'{name}'" for name in alternatives)
-        existing = listed(self.names)
-        near = suggest(alternatives[0], self.names)
-        advice = near if "?" in near else f"name yours with `{role}`" if role else ""
-        raise UserError(f"{self.path}: has no column {wanted}; there are: {existing}{advice and f'; {advice}'}")
+        raise self.lacks({role: alternatives})
+
+    def lacks(self, columns: Mapping[str, Sequence[str]]) -> UserError:
+        """Return the error that the table has none of these columns, by the argument that names each."""
+        wanted = ", ".join(" or ".join(f"'{name}'" for name in names) for names in columns.values())
+        near = suggest(next(iter(columns.values()))[0], self.names) if len(columns) == 1 else ""
+        roles = ", ".join(f"`{role}`" for role in columns if role)
+        advice = near if "?" in near else f"name yours with {roles}" if roles else ""
+        return UserError(
+            f"{self.path}: has no column{'s' * (len(columns) > 1)} {wanted}; there are: {listed(self.names)}"
+            f"{advice and f'; {advice}'}"
+        )
 
 
 def read_table(

@@ -19,7 +19,7 @@ import torch
 
 from bertree.config.model_names import resolve_model_path
 from bertree.config.overrides import Override, overrides_of
-from bertree.console import note, say, showing
+from bertree.console import note, renamed, say, showing
 from bertree.data.prepare import prepare
 from bertree.data.store import Store
 from bertree.data.store_files import HEADER
@@ -40,6 +40,7 @@ from bertree.report.run_page import write_run_report
 from bertree.run_folder import CHECKPOINTS, MODEL, SCORES
 from bertree.text.corpus import Corpus, CorpusOptions
 from bertree.text.identity import tokenizer_hash
+from bertree.text.memory import Rows, takes_rows, task_fields
 from bertree.train.checkpoints.checkpoint import CheckpointFolder
 from bertree.train.device_setup import DeviceSetup
 from bertree.train.held_out import evaluate_questions
@@ -51,15 +52,16 @@ LARGE = 32_000_000  # bytes of text that are worth starting processes for
 T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
 
+@takes_rows(corpus=task_fields, data=task_fields)
 def adapt(
     model: str | Path,
-    corpus: str | Path,
+    corpus: str | Path | Rows,
     *,
     out: str | Path = "adapted",
     minutes: float = 0.0,
     epochs: float = 0.0,
     task: str | None = None,
-    data: str | Path | None = None,
+    data: str | Path | Rows | None = None,
     text: str | None = None,
     pair: str | None = None,
     label: str | None = None,
@@ -76,9 +78,9 @@ def adapt(
 ) -> Run:
     """Adapt a trained model to the text of a domain: continue its pretraining, and measure before and after.
 
-    `model` is a model folder or `default`; `corpus` a folder or file of text, or a token store of the model's
-    tokenizer. Training takes `minutes`, or `epochs` passes over the text; without either at most 3 passes and at most
-    30 minutes. With `task` and `data`, as in `finetune`, both models are fine-tuned with the same seeds and
+    `model` is a model folder or `default`; `corpus` a folder or file of text, texts in memory, or a token store of the
+    model's tokenizer. Training takes `minutes`, or `epochs` passes over the text; without either at most 3 passes and
+    at most 30 minutes. With `task` and `data`, as in `finetune`, both models are fine-tuned with the same seeds and
     `task_settings` (`"epochs=2"`), and their scores are compared. `text` is the column of the text, in tables of the
     corpus and in the task's data. Settings are those of `pretrain` (`lr=1e-4`); `overrides` are the same as strings.
     `on_step`, `on_evaluation` and `on_save` are functions that get a `TrainingEvent` (docs/python.md).
@@ -162,7 +164,7 @@ def _prepare(model: Model, corpus: Path, store: Path, options: CorpusOptions, re
     if finished and resume:
         return
     read = Corpus([str(corpus)], options)
-    sources = [[source.path, source.size, source.modified] for source in read.sources]
+    sources = [[renamed(source.path), source.size, source.modified] for source in read.sources]
     identity = {"tokenizer": tokenizer_hash(model.required_tokenizer), "options": asdict(options), "files": sources}
     if finished:
         if about.is_file() and read_json(about) == identity:
