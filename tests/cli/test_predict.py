@@ -145,8 +145,9 @@ def test_nothing_to_predict(
     for name in ("classification", "ner", "squad", "choice"):
         model = trained(name) / "model"
         typed(monkeypatch, "")
-        assert "the input is empty" in command("predict", model).err
+        assert "standard input: nothing to predict: the input is empty" in command("predict", model).err
         assert command("predict", model, "--file", tmp_path / "empty.txt", "--json").code == 2
+    assert f"{tmp_path / 'empty.txt'}: nothing to predict" in command("predict", model, tmp_path / "empty.txt").err
 
 
 def test_more_lines_than_are_taken_at_once(trained: Trained, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -202,7 +202,8 @@ def predict(
             print(json_text(line) if as_json else task.prediction_text(line))
         predicted += len(chunk)
     if not predicted:
-        raise UserError(f"{file or 'standard input'}: nothing to predict: the input is empty")
+        inputs = file or ", ".join(text for text in texts or [] if text != "-") or "standard input"
+        raise UserError(f"{inputs}: nothing to predict: the input is empty")
 
 
 def _examples(task: Any, texts: Sequence[str], file: Path | None, question: str | None, literal: bool) -> Iterator[Any]:

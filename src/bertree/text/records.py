@@ -24,6 +24,7 @@ from bertree.text.sources import COMPRESSED, Source, open_source
 Quoting = Literal["none", "standard", "cell", "auto"]
 Line = tuple[int, str]  # line number, text without the line end
 Row = tuple[int, list[str]]  # line it starts on, cells
+NOT_UTF8 = "is not UTF-8 text; convert the file first, for example with iconv -f LATIN1 -t UTF-8"
 USUAL_COLUMNS = ("text", "sentence", "content", "body", "sentence1")  # of texts
 
 
@@ -47,7 +48,7 @@ def read_content(path: Path) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise UserError(f"{path}: is not UTF-8 text; convert the file first") from None
+        raise UserError(f"{path}: {NOT_UTF8}") from None
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -62,7 +63,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
                 text = data.decode("utf-8")
                 yield number, (text.removeprefix("\ufeff") if number == 1 else text).rstrip("\r\n")
     except UnicodeDecodeError:
-        raise UserError(f"{location(path, number)}: is not UTF-8 text; convert the file first") from None
+        raise UserError(f"{location(path, number)}: {NOT_UTF8}") from None
 
 
 def read_records(path: Path, quoting: Quoting = "auto") -> Iterator[tuple[int, Json]]:
