@@ -45,7 +45,7 @@ def test_tuples_are_scored_whatever_the_columns_were_called(encoder: Path, tmp_p
     tuples = [(row["text"], row["label"]) for row in ROWS]
     scores = [bertree.evaluate(run.model, data=data, split="test").metrics for data in (tuples, rows)]
     assert scores[0] == scores[1]
-    with pytest.raises(bertree.UserError, match="has no column 'body'"):
+    with pytest.raises(bertree.UserError, match="has no columns 'body', 'kind'"):
         bertree.evaluate(run.model, data=tuples, text="body")
 
 
