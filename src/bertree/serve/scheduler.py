@@ -13,6 +13,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from bertree.serve.http.telemetry import Metrics
@@ -55,6 +56,7 @@ class Scheduler:
         self.idle_threads = 0
         self._gathering: asyncio.AbstractEventLoop | None = None  # the loop that will wake the threads
         self._returning = (0, 0.0)  # requests so far with those of clients just answered, and until when these may come
+        self._pausing = 0  # threads that wait for them
         self._stopped = False
         self._started: list[threading.Thread] = []
         self._finished: threading.local = threading.local()
@@ -172,7 +174,7 @@ class Scheduler:
                 loop.call_soon(self._gather, loop, self._queue.added, turns - 1)
                 return
             self._gathering = None
-            if self._pause():
+            if self._pausing and self._pause():  # a thread that waits will see it
                 return
             if self.idle_threads > 1 and (several or self._queue.requests > 1):
                 self._ready.notify_all()
@@ -219,7 +221,9 @@ class Scheduler:
             pause = self._pause()
             if not pause and ((batch := self._take()) is not None or self._finished.requests):
                 return batch
+            self._pausing += pause > 0
             self._ready.wait(pause or None)
+            self._pausing -= pause > 0
             self._finished.since = self._clock()
         return None
 
@@ -281,10 +285,8 @@ class Scheduler:
         for loop, future in finished:
             by_loop[loop].append(future)
         for loop, futures in by_loop.items():
-            try:
+            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
                 loop.call_soon_threadsafe(_set_done, futures)
-            except RuntimeError:  # the loop is closed: nobody waits any more
-                continue
 
 
 def _expire(future: "asyncio.Future[None]") -> None:

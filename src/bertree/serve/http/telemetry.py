@@ -117,11 +117,9 @@ class Log:
         """Write an event."""
         line = {"time": round(time.time(), 3), "event": event, **values}
         stream = self._stream or sys.stderr
-        try:
+        with suppress(OSError, ValueError):  # the reader of the log has gone
             stream.write(orjson.dumps(line, default=str).decode() + "\n")
             stream.flush()
-        except (OSError, ValueError):  # the reader of the log has gone
-            return
 
     def wants(self, status: int) -> bool:
         """Return whether a request with this status gets a line."""

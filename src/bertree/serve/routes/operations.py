@@ -30,10 +30,10 @@ async def ready(context: Context) -> Any:
 @route("GET", "/metrics")
 async def prometheus_metrics(context: Context) -> Response:
     """Return the metrics for Prometheus."""
-    metrics = context.service.metrics
-    metrics.queue_tokens.set(context.service.scheduler.queued_tokens)
-    metrics.queue_requests.set(context.service.scheduler.queued_requests)
-    metrics.wait_seconds.set(context.service.scheduler.wait)
+    metrics, scheduler = context.service.metrics, context.service.scheduler
+    metrics.queue_tokens.set(scheduler.queued_tokens)
+    metrics.queue_requests.set(scheduler.queued_requests)
+    metrics.wait_seconds.set(scheduler.wait)
     return Response(await context.call_in_helper(metrics.text), media_type=TEXT)
 
 
