@@ -131,6 +131,7 @@ def test_the_passages_of_a_document_are_in_order(tmp_path: Path, database: str) 
     assert exported.document("nobody") == index.document("nobody") == []
 
 
+@pytest.mark.filterwarnings("error::RuntimeWarning")  # of an empty index
 def test_a_second_export_writes_only_what_has_changed(index: Index, database: str) -> None:
     index.export(database)
     before = writers(database)

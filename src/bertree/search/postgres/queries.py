@@ -126,7 +126,7 @@ def make_hits(
     rows = list({row[NUMBER_AT]: row for row in (*near, *by_words)}.values())
     cosines = [_cosine(row[DISTANCE_AT]) if near or sample is not None else None for row in rows]
     word_scores = [float(row[-1] or 0.0) if by_words or sample is not None else None for row in rows]
-    if sample is not None:
+    if sample is not None and rows:
         both = (np.array(cosines, np.float32), np.array(word_scores, np.float32))
         scores: list[float] = fuse(*both, float(sample.mean()), float(sample.std()), weight).tolist()
     else:
