@@ -152,6 +152,7 @@ def test_similar_says_what_was_cut_and_what_is_empty(command: Command, minilm: P
     assert "the first text: 1 texts cut to 256 tokens" in errors
     assert "a.txt: 1 of 3 rows are empty" in errors
     assert "the second text is empty" in command.well("similar", minilm, "One.", " ").err
+    assert f"{tmp_path}: is a folder too" in command.well("similar", minilm, tmp_path, "One.").err
 
 
 def test_similar_of_files(command: Command, minilm: Path, texts: Path, tmp_path: Path) -> None:

@@ -52,7 +52,11 @@ FINETUNE: dict[str, tuple[Files, str, str]] = {
         "dev.csv: line 3: label 'meh' is not among those of the training set (bad, good)",
     ),
     "one class": ({"train.csv": [GOOD] * 20}, "--task classification", "all rows have the same label"),
-    "no gold in training": ({"train.csv": bare(ROWS, "label")}, "--task classification", "no column 'label'"),
+    "no gold in training": (
+        {"train.csv": bare(ROWS, "label")},
+        "--task classification",
+        "no column 'label'; there are: text; name yours with --label",
+    ),
     "no gold in dev": (CSV | {"dev.csv": bare(ROWS, "label")}, "--task classification", "no example has a gold answer"),
     "no gold in dev squad": (
         SQUAD | {"dev-v1.1.json": unanswered(5)}, "--task squad", "dev-v1.1.json: no example has a gold answer",

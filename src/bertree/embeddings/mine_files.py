@@ -152,6 +152,8 @@ def _read_side(argument: str, column: str | None, format: str | None, label: str
     has_suffix = format_of(argument) is not None and not any(map(str.isspace, argument))
     try:
         is_file = has_suffix or argument == STANDARD_INPUT or Path(argument).is_file()
+        if argument.strip() and Path(argument).is_dir():
+            note(f"{argument}: is a folder too, but is compared as a text; to compare its texts, name a file in it")
     except OSError:  # longer than any path
         is_file = False
     if not is_file:

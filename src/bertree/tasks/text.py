@@ -253,7 +253,7 @@ class TextTask(Task[TextExample]):
         path = Path(examples[0].file)
         table = read_table(path, quoting=self.columns.quoting, skip=True)
         try:
-            table.column(self.columns.label)
+            table.column(self.columns.label, "label" if tuple(self.columns.label) == (LABEL,) else "")
         except UserError as error:
             return error
         return UserError(f"{path}: no row has a gold answer")
