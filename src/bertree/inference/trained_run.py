@@ -9,12 +9,12 @@ from bertree.errors import UserError
 from bertree.files.formats import Json, read_json, read_json_lines
 from bertree.inference.load import load
 from bertree.inference.model import Model
-from bertree.result_table import ResultTable, figure_rows
+from bertree.result_table import ResultTable, ShownAsTable, figure_rows
 from bertree.run_folder import METRICS, MODEL, REPORT, SCORES
 
 
-@dataclass(frozen=True)
-class Run:
+@dataclass(frozen=True, repr=False)
+class Run(ShownAsTable):
     """A training run in its folder.
 
     `run.model` is the trained model, `run.metrics` its final scores, `run.history` the rows of the log, `run.report`
@@ -61,7 +61,7 @@ class Run:
         """The page with curves, scores and examples."""
         return self.folder / REPORT
 
-    def _repr_html_(self) -> str:
+    def _result_table(self) -> ResultTable:
         stopped = "stopped; go on with resume=True" if self.signal is not None else "has learned nothing"
         state = "complete" if self.complete else stopped
-        return ResultTable(f"{self.folder}: {state}", figure_rows(self.metrics)).html()
+        return ResultTable(f"{self.folder}: {state}", figure_rows(self.metrics))
