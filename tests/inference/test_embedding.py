@@ -12,6 +12,7 @@ import bertree
 from bertree.errors import UserError
 from bertree.inference import embedding
 from bertree.inference.cpu_linear import linear_class
+from bertree.inference.inputs import batch_by_length
 
 WORDS = [
     "the",
@@ -84,6 +85,15 @@ def test_any_number_of_texts_comes_block_by_block(minilm: Path, monkeypatch: pyt
     values = np.concatenate([first, *rest])
     assert values.dtype == np.float32
     assert cosine(values, np.concatenate([model.embed(text) for text in sentences])).min() >= ALONE["float32"]
+
+
+@pytest.mark.parametrize("tokens", [100, 1 << 63])
+def test_batches_hold_at_most_so_many_tokens(tokens: int) -> None:
+    lengths = [random.Random(row).randrange(1, 60) for row in range(50)]
+    batches = list(batch_by_length(lengths, torch.device("cpu"), tokens))
+    assert sorted(row for batch in batches for row in batch) == list(range(50))
+    assert max(sum(lengths[row] for row in batch) for batch in batches) <= tokens
+    assert len(batches) < sum(lengths) / 40 if tokens == 100 else len(batches) == 1
 
 
 def test_threads_are_as_they_were(minilm: Path) -> None:

@@ -126,8 +126,8 @@ def batch_by_length(lengths: Sequence[int], device: torch.device, tokens: int = 
 
     `tokens`: the most in a batch; 0: the default of the device.
     """
-    limit = tokens or BATCH_TOKENS["cuda" if device.type == "cuda" else "cpu"]
     sizes = np.asarray(lengths, np.int64)
+    limit = min(tokens or BATCH_TOKENS["cuda" if device.type == "cuda" else "cpu"], int(sizes.sum()))
     order = np.argsort(-sizes, kind="stable")
     ends = np.cumsum(sizes[order])
     start = 0
