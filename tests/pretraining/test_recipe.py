@@ -207,6 +207,12 @@ def test_mistakes_are_named(override: str, base: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_a_list_in_the_place_of_a_section_is_named_with_its_file(base: str) -> None:
+    Path(base).write_text(f"{BASE}\n[[data]]\nstore = 'there'\n")
+    with pytest.raises(UserError, match=r"base\.toml: data: must be a table"):
+        recipe.load(base, ["data.store=here"])
+
+
 def test_two_questions_about_one_pair(base: str) -> None:
     with pytest.raises(UserError, match="objective: nsp and sop"):
         recipe.load(base, ["objective.nsp=1", "objective.sop=1", "data.format=segment-pair+nsp"])

@@ -131,7 +131,7 @@ def with_overrides(tree: Json, name: str, overrides: Iterable[str | Override]) -
     sections = {*tree, *(override.key.partition(".")[0] for override in parsed)}
     kind = DistillRecipe if "distill" in sections else Recipe
     for section in (override.key.partition(".")[0] for override in parsed if "." in override.key):
-        if not isinstance(tree.get(section, {}), dict | list):
+        if not isinstance(tree.get(section, {}), dict | list if section == "phases" else dict):
             raise UserError(f"{name}: {section}: must be a table")
     overridden = apply_overrides(tree, parsed, kind, free={"model": MODEL_KEYS})
     if "schedule.warmup" not in overridden:
