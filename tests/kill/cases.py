@@ -129,7 +129,7 @@ CASES = (
     Case("cluster", "cluster", "start few.txt --device cpu --clusters 4 --out out/c.jsonl", atomic=("out/c.jsonl",)),
     Case(
         "compare", "compare", "task/model task/model --task sst-2 --data glue --device cpu --seconds 0.1 --out out",
-        atomic=("out/comparison.json", "out/report.html"),
+        atomic=("out/comparison.json", "out/report.html"), ranks_times=True,
     ),
 )  # fmt: skip
 if find_spec("onnx") and find_spec("onnxscript"):

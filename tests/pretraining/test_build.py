@@ -137,6 +137,7 @@ WRONG = {
     "no masks": (("--store", "STORE", "data.masking=none"), "data.masking: pretraining needs masks"),
     "few tokens": (("--store", "STORE", "phases.0.batch_tokens=16"), "batch_tokens 16: too few"),
     "too short": (("--store", "STORE", "phases.0.max_length=5"), "phases: max_length 5: too short"),
+    "masks": (("--store", "STORE", "data.masking=TOKEN"), "data: masking 'TOKEN': unknown"),
     "a file": (("--store", "STORE", "--out", "FILE"), "FILE: cannot be written"),
 }
 

@@ -124,7 +124,7 @@ def test_lines_that_do_not_count(tmp_path: Path) -> None:
         train(2, loss=9.0),
         evaluation(2, loss=9.0),
     ]
-    folder = write(tmp_path / "run", again, '[1]\nnull\n{"kind":"train","step":5,"lo')
+    folder = write(tmp_path / "run", again, '[1]\nnull\n{"kind":["train"],"step":4}\n{"kind":"train","step":5,"lo')
     with (folder / "metrics.jsonl").open("ab") as file:
         file.write("é".encode()[:1])
     read = read_history(folder / "metrics.jsonl")

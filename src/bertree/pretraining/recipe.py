@@ -90,9 +90,10 @@ def naming_recipe(recipe: Recipe) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        if setting := re.match(r"([a-z]+)\.[a-z]|(?:max_length|batch_tokens) ", str(error)):
-            if setting[1] is None:
-                error.args = (f"{recipe.source}: phases: {error}",)
+        if setting := re.match(r"([a-z]+)\.[a-z]|(max_length|batch_tokens|masking|format) ", str(error)):
+            if setting[2]:
+                section = "data" if setting[2] in ("masking", "format") else "phases"
+                error.args = (f"{recipe.source}: {section}: {error}",)
             elif setting[1] in {field.name for field in fields(DistillRecipe)}:
                 error.args = (f"{recipe.source}: {error}",)
         raise

@@ -62,7 +62,7 @@ def read_history(path: Path) -> History:
                 row = parse_row(line)
                 if row is None:
                     continue
-                kind, step = row.get("kind"), row["step"]
+                kind, step = str(row.get("kind")), row["step"]
                 if kind == "end":
                     history.end = row
                 elif kind in lists:
