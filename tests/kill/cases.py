@@ -115,7 +115,7 @@ CASES = (
     ),
     Case("embeddings evaluate", "embeddings evaluate", "start --data sts/dev.csv --device cpu --out out"),
     Case(
-        "study run", "study run", "study.toml --store store --tasks glue --out out", atomic=("out/plan.json",),
+        "study run", "study run", "study.toml --store store --tasks glue --out out", atomic=("out/study.toml",),
         trains=True,
     ),
     Case("study run, template", "study run", "bert-size --template out.toml", atomic=("out.toml",)),

@@ -23,6 +23,7 @@ from bertree.console import note, renamed, say, showing
 from bertree.data.prepare import prepare
 from bertree.data.store import Store
 from bertree.data.store_files import HEADER
+from bertree.data.store_writer import remove_journal
 from bertree.errors import UserError
 from bertree.files.atomic import make_folders, write_into_folder
 from bertree.files.formats import Json, json_text, read_json
@@ -161,6 +162,8 @@ def _prepare(model: Model, corpus: Path, store: Path, options: CorpusOptions, re
     finished, about = (store / HEADER).is_file(), store.parent / CORPUS
     tokenizer = store.parent / ".tokenizer"  # a fixed name: what a killed run leaves is removed by the next
     shutil.rmtree(tokenizer, ignore_errors=True)
+    if finished:
+        remove_journal(store)  # after a power cut it may be there again
     if finished and resume:
         return
     read = Corpus([str(corpus)], options)
