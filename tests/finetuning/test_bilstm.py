@@ -138,7 +138,7 @@ def test_it_is_not_pretrained(token_store: Path, start: Path, tmp_path: Path, co
     for axes in ("model.preset=bilstm", f"model.start={start}", "model.body=bilstm"):
         out = tmp_path / "out"
         result = command("pretrain", "bert-base-tiny", "--store", token_store, "--out", out, "run.device=cpu", axes)
-        reason = "bertree: model.body: a bilstm is not pretrained; it learns a task (bertree finetune)"
+        reason = "bertree: bert-base-tiny: model.body: a bilstm is not pretrained; it learns a task (bertree finetune)"
         assert result.code == 2
         assert [line.startswith(reason) for line in result.lines if "note:" not in line] == [True], result.err
 

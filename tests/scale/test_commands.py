@@ -146,5 +146,5 @@ def test_offloading_without_a_gpu_is_refused(recipe: Path, token_store: Path, tm
     result = command(*pretrain(recipe, token_store, tmp_path / "out", "scale.zero=3", "scale.offload=true"))
     assert result.code == 2
     (line,) = result.lines
-    assert line.startswith("bertree: scale.offload=true")
+    assert line.startswith(f"bertree: {recipe}: scale.offload=true")
     assert not (tmp_path / "out").exists()
