@@ -96,6 +96,11 @@ def test_batches_hold_at_most_so_many_tokens(tokens: int) -> None:
     assert len(batches) < sum(lengths) / 40 if tokens == 100 else len(batches) == 1
 
 
+def test_a_negative_size_of_batches_is_refused(minilm: Path) -> None:
+    with pytest.raises(UserError, match="batch_tokens: must not be negative, not -1"):
+        bertree.load(minilm).embed(["one", "two"], batch_tokens=-1)
+
+
 def test_threads_are_as_they_were(minilm: Path) -> None:
     before = torch.get_num_threads()
     try:

@@ -126,6 +126,8 @@ def batch_by_length(lengths: Sequence[int], device: torch.device, tokens: int = 
 
     `tokens`: the most in a batch; 0: the default of the device.
     """
+    if tokens < 0:
+        raise UserError(f"batch_tokens: must not be negative, not {tokens}")
     sizes = np.asarray(lengths, np.int64)
     limit = min(tokens or BATCH_TOKENS["cuda" if device.type == "cuda" else "cpu"], int(sizes.sum()))
     order = np.argsort(-sizes, kind="stable")
