@@ -167,6 +167,10 @@ def test_what_cannot_be_rounded_is_refused_and_leaves_nothing(tmp_path: Path) ->
     with pytest.raises(UserError, match="not finite"):
         model.save(tmp_path / "m", precision="int8")
     assert not (tmp_path / "m").exists()
+    model.save(tmp_path / "whole")
+    with pytest.raises(UserError, match=r"whole: encoder\.embeddings\.tokens\.weight: holds"):
+        bertree.convert(tmp_path / "whole", tmp_path / "m", to="bertree", precision="int8")
+    assert not (tmp_path / "m").exists()
 
 
 def test_vectors_beyond_half_precision_stay_whole(tmp_path: Path) -> None:

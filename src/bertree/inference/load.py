@@ -174,5 +174,8 @@ def convert(
     else:
         if to == "huggingface":
             folder.check_huggingface(contents, source)
-        folder.write(contents, target, to, DTYPES[precision])
+        try:
+            folder.write(contents, target, to, DTYPES[precision])
+        except UserError as error:  # a tensor that cannot be written is one of the source
+            raise error if str(error).startswith(str(target)) else UserError(f"{source}: {error}") from None
     return contents.architecture
