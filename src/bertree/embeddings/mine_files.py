@@ -74,8 +74,8 @@ class SimilarPairs(ShownAsTable):
     def _result_table(self) -> ResultTable:
         measure = "score" if any("score" in pair for pair in self.pairs) else "cosine"
         rows = [(*pair["texts"], f"{pair[measure]:.4f}") for pair in self.pairs]
-        found = f"{counted(len(self.pairs), 'pair')} among {counted(len(self.texts), 'text')}"
-        return ResultTable(f"{found}, {len(self.duplicates):,} repeated", rows, ("text", "pair", measure))
+        amounts = f"{counted(len(self.pairs), 'pair')} among {counted(len(self.texts), 'text')}"
+        return ResultTable(f"{amounts}, {len(self.duplicates):,} repeated", rows, ("text", "pair", measure))
 
 
 @dataclass(frozen=True, repr=False)
@@ -94,9 +94,8 @@ class TextClusters(ShownAsTable):
     def _result_table(self) -> ResultTable:
         clusters = self.clusters.clusters
         rows = [(f"{len(each.rows):,}", f"{each.mean:.4f}", self.texts[each.central]) for each in clusters]
-        title = (
-            f"{counted(len(clusters), 'cluster')} of {counted(len(self.rows), 'text')}, {self.unclustered:,} in none"
-        )
+        amounts = f"{counted(len(clusters), 'cluster')} of {counted(len(self.rows), 'text')}"
+        title = f"{amounts}, {self.unclustered:,} in none"
         return ResultTable(title, rows, ("texts", "mean cosine", "central text"))
 
 

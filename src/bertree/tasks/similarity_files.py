@@ -171,9 +171,9 @@ def _number(text: Any) -> float | None:
 
 def _table(path: Path, named: ColumnNames) -> list[SentenceExample]:
     table = read_table(path)
-    known = {"text": [named.text] if named.text else TEXT, "pair": [named.pair] if named.pair else PAIR}
-    known |= {"label": [named.label]} if named.label else {}
-    missing = {role: names[:1] for role, names in known.items() if table.find(names) is None}
+    columns = {"text": [named.text] if named.text else TEXT, "pair": [named.pair] if named.pair else PAIR}
+    columns |= {"label": [named.label]} if named.label else {}
+    missing = {role: names[:1] for role, names in columns.items() if table.find(names) is None}
     if len(missing) > 1 and named.wants != "text":
         raise table.lacks(missing)
     text = table.column([named.text] if named.text else TEXT, "text")
