@@ -171,9 +171,9 @@ def _number(text: Any) -> float | None:
 
 def _table(path: Path, named: ColumnNames) -> list[SentenceExample]:
     table = read_table(path)
-    columns = {"text": [named.text] if named.text else TEXT, "pair": [named.pair] if named.pair else PAIR}
-    columns |= {"label": [named.label]} if named.label else {}
-    missing = {role: names[:1] for role, names in columns.items() if table.find(names) is None}
+    names_of = {"text": [named.text] if named.text else TEXT, "pair": [named.pair] if named.pair else PAIR}
+    names_of |= {"label": [named.label]} if named.label else {}
+    missing = {role: names[:1] for role, names in names_of.items() if table.find(names) is None}
     if len(missing) > 1 and named.wants != "text":
         raise table.lacks(missing)
     text = table.column([named.text] if named.text else TEXT, "text")
