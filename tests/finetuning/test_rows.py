@@ -72,3 +72,23 @@ def test_what_a_tiny_dev_split_cannot_tell_is_asked_of_the_training_split(
             stuck = bertree.finetune(encoder, out=tmp_path / "a", epochs=1, **settings)
         learned = bertree.finetune(trained("classification") / "model", out=tmp_path / "b", epochs=1, **settings)
     assert (stuck.learned, learned.learned) == (False, True)
+
+
+def test_a_dev_split_chooses_nothing_where_it_must_not(encoder: Path, tmp_path: Path) -> None:
+    opposite = [{**row, "label": "bad" if row["label"] == "good" else "good"} for row in ROWS[:8]]
+
+    def run(name: str, dev: list[dict[str, Any]] | None, **settings: object) -> tuple[bertree.Run, bytes]:
+        data = {"train": ROWS} | ({} if dev is None else {"dev": dev})
+        made = bertree.finetune(encoder, data=data, out=tmp_path / name, **SETTINGS | {"epochs": 8} | settings)
+        return made, (made.folder / "model" / "model.safetensors").read_bytes()
+
+    with learnable.one_thread():
+        alone = run("alone", None, ignore_dev=True)
+        ignored = run("ignored", opposite, ignore_dev=True)
+        last = [run(f"last {number}", dev, evaluations=0) for number, dev in enumerate((ROWS[:8], opposite))]
+    assert ignored[0].metrics == alone[0].metrics
+    assert ignored[0].metrics["examples"] == {"train": 22, "dev": 2}
+    assert ignored[1] == alone[1]
+    assert last[0][1] == last[1][1], "the weights after the last step, whatever they score"
+    assert last[0][0].metrics["accuracy"] == pytest.approx(1 - last[1][0].metrics["accuracy"])
+    assert [sum(row["kind"] == "eval" for row in made.history) for made, _ in last] == [1, 1]

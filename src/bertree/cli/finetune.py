@@ -75,10 +75,10 @@ def finetune(run: "Run", options: SimpleNamespace) -> None:
     examples of each step: the same batch, the same result.
 
     Settings: epochs=3 batch=32 lr=(by the model's width) max_length=(the task's) warmup=0.1 shape=linear
-    evaluations=1 (per epoch) patience=3 held_out=0.1 seed=0 weight_decay=0.01 clip=1 dropout=... attention_dropout=0
-    layer_decay=1 (rate of a layer as a multiple of that above) metric=... lstm=0 lstm_layers=2 micro_tokens=0
-    examples=(all) per_class=(all) pooled=(with --frozen) c=(chosen, for a head that is solved);
-    SQuAD: stride=128 max_answer=30 best=20 threshold=0
+    evaluations=1 (per epoch; 0: at the end) patience=3 held_out=0.1 ignore_dev=false seed=0 weight_decay=0.01 clip=1
+    dropout=... attention_dropout=0 layer_decay=1 (rate of a layer as a multiple of that above) metric=...
+    lstm=0 lstm_layers=2 micro_tokens=0 examples=(all) per_class=(all) pooled=(with --frozen)
+    c=(chosen, for a head that is solved); SQuAD: stride=128 max_answer=30 best=20 threshold=0
     head=span (or beam: the end given the start); tags: crf=false scheme=auto. Left-to-right models:
     lm=0.5 (weight of the language-model loss on the task's texts), both_orders (of a pair; true for mrpc, qqp, sts-b),
     no_answer=last (SQuAD), subword=last (tags).

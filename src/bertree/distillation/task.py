@@ -75,7 +75,7 @@ def distill_on_task(
     _check_settings(config, task)
 
     def build() -> TaskJob:
-        splits = find_splits(files, task)
+        splits = find_splits(files, task, config.train.ignore_dev)
         teacher = Teacher.load(teacher_path, task)
         if (learned := teacher.model.task.get("name", task.name)) != task.name:
             note(f"{teacher_path}: was fine-tuned for {learned}, not for {task.name}")

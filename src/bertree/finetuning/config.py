@@ -34,7 +34,9 @@ class TrainSettings:
     )
     warmup: Annotated[float, Share()] = setting(0.1, "share of the steps in which the learning rate rises from 0")
     shape: Annotated[str, OneOf(SHAPES)] = setting("linear", "how the learning rate falls after the warm-up")
-    evaluations: Annotated[int, AtLeast(1)] = setting(1, "evaluations on the dev split in each epoch")
+    evaluations: Annotated[int, AtLeast(0)] = setting(
+        1, "evaluations on the dev split in each epoch, of which the best is kept; 0: one, after the last step"
+    )
     patience: Annotated[int, AtLeast(0)] = setting(
         3, "stop after this many evaluations without a better score; 0: never"
     )
@@ -44,6 +46,8 @@ class TrainSettings:
         "that head",
     )
     held_out: Annotated[float, Share()] = setting(0.1, "share of the training data used as dev split if there is none")
+    # None is not written: recipes without this setting stay as they were before there was one.
+    ignore_dev: bool | None = setting(None, "the dev split is not read: as if there were none, a share is held out")
     examples: Annotated[int | None, AtLeast(1)] = setting(
         None, "training examples that are used, drawn at random with the seed; none: all"
     )

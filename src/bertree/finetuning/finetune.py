@@ -85,7 +85,7 @@ def finetune(
     files = TaskFiles.of(data, train, dev)
 
     def build() -> TaskJob:
-        splits = find_splits(files, configured)
+        splits = find_splits(files, configured, config.train.ignore_dev)
         initial, name = load_or_take(model, tokenizer=tokenizer)
         identity, intro = [identify(model)], []
         if from_task is not None:

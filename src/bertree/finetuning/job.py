@@ -88,12 +88,12 @@ class EncodedJob:
     teacher: Json = field(default_factory=dict)  # name and scores of the teacher, if there is one
 
 
-def find_splits(files: TaskFiles, task: Task[Any]) -> dict[str, tuple[Path, ...]]:
-    """Return the files of each split; there must be a training file."""
+def find_splits(files: TaskFiles, task: Task[Any], ignore_dev: bool | None = None) -> dict[str, tuple[Path, ...]]:
+    """Return the files of each split; there must be a training file. `ignore_dev`: without those of a dev split."""
     splits = files.splits(task)
     if "train" not in splits:
         raise UserError(f"{files.data or files.dev}: has no training file; give one with `train=FILE`")
-    return splits
+    return {"train": splits["train"]} if ignore_dev else splits
 
 
 def read_examples(
@@ -202,6 +202,8 @@ def encode_job(job: TaskJob, out: Path, world: World) -> EncodedJob:
     device_setup = DeviceSetup.from_settings(job.config.run)
     if job.config.train.few_shot and job.objective is not CLASS_CONTRAST:
         raise UserError("few_shot: is a setting of finetune alone")
+    if job.config.train.ignore_dev and not job.data.held_out:
+        raise UserError("ignore_dev: is a setting of fine-tuning and distillation on a task alone")
     job = replace(job, data=draw_examples(job.data, job.config.train, job.config.run.seed))
     initial, task, data = job.initial, job.data.task, job.data
     longest = initial.sequence_length(job.config.train.max_length, task.max_length)

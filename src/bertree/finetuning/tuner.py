@@ -233,6 +233,8 @@ class FineTuning:
 
     def _evaluations(self, steps: int) -> list[int]:
         """Return the steps after which the dev split is scored; the best evaluation is kept."""
+        if not self.config.train.evaluations:
+            return [steps]
         every = max(1.0, self.steps_per_epoch / self.config.train.evaluations)
         return [*(round(every * k) for k in range(1, math.ceil(steps / every))), steps]
 
