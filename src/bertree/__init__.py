@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from bertree.embeddings.clustering import map_index
     from bertree.embeddings.embed import embed_file
     from bertree.embeddings.evaluate import evaluate_embeddings
-    from bertree.embeddings.mine_files import cluster_texts, find_pairs, similar
+    from bertree.embeddings.mine_files import cluster_texts, find_pairs
+    from bertree.embeddings.similar import similar
     from bertree.embeddings.train import train_embeddings
     from bertree.errors import BertreeWarning, UserError
     from bertree.finetuning.evaluate import evaluate
@@ -96,7 +97,7 @@ _HOMES = {
     "register_task": "tasks.registry",
     "run_study": "study.execute",
     "show_batch": "data.preview",
-    "similar": "embeddings.mine_files",
+    "similar": "embeddings.similar",
     "start_server": "serve.background",
     "studies": "study.load",
     "study_report": "study.report",

@@ -9,8 +9,8 @@ from scipy.stats import pearsonr, spearmanr
 
 from bertree.embeddings import correlation
 from bertree.embeddings.correlation import MEASURES, EncoderScores, evaluation_page
-from bertree.embeddings.evaluate import WordVectors, words_of
 from bertree.embeddings.sts import PairPart, PairSet
+from bertree.embeddings.word_vectors import WordVectors, words_of
 from bertree.errors import UserError
 from tests.support.pages import Page
 

@@ -13,7 +13,8 @@ from bertree.console import note
 
 if TYPE_CHECKING:
     from bertree.embeddings.embed import EmbeddedFile
-    from bertree.embeddings.mine_files import Matches, SimilarPairs, TextClusters
+    from bertree.embeddings.mine_files import SimilarPairs, TextClusters
+    from bertree.embeddings.similar import Matches
 
 SHOWN = 160  # characters of a text on the terminal
 TABLE = Option(help="File to write: .jsonl, .csv or .tsv.")
@@ -28,7 +29,7 @@ def register(app: typer.Typer) -> None:
         "b": Option(metavar="B", help="A text, or a file of texts."),
         "k": Option(flags=("-k", "--top"), min=1, help="Matches in file B for each text of A."),
     }
-    python_verb(app, "embeddings.mine_files.similar", ("model", "a", "b"), panel=USE, own=own)(similar)
+    python_verb(app, "embeddings.similar.similar", ("model", "a", "b"), panel=USE, own=own)(similar)
     own = {
         "k": Option(flags=("-k", "--top"), min=1, max=10_000_000, help="Pairs to find."),
         "min_similarity": Option(help="The smallest cosine of a pair; with --cross its smallest score."),

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from bertree.config.overrides import parse
-from bertree.embeddings.evaluate import WordVectors, words_of
 from bertree.embeddings.mining import closest_pairs
+from bertree.embeddings.word_vectors import WordVectors, words_of
 from bertree.errors import UserError
 from bertree.finetuning.scored import read_scored
 from bertree.inference.causal.texts import read_texts
