@@ -1,23 +1,21 @@
 """The data path: text to token store, and token store to batches.
 
-    python -m benchmarks.data                                 # some minutes; preparing 500 MB is most of it
-    python -m benchmarks.data prepare --megabytes 10          # rates, and peak memory at 10 MB
+    python -m benchmarks.data                                 # some minutes
+    python -m benchmarks.data prepare --rounds 1
     taskset -c 1 python -m benchmarks.data stream --only word # one core, the cases with whole-word masks
 
 prepare: bare `tokenizers.encode_batch` over the documents' lines against `prepare` with one process per core, from file
-to finished store, in turn. Memory is the peak of the process tree (proportional set size, so shared pages count once).
+to finished store, in turn. Its memory: `python -m benchmarks.growth`.
 
 stream: tokens per second of `stream[k]` in one thread. Without --store documents are made up: sentences of log-normal
 lengths, ids by Zipf's law. Batches are read in order, so that making their index is part of the time.
 """
 
 import argparse
-import multiprocessing
 import os
 import shutil
 import statistics
 import tempfile
-import threading
 import time
 from pathlib import Path
 
@@ -87,50 +85,8 @@ def prepare_rate(tokenizer: Tokenizer, corpus: Path, out: Path, workers: int) ->
     return rate, sum(path.stat().st_size for path in out.rglob("*") if path.is_file()) / store.tokens
 
 
-def tree_memory(root: int) -> int:
-    """Return the bytes that a process and its descendants hold."""
-    total, waiting = 0, [root]
-    while waiting:
-        process = waiting.pop()
-        try:
-            rollup = Path(f"/proc/{process}/smaps_rollup").read_text()
-            waiting += map(int, Path(f"/proc/{process}/task/{process}/children").read_text().split())
-        except (OSError, ValueError):
-            continue
-        total += sum(int(line.split()[1]) * 1024 for line in rollup.splitlines() if line.startswith("Pss:"))
-    return total
-
-
-def _prepare_apart(folder: str, corpus: str, out: str, workers: int) -> None:
-    tokenizer = Tokenizer.load(Path(folder))
-    assert tokenizer is not None
-    build_store(Corpus([corpus]), tokenizer, Path(out), choose_engine("local", workers=workers))
-
-
-def peak_memory(folder: Path, corpus: Path, out: Path, workers: int) -> tuple[int, float]:
-    """Return the peak memory of a preparation in its own process, and its seconds."""
-    arguments = (str(folder), str(corpus), str(out), workers)
-    process = multiprocessing.get_context("spawn").Process(target=_prepare_apart, args=arguments)
-    started = time.perf_counter()
-    process.start()
-    highest = 0
-
-    def watch() -> None:
-        nonlocal highest
-        while process.is_alive():
-            highest = max(highest, tree_memory(process.pid or 0))
-            time.sleep(0.1)
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    process.join()
-    watcher.join()
-    assert process.exitcode == 0, "the preparation failed"
-    return highest, time.perf_counter() - started
-
-
 def measure_prepare(options: argparse.Namespace) -> None:
-    """Measure rates and memory of text to store."""
+    """Measure rates of text to store."""
     results = Results("prepare", options.out, ["tokenizers"])
     with tempfile.TemporaryDirectory() as temporary:
         work = Path(temporary)
@@ -153,11 +109,6 @@ def measure_prepare(options: argparse.Namespace) -> None:
             of_tokenizer=round(statistics.median(rate / bare for bare, rate, _ in rounds), 2),
             bytes_per_token=round(rounds[0][2], 3),
         )
-        for megabytes in options.megabytes:
-            write_corpus(options.text, corpus, megabytes)
-            shutil.rmtree(out, ignore_errors=True)
-            memory, seconds = peak_memory(folder, corpus, out, options.workers)
-            results.add(f"memory, {megabytes} MB", seconds=round(seconds), peak_mb=round(memory / 1e6))
     results.print_table()
 
 
@@ -238,7 +189,6 @@ def main() -> None:
     parser.add_argument("half", nargs="?", choices=("prepare", "stream"), help="default: both")
     parser.add_argument("--text", nargs="+", type=Path, default=[CORPUS])
     parser.add_argument("--tokenizer", type=Path, help="a tokenizer folder; default: WordPiece of 30,000 is trained")
-    parser.add_argument("--megabytes", nargs="*", type=int, default=[10, 500], help="of text, for peak memory")
     parser.add_argument("--rate-megabytes", type=int, default=20, help="of text, for rates")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
