@@ -13,9 +13,9 @@ clients of a server. `index` measures three curves: `build`, `query`, and `add` 
 alone, and a small one lets everything else be seen. The server computes with the bundled model.
 
 Memory is the peak of the process tree, looked up every 0.1 s: `peak_mb` is what the processes hold themselves (shared
-pages count once), `mapped_mb` pages of files, which the system takes back when it needs them. CPU seconds depend less
-than seconds on what else the machine does. A last row has the slopes of each curve on logarithmic scales: between the
-two largest sizes, and over all sizes (least squares).
+pages count once), `mapped_mb` pages of files, which the system takes back when it needs them. A process computes in one
+thread, except for the server, so that its CPU seconds depend little on what else the machine does. A last row has the
+slopes of each curve on logarithmic scales: between the two largest sizes, and over all sizes (least squares).
 """
 
 import argparse
@@ -29,14 +29,11 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
-from types import MappingProxyType
 from typing import Any
-
-import torch
 
 import bertree
 from benchmarks.common import CORPUS, Results, argument_parser, sentences
@@ -50,7 +47,8 @@ from bertree.model.presets import preset
 BUNDLED = Path(bertree.__file__).parent / "default"
 BERTREE = [sys.executable, "-m", "bertree"]
 ADDED, QUERIES, SECONDS = 1000, 100, 10
-STEPS = (2, 10)
+STEPS = (2, 8)
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 Figures = dict[str, float]
 
 
@@ -115,10 +113,10 @@ def watch_memory(process: int) -> Iterator[Figures]:
         watcher.join()
 
 
-def run_command(command: list[str], settings: Mapping[str, str] = MappingProxyType({})) -> tuple[Figures, str]:
+def run_command(command: list[str]) -> tuple[Figures, str]:
     """Run a command; return its time and memory, and what it printed."""
     began = time.perf_counter()
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | dict(settings)) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | ONE_THREAD) as process:
         with watch_memory(process.pid) as memory:
             assert process.stdout is not None
             printed = process.stdout.read()
@@ -144,14 +142,14 @@ def measure_prepare(size: int, work: Path) -> dict[str, Figures]:
 
 
 def measure_step(size: int, work: Path) -> dict[str, Figures]:
-    """Measure steps of so many tokens in one thread: the CPU time of further steps of a run."""
+    """Measure steps of so many tokens: the CPU time of further steps of a run."""
     bertree.prepare(CORPUS, BUNDLED, work / "store", workers=1)
     runs = []
     for steps in STEPS:
         phases = f"phases=[{{steps={steps}, max_length=128, batch_tokens={size}}}]"
         command = ["pretrain", "bert-base-tiny", "--store", str(work / "store"), "--out", str(work / f"run-{steps}")]
         command += [phases, "schedule.warmup=1", f"run.eval_every={steps}", f"run.save_every={steps}", "-q"]
-        runs.append(run_command([*BERTREE, *command], {"OMP_NUM_THREADS": "1"})[0])
+        runs.append(run_command([*BERTREE, *command])[0])
     seconds = (runs[1]["cpu_seconds"] - runs[0]["cpu_seconds"]) / (STEPS[1] - STEPS[0])
     memory = {key: runs[1][key] for key in ("peak_mb", "mapped_mb")}
     return {"step": {"step_cpu_ms": round(1000 * seconds), **memory}}
@@ -189,7 +187,6 @@ def measure_serve(size: int, work: Path) -> dict[str, Figures]:
 def query_times(folder: str, model: str) -> Figures:
     """Return the time of the first query of a process, and the median CPU time of later ones without embedding."""
     index, figures = Index.open(folder, model), dict[str, float]()
-    torch.set_num_threads(1)
     began = time.perf_counter()
     index.search("who is the captain?")
     figures["first_ms"] = round(1000 * (time.perf_counter() - began), 1)
