@@ -14,7 +14,6 @@ import itertools
 import json
 import re
 import shlex
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -202,8 +201,8 @@ def test_examples_run(
     shorten_calls(monkeypatch)
     variables: dict[str, object] = {"__name__": "example"}
     printed = ""
-    if page.parent.name == "tutorials":  # which train and serve the bundled model
-        shutil.copytree(library.path("my-small-bert"), tmp_path / "default")
+    if page not in (ROOT / "README.md", documentation.BUNDLED):  # these run the bundled model itself
+        library.provide(["default"], tmp_path)
     for block in documentation.blocks(page):
         if block.language == "console":
             printed = run_console(block, command, library, tmp_path, servers)
@@ -228,6 +227,7 @@ def test_examples_of_docstrings_run(
     examples = doctest.DocTestParser().get_examples(inspect.getdoc(getattr(bertree, name)) or "")
     monkeypatch.chdir(tmp_path)
     shorten_calls(monkeypatch)
+    library.provide(["default"], tmp_path)
     variables: dict[str, object] = {"bertree": bertree, name: getattr(bertree, name)}
     for example in examples:
         library.provide(documentation.files_of_python(example.source), tmp_path)

@@ -204,7 +204,7 @@ def _run_folder(library: Library, path: Path) -> None:
 
 
 def _index(library: Library, path: Path) -> None:
-    bertree.Index.build(bertree.load("default"), [library.path("docs")], path, name="default")
+    bertree.Index.build(bertree.load(library.path("default")), [library.path("docs")], path, name="default")
 
 
 def _documents(library: Library, path: Path) -> None:
@@ -307,6 +307,7 @@ MAKERS: dict[str, Callable[[Library, Path], object]] = {
         (path / "pytorch_model.bin").write_bytes(b"a pickle"),
     ],
     "long.txt": lambda library, path: path.write_text("word " * 500 + "\n"),
+    "default": _bert(2),  # in place of the bundled model, which has six layers
     "my-model": _bert(1),  # exported as ONNX, which takes seconds for every layer
     "my-gpt": _left_to_right("gpt2"),
     "my-backward": _left_to_right("gpt1", direction="backward"),
