@@ -38,10 +38,11 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / "SST-2" / f"{split}.tsv").write_text("\n".join(["sentence\tlabel", *rows]) + "\n")
     texts = [f"A {word} ship sailed to the {place}." for word in ("red", "green", "old") for place in ("sea", "town")]
     (folder / "texts.txt").write_text("\n".join(texts) + "\n")
-    pairs = [
-        f"{text}\t{other}\t{number % 6}" for number, (text, other) in enumerate(zip(texts, texts[::-1], strict=True))
-    ]
-    (folder / "pairs.tsv").write_text("\n".join(["text\tpair\tscore", *pairs]) + "\n")
+    pairs = [(text, other, number % 6) for number, (text, other) in enumerate(zip(texts, texts[::-1], strict=True))]
+    rows = [f"{text}\t{other}\t{score}" for text, other, score in pairs]
+    (folder / "pairs.tsv").write_text("\n".join(["text\tpair\tscore", *rows]) + "\n")
+    rows = [f"news\twire\t2012\t1\t{score}\t{text}\t{other}" for text, other, score in pairs]
+    (folder / "sts-test.csv").write_text("\n".join(rows) + "\n")
     words = ["a", "red", "green", "old", "ship", "sailed", "to", "the", "sea", "town"]
     (folder / "glove.txt").write_text("".join(f"{word} {number} 1 2\n" for number, word in enumerate(words)))
     return folder
@@ -105,6 +106,7 @@ def test_time_pairs_sts_info_and_plan(tmp_path: Path, token_store: Path, tasks: 
             ),
             f'do = "time", name = "words", measure = "inference", glove = "glove.txt", {texts}',
             'do = "sts", name = "glove", glove = "glove.txt", data = "pairs.tsv"',
+            'do = "sts", name = "benchmark", glove = "glove.txt", data = "sts-test.csv"',
             'do = "pairs", model = "bert-tiny", data = "texts.txt"',
             'do = "info", model = "bert-base"',
             'do = "info", name = "recipe", recipe = "albert-base", set = ["model.layers=3"]',
@@ -119,6 +121,7 @@ def test_time_pairs_sts_info_and_plan(tmp_path: Path, token_store: Path, tasks: 
     assert figures["info"]["training_bytes_65536"] > figures["info"]["training_bytes_1024"]
     assert figures["plan"]["paper0_gb"] > figures["plan"]["paper3_gb"]
     assert "average" in figures["glove"]
+    assert figures["benchmark"]["sts-b"] == figures["glove"]["average"], "the test split has the name of the set"
 
 
 @pytest.mark.train

@@ -231,12 +231,13 @@ def _sts(planned: PlannedStep, folder: Path, out: Path) -> Figures:
     scores = evaluate_embeddings(models, data=planned.data, pooling=pooling, glove=gloves)
     encoder = scores.metrics["encoders"][0]
     figures: dict[str, float | None] = {}  # None: a correlation that is not defined, because all vectors are equal
-    for name, values in (("average", {"all": encoder["average"]}), *encoder["sets"].items()):
-        figures[name.lower()] = values["all"]["spearman"]["cosine"]
-        figures[f"{name.lower()}_pearson"] = values["all"]["pearson"]["cosine"]
+    for full_name, values in (("average", {"all": encoder["average"]}), *encoder["sets"].items()):
+        name = full_name.lower().removesuffix(" test")  # "STS-B test": the split that papers report
+        figures[name] = values["all"]["spearman"]["cosine"]
+        figures[f"{name}_pearson"] = values["all"]["pearson"]["cosine"]
         for mean_name in ("mean", "weighted_mean"):
             if mean_name in values:
-                figures[f"{name.lower()}_{mean_name}"] = values[mean_name]["spearman"]["cosine"]
+                figures[f"{name}_{mean_name}"] = values[mean_name]["spearman"]["cosine"]
     return {name: math.nan if value is None else float(value) for name, value in figures.items()}
 
 
