@@ -23,6 +23,7 @@ from typer.main import get_command
 
 import bertree
 from bertree.cli.main import app
+from bertree.comparison import glue_protocol
 from bertree.interop import onnx
 from bertree.model import presets
 from bertree.objectives import embedding_losses, pretraining
@@ -124,6 +125,8 @@ def shorten_calls(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(bertree, name, shortened_call(name, getattr(bertree, name)), raising=False)
     # A run of so many minutes takes as many steps on a busy machine as on a quiet one.
     monkeypatch.setattr(time_budget, "measure", lambda loop, feed: [0.2] * len(feed.schedule.phases))
+    for setting, value in {"RATES": (2e-4,), "SEEDS": 2, "SETTINGS": glue_protocol.SETTINGS | {"epochs": 1}}.items():
+        monkeypatch.setattr(glue_protocol, setting, value)
     # What is in such a file is tested where it is read (tests/interop/test_onnx.py).
     monkeypatch.setattr(onnx, "_export", lambda module, path: path.write_bytes(b"made by PyTorch's exporter"))
     monkeypatch.setattr(onnx, "_largest_error", lambda *args: 0.0)

@@ -13,7 +13,7 @@ ADAPT = "phases.0.steps=6 phases.0.max_length=32 phases.0.batch_tokens=512 run.m
 WATCH = "run.log_every=1 run.eval_every=3 run.save_every=1 run.eval_tokens=512"
 # Verbs that write nothing.
 READING = {
-    *("info", "fill", "recipe list", "recipe show", "store verify", "predict", "glue", "similar", "index query"),
+    *("info", "fill", "recipe list", "recipe show", "store verify", "predict", "similar", "index query"),
     *("index info", "verify", "generate", "perplexity", "attribute", "store info", "study list", "study show"),
     "study compare",
     "study report",  # writes again what `study run` writes at its end
@@ -117,6 +117,10 @@ CASES = (
     Case(
         "study run", "study run", "study.toml --store store --tasks glue --out out", atomic=("out/study.toml",),
         trains=True,
+    ),
+    Case(
+        "glue", "glue", "--protocol start --data glue --examples 20 --device cpu --out out", atomic=("out/glue.json",),
+        trains=True, slow=True,
     ),
     Case("study run, template", "study run", "bert-size --template out.toml", atomic=("out.toml",)),
     Case("layers", "layers", "start --texts few.txt --device cpu --out out.html", atomic=("out.html",)),

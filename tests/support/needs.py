@@ -39,7 +39,7 @@ PEERS = {
 WORDS: dict[str, tuple[str, ...]] = {
     "process": ("subprocess", "PROCESSES", "multiprocessing", "ProcessPoolExecutor"),
     "train": (
-        *("pretrain", "finetune", "distill", "adapt", "train_embeddings", "Session"),
+        *("pretrain", "finetune", "distill", "adapt", "train_embeddings", "Session", "glue_protocol"),
         *("'pretrain'", "'finetune'", "'distill'", "'adapt'", "'embeddings' 'train'", "'sentence' 'train'"),
     ),
     "peer": tuple(word for name in PEERS for word in (name, f"'{name}'")),

@@ -8,6 +8,7 @@ from rich.text import Text
 
 from bertree.cli.render import make_console, make_table
 from bertree.comparison.glue import GlueSummary
+from bertree.comparison.glue_scores import GlueProtocol
 from bertree.finetuning.evaluate import Scores, teacher_line
 from bertree.inference.trained_run import Run
 from bertree.report.comparison import Comparison, PublishedRow, read_comparison, verdict
@@ -71,6 +72,8 @@ def print_finetuning(run: Run) -> None:
 
 def print_glue(summary: GlueSummary) -> None:
     """Print the scores of GLUE tasks and their averages."""
+    if summary.protocol is not None:
+        print_protocol(summary.protocol)
     if summary.published:
         print_published(summary.published)
     if not summary.tasks:
@@ -90,6 +93,21 @@ def print_glue(summary: GlueSummary) -> None:
         table.add_row(name, f"{100 * value:.1f}{span}" if value is not None else missing)
         table.add_row("", f"[dim]{average['source']}[/dim]")
     make_console().print(table)
+
+
+def print_protocol(protocol: GlueProtocol) -> None:
+    """Print the scores of a model by the protocol, and how they were computed."""
+    if not protocol.rows:
+        return
+    shown = protocol.table
+    table = make_table(*map(escape, shown.heads))
+    for cells in shown.rows:
+        table.add_row(*map(escape, cells))
+    console = make_console()
+    console.print(Text(shown.title, "bold"))
+    console.print(table)
+    facts = protocol.settings | protocol.computed_with
+    console.print(Text(", ".join(f"{name} {value}" for name, value in facts.items()), "dim"))
 
 
 def _in_brackets(interval: Any) -> str:
