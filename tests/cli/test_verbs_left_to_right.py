@@ -123,7 +123,7 @@ def test_tasks_are_learned_judged_and_distilled(name: str, samples: Path, comman
     command.well("finetune", samples / name, *task, "--out", tmp_path / "frozen", *STEP, *frozen)
 
 
-@pytest.mark.parametrize("name", MEMBERS)
+@pytest.mark.parametrize("name", suite_has(FEW, MEMBERS))
 def test_sentence_vectors_are_trained(name: str, samples: Path, command: Command, tmp_path: Path) -> None:
     arguments = ("--data", samples / "pairs.csv", "--loss", "ranking", "--text", "one", "--pair", "two")
     command.well("embeddings", "train", samples / name, *arguments, "--out", tmp_path / "run", *STEP, "pooling=last")

@@ -33,6 +33,7 @@ from bertree.text.tokenizer import Tokenizer
 from tests.support import learnable
 from tests.support.command import Command
 from tests.support.pages import Page
+from tests.support.shared import suite_has
 
 TEXTS = ["the boat", "a happy tree on the road", "lamp", "the river and the garden by the window of stone"]
 
@@ -276,7 +277,7 @@ def test_what_is_measured_stays_as_it_is(words: Tokenizer, monkeypatch: pytest.M
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["classification", "ner", "crf", "squad", "choice"])
+@pytest.mark.parametrize("kind", suite_has(["crf", "squad"], ["classification", "ner", "crf", "squad", "choice"]))
 def test_every_head_is_timed_in_half_precision_too(
     kind: str, words: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

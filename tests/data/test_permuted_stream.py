@@ -9,11 +9,12 @@ from bertree.data.stream import Stream
 from bertree.train.feed import FixedShape
 from tests.support.corpora import CLS, FIRST, FORMATS, SEP, corpus, same, shapes
 from tests.support.quick import example_count
+from tests.support.shared import suite_has
 
 PERMUTED = Masking("permutation", partial=4)
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", suite_has(("segment-pair+nsp", "doc-sentences", "stream"), FORMATS))
 @example_count(15)
 @given(shape=shapes)
 def test_every_format_can_be_permuted(format: str, shape: list[list[int]]) -> None:

@@ -17,6 +17,7 @@ from bertree.train.loop import Loop
 from bertree.train.optimizer import build_optimizer
 from bertree.train.schedule import TrainingSchedule
 from tests.support.batches import run_backward
+from tests.support.shared import suite_has
 from tests.support.units import HEADS, OPTIONS, network, regression_network, units
 
 
@@ -29,7 +30,7 @@ def weighed(model: Network, batch: Batch, head: str, regression: bool) -> tuple[
     return loss.item(), objective.counts(batch)[head], gradients
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", suite_has([0], range(4)))
 @pytest.mark.parametrize(("head", "regression"), HEADS)
 @pytest.mark.parametrize("positions", [64, 40])
 def test_padding_changes_nothing(head: str, regression: bool, seed: int, positions: int) -> None:

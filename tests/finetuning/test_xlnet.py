@@ -56,7 +56,7 @@ def tuned(xlnet: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
 
 
 # Texts alone are pairs without the second one; a CRF stands on the same states.
-@pytest.mark.parametrize("name", suite_has(("beam", "ner"), sorted(KINDS.keys() - {"classification", "crf"})))
+@pytest.mark.parametrize("name", suite_has(("beam",), sorted(KINDS.keys() - {"classification", "crf"})))
 def test_what_can_be_learned_is_learned(name: str, tuned: Trained, command: Command) -> None:
     out, kind = tuned(name), KINDS[name]
     metrics = json.loads((out / "metrics.json").read_text())[kind.metric]

@@ -44,19 +44,21 @@ def mean_vectors(hidden: list[torch.Tensor]) -> np.ndarray:
     return torch.nn.functional.normalize(torch.stack([h.mean(0) for h in hidden]), dim=-1).numpy()
 
 
-def test_sentence_vectors_equal_sentence_transformers_on_real_weights(minilm: Path) -> None:
+def test_sentence_vectors_equal_sentence_transformers_on_real_weights(
+    minilm: Path, loaded_minilm: bertree.Model
+) -> None:
     from sentence_transformers import SentenceTransformer  # 2 s, which only the process that runs this test pays
 
     texts = varied(30)
-    model = bertree.load(minilm)
+    model = loaded_minilm
     with pytest.warns(BertreeWarning, match="texts cut to 256 tokens"):
         ours = mean_vectors(model.hidden(texts))
     theirs = SentenceTransformer(str(minilm), device="cpu").encode(texts)
     assert np.abs(ours - theirs).max() < 1e-5
 
 
-def test_a_text_does_not_depend_on_its_neighbours_or_its_place(minilm: Path) -> None:
-    model = bertree.load(minilm)
+def test_a_text_does_not_depend_on_its_neighbours_or_its_place(loaded_minilm: bertree.Model) -> None:
+    model = loaded_minilm
     texts = [t for t in varied(40) if len(t) < 400]
     alone = [model.hidden([text])[0] for text in texts]
     order = random.Random(1).sample(range(len(texts)), len(texts))
@@ -65,8 +67,8 @@ def test_a_text_does_not_depend_on_its_neighbours_or_its_place(minilm: Path) -> 
         assert (hidden - together[i]).abs().max() < 1e-5
 
 
-def test_batches_are_cut_by_tokens(minilm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = bertree.load(minilm)
+def test_batches_are_cut_by_tokens(loaded_minilm: bertree.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = loaded_minilm
     texts = ["one two three", "four", "five six seven eight nine ten"] * 5
     whole = model.hidden(texts)
     monkeypatch.setitem(BATCH_TOKENS, "cpu", 7)
@@ -74,9 +76,9 @@ def test_batches_are_cut_by_tokens(minilm: Path, monkeypatch: pytest.MonkeyPatch
         assert (left - right).abs().max() < 1e-5
 
 
-def test_threads_are_used_and_left_as_they_were(minilm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_are_used_and_left_as_they_were(loaded_minilm: bertree.Model, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(BATCH_TOKENS, "cpu", 64)
-    model, texts, counts = bertree.load(minilm), ["a text of some length"] * 40, []  # several batches
+    model, texts, counts = loaded_minilm, ["a text of some length"] * 40, []  # several batches
     for threads in (2, 1):  # one afterwards, as before the test
         torch.set_num_threads(threads)
         counts.append(model.hidden(texts))
@@ -85,8 +87,8 @@ def test_threads_are_used_and_left_as_they_were(minilm: Path, monkeypatch: pytes
     assert not counts[0][0].requires_grad
 
 
-def test_ids_pairs_and_odd_shapes(minilm: Path) -> None:
-    model = bertree.load(minilm)
+def test_ids_pairs_and_odd_shapes(loaded_minilm: bertree.Model) -> None:
+    model = loaded_minilm
     assert model.hidden([]) == []
     assert model.hidden([[]])[0].shape == (0, 384)
     assert [h.shape[0] for h in model.hidden([[101, 102], (101, 7592, 102), torch.tensor([101])])] == [2, 3, 1]
@@ -99,36 +101,36 @@ def test_ids_pairs_and_odd_shapes(minilm: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", [[[30522]], [[-1]], [[5, None]], [[2**80]]])
-def test_wrong_ids_are_said(wrong: list[list[int]], minilm: Path) -> None:
+def test_wrong_ids_are_said(wrong: list[list[int]], loaded_minilm: bertree.Model) -> None:
     with pytest.raises(UserError, match="from 0 to 30521"):
-        bertree.load(minilm).hidden(wrong)
+        loaded_minilm.hidden(wrong)
 
 
 @pytest.mark.parametrize("wrong", [[["x"]], [[1.5]], [torch.ones(3)], [1, "a"], [None], [b"abc"], [("a", "b", "c")]])
-def test_wrong_inputs_are_said(wrong: list[object], minilm: Path) -> None:
+def test_wrong_inputs_are_said(wrong: list[object], loaded_minilm: bertree.Model) -> None:
     with pytest.raises(UserError, match="must be a text, a pair of texts or a list of token ids"):
-        bertree.load(minilm).hidden(wrong)
+        loaded_minilm.hidden(wrong)
 
 
-def test_any_iterable_will_do_and_lengths_have_limits(minilm: Path) -> None:
-    model = bertree.load(minilm)
+def test_any_iterable_will_do_and_lengths_have_limits(loaded_minilm: bertree.Model) -> None:
+    model = loaded_minilm
     assert len(model.hidden(text for text in ("a", "b"))) == 2
     for wrong in (0, 513):
         with pytest.raises(UserError, match="must lie between 1 and 512"):
             model.hidden(["a"], max_length=wrong)
 
 
-def test_too_many_ids_are_refused_not_cut(minilm: Path) -> None:
+def test_too_many_ids_are_refused_not_cut(loaded_minilm: bertree.Model) -> None:
     with pytest.raises(UserError, match="513 ids is longer than the 512 positions"):
-        bertree.load(minilm).hidden([[5] * 513])
+        loaded_minilm.hidden([[5] * 513])
 
 
-def test_a_folder_without_tokenizer_takes_ids_alone(minilm: Path, tmp_path: Path) -> None:
+def test_a_folder_without_tokenizer_takes_ids_alone(minilm: Path, loaded_minilm: bertree.Model, tmp_path: Path) -> None:
     for name in ("config.json", "model.safetensors"):
         (tmp_path / name).symlink_to(minilm / name)
     model = bertree.load(tmp_path)
     assert model.tokenizer is None
-    assert torch.equal(model.hidden([[101, 7592, 102]])[0], bertree.load(minilm).hidden([[101, 7592, 102]])[0])
+    assert torch.equal(model.hidden([[101, 7592, 102]])[0], loaded_minilm.hidden([[101, 7592, 102]])[0])
     with pytest.raises(UserError, match="no tokenizer, so it takes lists of token ids"):
         model.hidden(["text"])
 
@@ -143,9 +145,11 @@ def test_save_and_load_keep_everything(minilm: Path, tmp_path: Path) -> None:
         assert (tmp_path / "m" / name).read_bytes() == (minilm / name).read_bytes()
 
 
-def test_half_precision_stays_close(minilm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_precision_stays_close(
+    minilm: Path, loaded_minilm: bertree.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("bertree.inference.cpu_linear.has_native_bfloat16", lambda: True)  # on any CPU
-    exact = mean_vectors(bertree.load(minilm).hidden(["The cat sat.", "A longer text about rivers and the sea."]))
+    exact = mean_vectors(loaded_minilm.hidden(["The cat sat.", "A longer text about rivers and the sea."]))
     half = bertree.load(minilm, precision="bfloat16").hidden(
         ["The cat sat.", "A longer text about rivers and the sea."]
     )
@@ -172,7 +176,7 @@ def test_fill_mask_equals_transformers(minilm: Path, small_folder: Path) -> None
     assert len(model.fill_mask(text, 10**6)) == 30522
 
 
-def test_what_cannot_be_filled_is_said(minilm: Path, small_folder: Path) -> None:
+def test_what_cannot_be_filled_is_said(loaded_minilm: bertree.Model, small_folder: Path) -> None:
     model = bertree.load(small_folder)
     for text, reason in (("no mask here", "the text has no mask"), ("<mask> " + "long " * 600 + "[MASK]", "cut off")):
         with warnings.catch_warnings():
@@ -180,7 +184,7 @@ def test_what_cannot_be_filled_is_said(minilm: Path, small_folder: Path) -> None
             with pytest.raises(UserError, match=reason):
                 model.fill_mask(text)
     with pytest.raises(UserError, match="no MLM head"):
-        bertree.load(minilm).fill_mask("[MASK]")
+        loaded_minilm.fill_mask("[MASK]")
     with pytest.raises(UserError, match="no tokenizer with a mask"):
         bertree.load("bert-tiny").fill_mask("[MASK]")
 

@@ -10,6 +10,7 @@ import pytest
 import bertree
 from bertree.inference.similarity import pair_similarities, percentiles, random_sentences
 from bertree.text.sentence_splitter import split_sentences
+from tests.support.shared import suite_has
 
 BOOKS = Path(__file__).parents[2] / "corpus" / "books.txt"
 
@@ -35,7 +36,7 @@ def test_a_percentile_counts_the_pairs_that_are_less_similar() -> None:
     assert percentiles(0.5, pair_similarities(vectors, "dot")) == pytest.approx(400 / 6)
 
 
-@pytest.mark.parametrize("name", ["default", "minilm"])
+@pytest.mark.parametrize("name", suite_has(["default"], ["default", "minilm"]))
 def test_unrelated_sentences_are_in_the_middle_and_paraphrases_at_the_top(name: str, minilm: Path) -> None:
     model = bertree.load(minilm if name == "minilm" else name)
     texts = ["A vessel sank in bad weather.", "She bought a loaf of bread."]

@@ -53,9 +53,9 @@ def tiny(words: Tokenizer | None, name: str = "bert-base", vector: PoolingConfig
     return model
 
 
-def test_equal_to_sentence_transformers(minilm: Path) -> None:
+def test_equal_to_sentence_transformers(minilm: Path, loaded_minilm: bertree.Model) -> None:
     with pytest.warns(bertree.errors.BertreeWarning, match="cut to 256"):
-        ours = load(minilm).embed(TEXTS)
+        ours = loaded_minilm.embed(TEXTS)
     assert ours.dtype == np.float32
     assert np.abs(ours - peer(minilm).encode(TEXTS)).max() < 1e-5
     assert np.allclose(np.linalg.norm(ours, axis=1), 1, atol=1e-6)
@@ -138,8 +138,8 @@ def test_prompts_both_ways(words: Tokenizer, tmp_path: Path) -> None:
         model.embed(["a"], prompt="qeury")
 
 
-def test_a_vector_does_not_depend_on_its_batch(minilm: Path) -> None:
-    model = load(minilm)
+def test_a_vector_does_not_depend_on_its_batch(loaded_minilm: bertree.Model) -> None:
+    model = loaded_minilm
     random = np.random.default_rng(0)
     words = ["the", "old", "captain", "went", "down", "to", "a", "harbour", "and", "saw", "ships", "night"]
     texts = [" ".join(random.choice(words, random.integers(1, 60))) for _ in range(40)]
@@ -187,8 +187,8 @@ def test_any_number_of_texts(words: Tokenizer, monkeypatch: pytest.MonkeyPatch) 
         model.embed(["a", None])
 
 
-def test_similarity(minilm: Path) -> None:
-    model = load(minilm)
+def test_similarity(loaded_minilm: bertree.Model) -> None:
+    model = loaded_minilm
     similarities = model.similarity(["A man plays a guitar."], ["Somebody makes music.", "The stock market fell."])
     assert similarities.shape == (1, 2)
     assert similarities[0, 0] > similarities[0, 1] + 0.2

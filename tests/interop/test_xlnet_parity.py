@@ -70,7 +70,7 @@ def as_options(arguments: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.unflatten(0, (3, 2)) for name, tensor in arguments.items()}
 
 
-@pytest.mark.parametrize("seed", suite_has([0, 1], range(4)))
+@pytest.mark.parametrize("seed", suite_has([0], range(4)))
 @pytest.mark.parametrize("suffix", HEADS)
 def test_states_logits_and_gradients_equal_transformers(suffix: str, seed: int, tmp_path: Path) -> None:
     point = settings(seed * 31 + len(suffix))

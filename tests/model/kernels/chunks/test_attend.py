@@ -11,6 +11,7 @@ from bertree.model.kernels.chunks.attend import attend_chunks
 from bertree.model.kernels.chunks.order import ChunkOrder, ChunkSettings
 from tests.support.attention import with_gradients
 from tests.support.chunks import as_written, bounds, definition, hashed, unit_keys
+from tests.support.shared import suite_has
 
 RAGGED = [7, 33, 1, 64, 0, 16, 17, 90]
 WINDOWS = [(1, 0), (0, 0), (1, 1), (2, 0), (0, 2), (3, 4)]
@@ -27,7 +28,7 @@ GROUPED = [(1, 2**11), (1, 2**18), (2, 2**6), (4, 2**11), (4, 2**18)]
 
 @pytest.mark.parametrize("once", [True, False])
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize(("rounds", "group"), GROUPED)
+@pytest.mark.parametrize(("rounds", "group"), suite_has([(1, 2**18), (2, 2**6)], GROUPED))
 def test_hashed_attention_and_its_gradients_equal_the_dense_definition(
     rounds: int, group: int, causal: bool, once: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
