@@ -109,7 +109,7 @@ COMMAND_LINE_ONLY = {
 
 
 def verbs() -> dict[str, Any]:
-    commands: dict[str, Any] = make_tree(app).commands
+    commands: dict[str, Any] = make_tree(app).commands  # type: ignore[attr-defined]
     groups = {name: getattr(command, "commands", None) for name, command in commands.items()}
     return {
         f"{name} {inner}" if groups[name] else name: command
