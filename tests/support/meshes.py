@@ -108,7 +108,11 @@ def write_references(cases: Sequence[Case], store: Path, folder: Path) -> None:
     for case in {case.reference: case for case in cases}.values():
         losses, network = train(replace(case, scale={}), store, folder, World.alone())
         weights = dict(whole_tensors(network, World.alone()))
-        save_file(weights, folder / f"{case.reference}.safetensors", {"losses": json.dumps(losses)})
+        _, untrained = train(replace(case, scale={}), store, folder, World.alone(), steps=0)
+        start = dict(whole_tensors(untrained, World.alone()))
+        moved = max(float((weights[name] - start[name]).abs().max()) for name in weights)
+        facts = {"losses": json.dumps(losses), "moved": str(moved)}
+        save_file(weights, folder / f"{case.reference}.safetensors", facts)
 
 
 def run_cases(launch: Launch, cases: Sequence[Case], store: Path, folder: Path) -> dict[str, Any]:
@@ -119,9 +123,7 @@ def run_cases(launch: Launch, cases: Sequence[Case], store: Path, folder: Path) 
         with join(launch._replace(job=str(number)), **sizes) as world:
             losses, network = train(case, store, folder, world)
             weights = dict(whole_tensors(network, world))
-            results[case.name] = {"losses": losses, "digest": digest(weights)} | differences(
-                case, losses, weights, folder
-            )
+            results[case.name] = {"digest": digest(weights)} | differences(case, losses, weights, folder)
     return results
 
 
@@ -131,15 +133,18 @@ def digest(weights: dict[str, Tensor]) -> str:
 
 
 def differences(case: Case, losses: list[float], weights: dict[str, Tensor], folder: Path) -> dict[str, Any]:
-    """How far losses and weights are from those of one device: the largest relative difference of each."""
+    """How far losses and weights are from those of one device: the largest relative difference of each. `moved`: how
+    far a weight of that device is from its start, at most."""
     path = folder / f"{case.reference}.safetensors"
     wanted = load_file(path)
     with safe_open(path, "pt") as file:
-        expected = json.loads(file.metadata()["losses"])
+        facts = file.metadata()
+    expected = json.loads(facts["losses"])
     worst = max((relative_difference(weights[name], tensor, name), name) for name, tensor in wanted.items())
     return {
         "loss": max(abs(a - b) / abs(b) for a, b in zip(losses, expected, strict=True)),
         "weights": worst,
+        "moved": float(facts["moved"]),
     }
 
 
