@@ -65,7 +65,8 @@ def _content(path: Path, work: Path, case: Case) -> str:
     text = data.decode(errors="backslashreplace").replace(str(work), "WORK")
     if path.name == "metrics.jsonl":
         lines = [json.loads(line) for line in text.splitlines() if line.endswith("}")]
-        text = "".join(json.dumps(line) + "\n" for line in lines if line["kind"] != "event")  # events tell of resuming
+        left_out = {"event", *(("train",) if case.coarse_log else ())}  # events tell of resuming
+        text = "".join(json.dumps(line) + "\n" for line in lines if line["kind"] not in left_out)
     if path.name == "plan.json":  # its sessions tell of resuming
         return json.dumps(json.loads(text) | {"sessions": "*"}, indent=1)
     if path.name == "environment.json":  # versions, cores, the command
