@@ -2,7 +2,7 @@
 
 A page marks the place by a comment of its own line, which readers of the repository do not see:
 
-    <!-- figure: albert -->              a figure of docs/family_figures.py or docs/concept_figures.py
+    <!-- figure: albert -->              a figure, drawn by docs/*_figures.py or docs/family_map.py
     <!-- study: albert-sop -->           the table of a study: our figures with the published ones
     <!-- study: albert-sop mlm mnli -->  the same, of these columns
     <!-- studies: bert-size bert-glue -->  the published tables of studies, folded
@@ -18,12 +18,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from docs import concept_figures, family_figures, family_map
+from docs import concept_figures, family_figures, family_map, growth_figures
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 MARKER = re.compile(r"^<!-- (figure|studies|study|claims|presets|design-space):?([^\n]*?) -->$", re.MULTILINE)
-FIGURES = family_map.FIGURES | family_figures.FIGURES | concept_figures.FIGURES
+FIGURES = family_map.FIGURES | family_figures.FIGURES | concept_figures.FIGURES | growth_figures.FIGURES
 # Axes of sizes: a table of presets shows them, so they are no difference in kind.
 SHAPE = ("layers", "width", "heads", "ffn_width", "embedding_width", "vocab_size", "max_positions")
 
