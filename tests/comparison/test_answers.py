@@ -31,10 +31,15 @@ def labels(predicted: Sequence[str], sure: Sequence[float], gold: Sequence[str])
     return [{"text": f"text {n}", "gold": g, "predicted": p, "score": s} for n, (p, s, g) in enumerate(rows)]
 
 
-def test_calibration_is_that_of_a_plain_loop_and_of_scikit_learn() -> None:
+def answers_with_confidence() -> tuple[np.ndarray, np.ndarray]:
+    """How sure a model is of each answer, and which are right."""
     random = np.random.default_rng(0)
     confidence = np.concatenate([random.uniform(0.3, 1, 500), np.arange(BINS + 1) / BINS])  # the edges too
-    right = (random.random(len(confidence)) < confidence**2).astype(float)
+    return confidence, (random.random(len(confidence)) < confidence**2).astype(float)
+
+
+def test_calibration_is_that_of_a_plain_loop() -> None:
+    confidence, right = answers_with_confidence()
     calibration = calibrate(confidence, right)
     assert calibration is not None
     edges, error = np.linspace(0, 1, BINS + 1), 0.0
@@ -45,11 +50,18 @@ def test_calibration_is_that_of_a_plain_loop_and_of_scikit_learn() -> None:
     assert calibration.error == pytest.approx(error, abs=1e-12)
     assert calibration.right == pytest.approx(right.mean())
     assert calibration.confidence == pytest.approx(confidence.mean())
+    assert calibrate(np.array([np.nan]), np.array([1.0])) is None
+
+
+@pytest.mark.peer
+def test_calibration_is_that_of_scikit_learn() -> None:
     curves = pytest.importorskip("sklearn.calibration")
+    confidence, right = answers_with_confidence()
+    calibration = calibrate(confidence, right)
+    assert calibration is not None
     theirs = curves.calibration_curve(right, confidence, n_bins=BINS, strategy="uniform")
     ours = [[part.right for part in calibration.bins], [part.confidence for part in calibration.bins]]
     np.testing.assert_allclose(ours, theirs)
-    assert calibrate(np.array([np.nan]), np.array([1.0])) is None
 
 
 def test_disagreements_of_classes_are_counted_and_the_surest_mistakes_shown() -> None:

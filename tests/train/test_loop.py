@@ -18,6 +18,7 @@ from bertree.train.loop import Diverged, Loop, StepResult
 from bertree.train.metrics_log import MetricsLog
 from bertree.train.optimizer import build_optimizer
 from tests.support.batches import fresh, joined, make_step, run_backward, sequences
+from tests.support.shared import suite_has
 
 
 def gradients(dtype: torch.dtype, *batches: Batch) -> dict[str, torch.Tensor]:
@@ -88,10 +89,10 @@ def state(loop: Loop) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_step_without_a_finite_gradient_is_skipped(name: str, value: float, tmp_path: Path) -> None:
+@pytest.mark.parametrize("value", suite_has(["nan"], ["nan", "inf"]))
+def test_a_step_without_a_finite_gradient_is_skipped(name: str, value: str, tmp_path: Path) -> None:
     network = fresh()
-    term = Poisoned({2, 4, 5, 7}, value)
+    term = Poisoned({2, 4, 5, 7}, float(value))
     loop = Loop(
         network,
         WeightedTerms({"x": term}, {"x": 1.0}),
