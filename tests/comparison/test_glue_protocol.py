@@ -115,7 +115,7 @@ def test_small_tasks_start_from_the_mnli_model_in_rows_of_their_own(encoder: Pat
     scores = {name: row.score or 0.0 for name, row in protocol.rows.items()}
     assert protocol.averages == {
         "average": pytest.approx((scores["mnli"] + scores["rte"]) / 2),
-        "average, from mnli": pytest.approx((scores["mnli"] + scores["rte from mnli"]) / 2),
+        "average from mnli": pytest.approx((scores["mnli"] + scores["rte from mnli"]) / 2),
     }
 
 
@@ -146,11 +146,14 @@ def test_what_cannot_be_scored_is_refused_in_one_line(encoder: Path, tmp_path: P
         "must be at least 20": {"protocol": encoder, "data": data, "examples": 5},
         "goes neither with runs": {"protocol": encoder, "data": data, "runs": [out]},
         "are for `protocol`": {"runs": [out], "data": data},
+        "cannot be used": {"protocol": encoder, "data": data, "device": "tpu:0"},
     }
     for message, arguments in cases.items():
         with pytest.raises(UserError, match=message):
-            bertree.glue(out=out, device="cpu", **arguments)
+            bertree.glue(**{"out": out, "device": "cpu"} | arguments)
         assert not out.exists()
+    with pytest.raises(UserError, match="holds other files"):
+        run(encoder, data, data)
 
 
 def test_another_model_or_a_damaged_report_is_refused(encoder: Path, tmp_path: Path) -> None:

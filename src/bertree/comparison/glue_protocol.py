@@ -19,8 +19,6 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-import torch
-
 from bertree.comparison.glue_scores import GlueProtocol, RateScore, TaskScore, percent
 from bertree.comparison.timing import processor
 from bertree.config.settings import as_tree, differences, read
@@ -30,7 +28,7 @@ from bertree.files.atomic import exclusive_lock, make_folders, refuse_other, wri
 from bertree.files.formats import Json, json_text, read_json
 from bertree.finetuning.finetune import finetune
 from bertree.finetuning.scored import training_digest
-from bertree.inference.load import choose_device, load_or_take
+from bertree.inference.load import choose_device, load
 from bertree.report.formats import digits
 from bertree.tasks.glue import TEXT_TASKS
 from bertree.tasks.splits import normalize_name
@@ -99,13 +97,13 @@ def run_protocol(
     if examples is not None and examples < FEWEST_EXAMPLES:
         raise UserError(f"`examples={examples}`: must be at least {FEWEST_EXAMPLES}")
     out = Path(out)
-    refuse_other(out)
+    _check_folder(out)
     rows = _find_rows(Path(data))
-    machine = processor(torch.device(choose_device(device)))
+    digest, machine = _identify(model, device)
     report = GlueProtocol(
         version=VERSION,
         model=str(model),
-        digest=load_or_take(model)[0].digest,
+        digest=digest,
         rates=RATES,
         seeds=SEEDS,
         settings=SETTINGS,
@@ -113,10 +111,10 @@ def run_protocol(
         data={row.name: row.data_digest for row in rows},
         computed_with={"machine": machine, "bertree": __version__, "torch": version("torch")},
     )
-    if missing := [name for name in TASKS if name not in report.data]:
-        note(f"{data}: has no folder of {', '.join(missing)}; the average is over the other tasks")
     if from_mnli:
         rows += _from_mnli(rows, out / RUNS / MNLI)
+    if missing := [name for name in TASKS if name not in report.data]:
+        note(f"{data}: has no folder of {', '.join(missing)}; the average is over the other tasks")
     total = sum(row.used(examples) * (len(RATES) + SEEDS) for row in rows)
     with showing(progress), make_folders(out), exclusive_lock(out), bar("training rows", total, speed="rows") as shown:
         report = _resume(out / REPORT, report)
@@ -127,6 +125,20 @@ def run_protocol(
             return replace(_resume(out / REPORT, report), signal=stopped.args[0])
         shutil.rmtree(out / CHOICES, ignore_errors=True)
     return report
+
+
+def _check_folder(out: Path) -> None:
+    """Refuse to write into a folder of something else."""
+    refuse_other(out)
+    names = {path.name for path in out.iterdir() if not path.name.startswith(".")} if out.is_dir() else set()
+    if others := sorted(names - {REPORT, CHOICES, RUNS}):
+        raise UserError(f"{out}: holds other files ({others[0]}); give an empty or a new folder")
+
+
+def _identify(model: str | Path, device: str) -> tuple[str, str]:
+    """Return the digest of a model and the name of the device, which must be there."""
+    loaded = load(model, device=choose_device(device))
+    return loaded.digest, processor(loaded.device)
 
 
 def _find_rows(data: Path) -> list[_Row]:

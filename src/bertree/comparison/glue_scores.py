@@ -4,6 +4,7 @@ from dataclasses import dataclass, field, replace
 from statistics import mean
 
 from bertree.config.settings import NOT_A_SETTING
+from bertree.errors import counted
 from bertree.files.formats import Json
 from bertree.report.formats import digits
 from bertree.result_table import ResultTable, ShownAsTable
@@ -68,8 +69,8 @@ class GlueProtocol(ShownAsTable):
         """The rows as a table, with the held-out score of each rate."""
         rows = [[name, *row.cells(len(self.rates))] for name, row in self.rows.items()]
         blank = [""] * (len(self.rates) + 3)
-        tasks = len({row.task for row in self.rows.values() if row.scores})
-        rows += [[f"{name} of {tasks}", *blank, percent(average)] for name, average in self.averages.items()]
+        tasks = counted(len({row.task for row in self.rows.values() if row.scores}), "task")
+        rows += [[f"{name}, {tasks}", *blank, percent(average)] for name, average in self.averages.items()]
         some = "" if self.examples is None else f", at most {self.examples:,} training rows"
         title = f"GLUE by protocol {self.version}{some}: {self.model}"
         rates = [f"held out, {digits(rate)}" for rate in self.rates]
@@ -86,7 +87,7 @@ class GlueProtocol(ShownAsTable):
         plain = {row.task: row.score for name, row in complete.items() if name == row.task}
         from_mnli = {row.task: row.score for name, row in complete.items() if name != row.task}
         averages = {"average": _mean(plain)} if plain else {}
-        averages |= {"average, from mnli": _mean(plain | from_mnli)} if from_mnli else {}
+        averages |= {"average from mnli": _mean(plain | from_mnli)} if from_mnli else {}
         return replace(self, rows=rows, averages=averages)
 
 
