@@ -122,6 +122,7 @@ def run_protocol(
             for row in rows:
                 report = _compute(row, report, model, out, device, shown)
         except _Stopped as stopped:
+            say(f"{out}: stopped; run the same again to continue")
             return replace(_resume(out / REPORT, report), signal=stopped.args[0])
         shutil.rmtree(out / CHOICES, ignore_errors=True)
     return report
