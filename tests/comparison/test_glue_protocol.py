@@ -12,11 +12,14 @@ import bertree
 from bertree.comparison import glue_protocol
 from bertree.comparison.glue_scores import GlueProtocol
 from bertree.errors import UserError
+from bertree.finetuning.config import FineTuneConfig
 from bertree.inference.trained_run import Run
+from bertree.tasks.glue import TEXT_TASKS
 from tests.support import learnable
 from tests.support.command import Command
 
 RATES = (1e-6, 8e-3)  # one that learns nothing, and one that does
+FIXED = (glue_protocol.RATES, glue_protocol.SEEDS, glue_protocol.HELD_OUT, glue_protocol.MOST_HELD_OUT)
 
 
 @pytest.fixture(autouse=True)
@@ -59,6 +62,22 @@ def run(model: Path, data: Path, out: Path, **settings: Any) -> GlueProtocol:
         protocol = bertree.glue(protocol=model, data=data, out=out, device="cpu", **settings).protocol
     assert protocol is not None
     return protocol
+
+
+def test_what_moves_scores_changes_only_with_the_version() -> None:
+    optim, settings = FineTuneConfig().optim, glue_protocol.SETTINGS
+    lengths = {name: TEXT_TASKS[name].max_length for name in glue_protocol.TASKS}
+    assert glue_protocol.VERSION == 1
+    assert FIXED == ((2e-5, 4e-5, 8e-5, 1.6e-4), 3, 0.1, 2000)
+    assert [settings[name] for name in ("epochs", "batch", "warmup", "shape", "evaluations")] == [
+        3,
+        32,
+        0.1,
+        "linear",
+        0,
+    ]
+    assert (optim.name, optim.betas, optim.eps, optim.layer_decay) == ("adamw", (0.9, 0.999), 1e-8, 1.0)
+    assert lengths == dict.fromkeys(glue_protocol.TASKS, 128) | {"rte": 256}
 
 
 def test_the_dev_split_chooses_nothing(encoder: Path, tmp_path: Path) -> None:
