@@ -33,6 +33,7 @@ COMMANDS = {
     "study run": "albert-dropout --store {store} --out {out}",
     "pairs": "{model} {text} --out {out}/rows.jsonl",
     "cluster": "{model} {text} --out {out}/rows.jsonl",
+    "glue": "--protocol {model} --data {table} --out {out}",
     "compare": "{model} {model} --seconds 0.1 --out {out}",
     "layers": "{model} --texts {text} --out {out}/report.html",
     "advise": "--task similarity --out {out}/report.html",
