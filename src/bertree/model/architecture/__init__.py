@@ -11,8 +11,7 @@ from typing import Any, get_type_hints
 
 from bertree.errors import UserError, suggest
 from bertree.model.architecture.base import WRITTEN, Architecture, later_axes
-from bertree.model.architecture.bilstm import BiLstm
-from bertree.model.architecture.lstm import Lstm
+from bertree.model.architecture.recurrent import BiLstm, Lstm
 from bertree.model.architecture.transformer import Transformer
 from bertree.model.architecture.transformer_axes import ACTIVATIONS, SHARING
 
