@@ -20,9 +20,9 @@ from bertree.batch import Batch, PretrainingLabels
 from bertree.model import cost
 from bertree.model.architecture import Lstm
 from bertree.model.layers.characters import CharacterCnn, spell_network
-from bertree.model.lstm import LstmEncoder
 from bertree.model.network import build
 from bertree.model.presets import preset
+from bertree.model.recurrent import LstmEncoder
 from bertree.objectives.pretraining import pretraining_objective
 from bertree.text.cleaning import WORDS, spell_vocabulary
 from bertree.train.device_setup import measure_peak_flops

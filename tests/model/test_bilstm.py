@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertree.batch import Batch
-from bertree.model.bilstm import BidirectionalLstm
+from bertree.model.recurrent import BidirectionalLstm
 from tests.support.quick import example_count
 
 IN, WIDTH = 6, 4

@@ -19,15 +19,14 @@ from torch import Tensor, nn
 from bertree.batch import Batch
 from bertree.errors import UserError, suggest
 from bertree.model.architecture import Architecture, BiLstm, Lstm, Transformer
-from bertree.model.bilstm import build_bilstm
 from bertree.model.directions import build_directed
 from bertree.model.encoder import Encoder, EncoderOutput, State, StateSpec
 from bertree.model.heads import BeamSpanHead, ClassHead, Grid, MaskHead
 from bertree.model.init import initialize
 from bertree.model.layers.embeddings import AdaptiveSoftmax
-from bertree.model.lstm import build_lstm, build_lstm_mask_head
 from bertree.model.pooling import PoolingConfig, SentencePooling
 from bertree.model.readout import Crf, LayerFeatures, Readout, build_crf, build_features
+from bertree.model.recurrent import build_bilstm, build_lstm, build_lstm_mask_head
 from bertree.model.transformer import build_transformer, vocabulary_clusters
 
 # 0: the head has no classes of its own: mask has the vocabulary, beam-span three outputs

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from bertree.batch import Batch
 from bertree.errors import UserError, suggest
 from bertree.model.architecture import Architecture
-from bertree.model.bilstm import BidirectionalLstm
 from bertree.model.encoder import Encoder
+from bertree.model.recurrent import BidirectionalLstm
 
 
 class Crf(nn.Module):
