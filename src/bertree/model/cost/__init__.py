@@ -25,8 +25,7 @@ from typing import Any, NamedTuple
 
 from bertree.errors import UserError
 from bertree.model.architecture import Architecture, BiLstm, Lstm, Transformer
-from bertree.model.cost.counts import BiLstmCosts, Costs, Parameters, classifier_parameters
-from bertree.model.cost.lstm import LstmCosts
+from bertree.model.cost.counts import BiLstmCosts, Costs, LstmCosts, Parameters, classifier_parameters
 from bertree.model.cost.transformer import KEYS, MASK_RATE, QUERY_RATE, TransformerCosts
 
 __all__ = [
