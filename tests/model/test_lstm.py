@@ -11,7 +11,7 @@ from bertree.errors import UserError
 from bertree.inference.load import random_model
 from bertree.inference.model import Model
 from bertree.model.architecture import Lstm, Transformer
-from bertree.model.kernels.lstm.layer import LstmWeights, lstm
+from bertree.model.kernels.lstm import LstmWeights, lstm
 from bertree.model.layers.characters import CharacterCnn
 from bertree.model.presets import preset
 from bertree.text.cleaning import SpelledWord, spell_vocabulary

@@ -25,7 +25,7 @@ from bertree.model.directions import directed_predictions, end_states
 from bertree.model.encoder import Encoder
 from bertree.model.heads import MaskHead
 from bertree.model.init import initialize
-from bertree.model.kernels.lstm.layer import LstmWeights, lstm, permute
+from bertree.model.kernels.lstm import LstmWeights, lstm, permute
 from bertree.model.layers.characters import CharacterCnn, CharacterEmbeddings
 from bertree.model.layers.embeddings import AdaptiveSoftmax, Embeddings, TokenEmbeddings, VocabularyClusters
 

@@ -1,1 +1,0 @@
-"""The layers of an LSTM, and its cells on a GPU."""
