@@ -12,7 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from bertree.batch import Batch
 from bertree.model.encoder import State
-from bertree.model.kernels.padded import scores_by_distance
+from bertree.model.kernels.table import scores_by_distance
 from bertree.model.layers.attention import Attention
 from bertree.model.layers.positions import TokenPositions
 from bertree.model.memory import KEYS, LENGTHS, VALUES, Spans, lanes_of
