@@ -15,11 +15,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from bertree.batch import Batch
-from bertree.model.cache import CachePast
 from bertree.model.layers.attention import LayerPast
 from bertree.model.layers.residual import Block, Residual, Reversible, Stream, states_of
 from bertree.model.layers.reversible import reversible_states
-from bertree.model.memory import MemoryPast, TwoStreams
+from bertree.model.memory import CachePast, MemoryPast, TwoStreams
 
 Past = MemoryPast | CachePast | TwoStreams
 

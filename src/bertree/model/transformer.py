@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from bertree.batch import Batch
 from bertree.model.architecture import ACTIVATIONS, Transformer
-from bertree.model.cache import CachePast
 from bertree.model.encoder import Encoder, EncoderOutput, State, StateSpec
 from bertree.model.init import initialize, scale_weights
 from bertree.model.layers.attention import Attention
@@ -23,7 +22,7 @@ from bertree.model.layers.feed_forward import FeedForward, build_feed_forward
 from bertree.model.layers.positions import LearnedPositions, build_embedded_positions
 from bertree.model.layers.residual import RESIDUALS, Block, PostNorm, PreNorm
 from bertree.model.masks import SlidingWindow
-from bertree.model.memory import KEYS, LENGTHS, MEMORY, VALUES, MemoryPast, TwoStreams
+from bertree.model.memory import KEYS, LENGTHS, MEMORY, VALUES, CachePast, MemoryPast, TwoStreams
 from bertree.model.pooling import mean_states
 from bertree.model.stack import Past, Stack
 from bertree.model.torch_internals import has_forward_hooks
