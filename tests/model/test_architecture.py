@@ -12,7 +12,7 @@ from bertree.batch import Batch
 from bertree.errors import UserError
 from bertree.model.architecture import MEANING, TYPES, Architecture, BiLstm, Transformer
 from bertree.model.architecture.base import axis
-from bertree.model.init import without_weights
+from bertree.model.layers.basic import without_weights
 from bertree.model.network import HEADS, build
 from bertree.model.presets import PRESETS, preset
 from bertree.model.recurrent import BiLstmEncoder

@@ -11,7 +11,7 @@ from bertree.interop.huggingface.config import config_from_architecture
 from bertree.interop.huggingface.fit import family_of_architecture
 from bertree.model import cost
 from bertree.model.architecture import Transformer, parse_override
-from bertree.model.init import without_weights
+from bertree.model.layers.basic import without_weights
 from bertree.model.network import build
 from bertree.model.presets import PRESETS, preset
 from tests.support.batches import axes_of

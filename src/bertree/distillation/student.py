@@ -21,7 +21,7 @@ from bertree.inference.model import Model
 from bertree.interop.contents import Contents
 from bertree.model.architecture import Architecture, Transformer
 from bertree.model.heads import ClassHead
-from bertree.model.init import initialize
+from bertree.model.layers.basic import initialize
 from bertree.model.pooling import Dense, SentencePooling
 from bertree.model.presets import PRESETS, preset
 from bertree.pretraining import build

@@ -10,7 +10,7 @@ from bertree.files.formats import Json
 from bertree.interop import sentence_transformers
 from bertree.model.architecture import Architecture
 from bertree.model.heads import ClassHead
-from bertree.model.init import without_weights
+from bertree.model.layers.basic import without_weights
 from bertree.model.layers.characters import spell_network
 from bertree.model.network import Network, build
 from bertree.model.pooling import PoolingConfig, SentencePooling

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from bertree.batch import Batch
 from bertree.model.architecture import Transformer
 from bertree.model.encoder import Encoder
-from bertree.model.init import initialize
+from bertree.model.layers.basic import initialize
 from bertree.model.layers.embeddings import Embeddings
 from bertree.model.pooling import mean_states
 from bertree.model.stack import Stack

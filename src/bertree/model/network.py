@@ -22,7 +22,7 @@ from bertree.model.architecture import Architecture, BiLstm, Lstm, Transformer
 from bertree.model.directions import build_directed
 from bertree.model.encoder import Encoder, EncoderOutput, State, StateSpec
 from bertree.model.heads import BeamSpanHead, ClassHead, Grid, MaskHead
-from bertree.model.init import initialize
+from bertree.model.layers.basic import initialize
 from bertree.model.layers.embeddings import AdaptiveSoftmax
 from bertree.model.pooling import PoolingConfig, SentencePooling
 from bertree.model.readout import Crf, LayerFeatures, Readout, build_crf, build_features

@@ -24,8 +24,8 @@ from bertree.model.architecture import BiLstm, Lstm
 from bertree.model.directions import directed_predictions, end_states
 from bertree.model.encoder import Encoder
 from bertree.model.heads import MaskHead
-from bertree.model.init import initialize
 from bertree.model.kernels.lstm import LstmWeights, lstm, permute
+from bertree.model.layers.basic import initialize
 from bertree.model.layers.characters import CharacterCnn, CharacterEmbeddings
 from bertree.model.layers.embeddings import AdaptiveSoftmax, Embeddings, TokenEmbeddings, VocabularyClusters
 

@@ -13,10 +13,9 @@ from torch import Tensor, nn
 from bertree.batch import Batch
 from bertree.model.architecture import ACTIVATIONS, Transformer
 from bertree.model.encoder import Encoder, EncoderOutput, State, StateSpec
-from bertree.model.init import initialize, scale_weights
 from bertree.model.layers.attention import Attention
 from bertree.model.layers.attention_kinds import build_attention
-from bertree.model.layers.basic import build_norm
+from bertree.model.layers.basic import build_norm, initialize, scale_weights
 from bertree.model.layers.embeddings import AdaptiveEmbeddings, Embeddings, TokenEmbeddings, VocabularyClusters
 from bertree.model.layers.feed_forward import FeedForward, build_feed_forward
 from bertree.model.layers.positions import LearnedPositions, build_embedded_positions

@@ -32,10 +32,10 @@ from bertree.inference.cpu_linear import (
     linear_class,
 )
 from bertree.model.heads import MaskHead
-from bertree.model.init import without_weights
 from bertree.model.kernels.layout import Layout
 from bertree.model.kernels.table import attend_fused
 from bertree.model.layers.attention import Attention
+from bertree.model.layers.basic import without_weights
 from bertree.model.layers.embeddings import TokenEmbeddings
 from bertree.model.masks import Causal
 from bertree.model.memory import KEYS, VALUES

@@ -11,7 +11,7 @@ from math import ceil, prod
 from typing import NamedTuple
 
 from bertree.model.architecture import Transformer
-from bertree.model.init import without_weights
+from bertree.model.layers.basic import without_weights
 from bertree.model.network import build
 from bertree.scale.distribute import layers_of, whole_parameters
 from bertree.scale.split import Split, split_layouts
