@@ -6,7 +6,7 @@ from torch import Tensor
 
 from bertree.batch import Batch
 from bertree.model.architecture import Transformer
-from bertree.model.layers.lsh import LshAttention
+from bertree.model.layers.attention_kinds import LshAttention
 from bertree.model.network import Network, build
 
 transformers = pytest.importorskip("transformers")

@@ -8,7 +8,7 @@ import transformers
 from torch import Tensor
 
 from bertree.interop.contents import Contents
-from bertree.model.layers import lsh
+from bertree.model.layers import attention_kinds
 from tests.support.parity import load, peer
 
 SEED = 3  # hash_seed
@@ -50,8 +50,12 @@ def use_rotations_of_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
         return drawn.float().split(axes, -1)
 
     monkeypatch.setattr(
-        lsh, "draw_rotations", lambda heads, width, rounds, axes, like: rotations(heads, width, rounds, axes)
+        attention_kinds,
+        "draw_rotations",
+        lambda heads, width, rounds, axes, like: rotations(heads, width, rounds, axes),
     )
     monkeypatch.setattr(
-        lsh, "fixed_rotations", lambda seed, depth, heads, width, rounds, axes: rotations(heads, width, rounds, axes)
+        attention_kinds,
+        "fixed_rotations",
+        lambda seed, depth, heads, width, rounds, axes: rotations(heads, width, rounds, axes),
     )

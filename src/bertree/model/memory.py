@@ -1,4 +1,4 @@
-"""What attention sees besides the tokens of a batch: the memory of Transformer-XL, the two streams of XLNet, and a cache.
+"""What attention sees besides the tokens of a batch: the memory of Transformer-XL, the streams of XLNet, and a cache.
 
 A memory holds the inputs of the layers at the tokens next to each lane's segment. Keys and values are computed from
 them again, so it is for training and for reading long texts segment by segment. It is an explicit state: `encode` takes

@@ -24,9 +24,9 @@ from bertree.errors import UserError
 from bertree.model.architecture import Architecture, Transformer
 from bertree.model.heads import MaskHead
 from bertree.model.layers.attention import Attention
+from bertree.model.layers.attention_kinds import ChunkedAttention, LshAttention, SharedQueryKeyAttention
 from bertree.model.layers.embeddings import AdaptiveEmbeddings, AdaptiveSoftmax, TokenEmbeddings
 from bertree.model.layers.feed_forward import FeedForward, GatedFeedForward
-from bertree.model.layers.lsh import ChunkedAttention, LshAttention, SharedQueryKeyAttention
 from bertree.model.network import Network
 from bertree.model.stack import Stack
 from bertree.model.transformer import TransformerEncoder

@@ -14,8 +14,13 @@ from bertree.model.kernels.chunks.order import ChunkSettings
 from bertree.model.kernels.layout import Layout
 from bertree.model.kernels.table import attend
 from bertree.model.layers.attention import Attention
-from bertree.model.layers.attention_kinds import build_attention
-from bertree.model.layers.lsh import ChunkedAttention, LshAttention, SharedQueryKeyAttention, attend_to_earlier
+from bertree.model.layers.attention_kinds import (
+    ChunkedAttention,
+    LshAttention,
+    SharedQueryKeyAttention,
+    attend_to_earlier,
+    build_attention,
+)
 from bertree.model.masks import CausalButSelf, FullButSelf
 from bertree.model.network import Network, build
 from tests.support.chunks import definition, hashed, unit_keys

@@ -12,7 +12,7 @@ from bertree.batch import Batch
 from bertree.errors import UserError
 from bertree.model.architecture import Transformer
 from bertree.model.kernels.chunks.order import bucket_order
-from bertree.model.layers import lsh, reversible
+from bertree.model.layers import attention_kinds, reversible
 from bertree.model.layers.residual import Reversible
 from bertree.model.network import build, build_encoder
 from bertree.model.readout import Readout
@@ -176,7 +176,7 @@ def test_hashed_attention_sees_the_same_buckets_again(monkeypatch: pytest.Monkey
         seen.append(buckets)
         return order(rings, buckets, *more)
 
-    monkeypatch.setattr(lsh, "bucket_order", watched)
+    monkeypatch.setattr(attention_kinds, "bucket_order", watched)
     with torch.no_grad():
         for block in encoder.stack.ffn:
             block.part.down.weight.mul_(1e6)

@@ -1,4 +1,4 @@
-"""Attention over the chunks of a line, for Reformer (layers/lsh.py): by a Triton kernel where it can, else in PyTorch.
+"""Attention over the chunks of a line, for Reformer: by a Triton kernel where it can, else in PyTorch.
 
 A line holds the tokens in slots, sorted by bucket, once for each round of hashing (order.py). Each head has its own
 line, or all heads share one. A chunk is a block of slots that attends to itself and its neighbors.
