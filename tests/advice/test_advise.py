@@ -17,8 +17,7 @@ from benchmarks.advice import CHECKED, with_rules
 from bertree.advice import candidates, trial
 from bertree.advice.advise import _rank
 from bertree.advice.candidates import CandidateModel, TrialRow, expected, make_candidates, rule_applies
-from bertree.advice.knowledge import FILE, knowledge
-from bertree.advice.limits import BYTES, MILLISECONDS, Request, parse_count, parse_measure
+from bertree.advice.knowledge import BYTES, FILE, MILLISECONDS, Request, knowledge, parse_count, parse_measure
 from bertree.advice.result import Advice
 from bertree.cli.main import app
 from bertree.errors import UserError

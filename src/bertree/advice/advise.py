@@ -18,8 +18,7 @@ from bertree.advice.candidates import (
     rule_concerns,
     student_of,
 )
-from bertree.advice.knowledge import Knowledge, knowledge
-from bertree.advice.limits import Request, parse_count, read_request
+from bertree.advice.knowledge import Knowledge, Request, knowledge, parse_count, read_request
 from bertree.advice.page import advice_page
 from bertree.advice.result import Advice
 from bertree.advice.trial import count_examples, try_out

@@ -16,8 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from bertree.advice.knowledge import Conditions, Knowledge, MeasuredRows, Scored, Way
-from bertree.advice.limits import Request
+from bertree.advice.knowledge import Conditions, Knowledge, MeasuredRows, Request, Scored, Way
 from bertree.comparison.measure import weight_bytes
 from bertree.comparison.timing import SENTENCES, Runner, TimedModel
 from bertree.config.model_names import resolve_model_path

@@ -5,8 +5,7 @@ import shlex
 from dataclasses import dataclass
 
 from bertree.advice.candidates import AdviceCandidate, TrialRow
-from bertree.advice.knowledge import Rule, knowledge
-from bertree.advice.limits import Request
+from bertree.advice.knowledge import Request, Rule, knowledge
 from bertree.files.formats import Json
 from bertree.report.formats import byte_size, digits
 from bertree.result_table import ResultTable, ShownAsTable

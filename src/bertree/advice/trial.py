@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bertree.advice.candidates import CandidateModel, Speeds, TrialRow
-from bertree.advice.knowledge import TaskKind
-from bertree.advice.limits import Request
+from bertree.advice.knowledge import Request, TaskKind
 from bertree.console import Bar, bar, note, notes_shown, say, showing
 from bertree.embeddings.evaluate import evaluate_embeddings
 from bertree.errors import UserError, counted
