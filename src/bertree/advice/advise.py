@@ -19,8 +19,7 @@ from bertree.advice.candidates import (
     student_of,
 )
 from bertree.advice.knowledge import Knowledge, Request, knowledge, parse_count, read_request
-from bertree.advice.page import advice_page
-from bertree.advice.result import Advice
+from bertree.advice.result import Advice, advice_page
 from bertree.advice.trial import count_examples, try_out
 from bertree.comparison.timing import processor
 from bertree.console import note, showing, status
