@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from bertree.comparison import timing
-from bertree.comparison.measure import compare_all, counts, weight_bytes
+from bertree.comparison.measure import compare_all, counts, training_rates, weight_bytes
 from bertree.comparison.timing import SENTENCES, TimedModel
-from bertree.comparison.training import training_rates
 from bertree.errors import UserError
 from bertree.finetuning.page import finetuning_page
 from bertree.inference.load import Model, load, make_model, random_model

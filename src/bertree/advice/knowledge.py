@@ -1,5 +1,5 @@
-"""The knowledge behind `bertree advise`, read from knowledge.toml (kinds of tasks, ways, presets, measured rows, rules),
-and the request: a task, examples and limits, with sizes and times as people write them.
+"""The knowledge behind `bertree advise`, read from knowledge.toml: kinds of tasks, ways, presets, measured rows, rules.
+The request to it: a task, examples and limits, with sizes and times as people write them.
 
 The code of this package names no model, way or rule: to add one, edit the file.
 """

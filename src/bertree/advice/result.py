@@ -1,5 +1,5 @@
-"""What `bertree.advise` returns, how a candidate is described, and the HTML page: choices with commands, learning curves
-of the trial, rules, other candidates."""
+"""What `bertree.advise` returns, and its HTML page: choices with commands, learning curves of the trial, rules, other
+candidates."""
 
 import math
 import shlex

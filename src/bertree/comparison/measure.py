@@ -1,10 +1,13 @@
-"""Measure and compare the cost of models: parameters, bytes, latency, throughput, share of the score.
+"""Measure and compare the cost of models: parameters, bytes, latency, throughput, training speed, share of the score.
 
 Models are run as everywhere else: `Model.hidden` for an encoder alone, `tasks.logits.logits` for a task, in float32 on
 a CPU and in half precision on a GPU. Only the parameters that a prediction needs are counted: heads that are not run do
-not change a model's size.
+not change a model's size. A training step is forward pass, backward pass and AdamW of the encoder alone, on packed
+sequences of random tokens: in float32 on a CPU, in mixed precision on a GPU, not compiled. Its weights are copies, so
+that the models stay as they are.
 """
 
+import copy
 import random
 import time
 from collections.abc import Mapping, Sequence
@@ -15,12 +18,63 @@ import numpy as np
 import torch
 from torch import nn
 
+from bertree.batch import Batch
 from bertree.comparison.timing import SENTENCES, Clock, Runner, TimedModel, measure_speeds
-from bertree.comparison.training import training_rates
 from bertree.interop import weights
 from bertree.model.heads import ClassHead
 from bertree.model.network import Network
 from bertree.report.comparison import Comparison, Intervals, ModelCosts, Speed
+from bertree.tasks.logits import inference_autocast
+
+TOKENS = {"cpu": 512, "cuda": 32768}  # of a training step
+LENGTH = 128  # of a sequence at most
+LEAST_STEPS, MOST_STEPS = 3, 50  # of each model, after one that is not counted
+
+
+class TimedTraining:
+    """A copy of a model on a device, and a batch to train it on."""
+
+    def __init__(self, subject: TimedModel, device: torch.device, clock: Clock) -> None:
+        self._device, self._clock = device, clock
+        self._network = copy.deepcopy(subject.model.network).to(device=device, dtype=torch.float32).train()
+        self._network.requires_grad_(True)
+        self._optimizer = torch.optim.AdamW(self._network.parameters(), lr=1e-5, fused=True)
+        a = subject.model.architecture
+        length = min(LENGTH, a.longest_input)
+        draw = np.random.default_rng(0)
+        count = max(1, TOKENS[device.type] // length)
+        self.tokens = count * length
+        self._batch = Batch.pack(draw.integers(a.vocab_size, size=(count, length)).tolist()).to(device)
+
+    def step(self) -> float:
+        """Take a step; return its seconds."""
+        began = self._clock()
+        with inference_autocast(self._device):
+            states_tw = self._network(self._batch)
+        states_tw.float().square().mean().backward()
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return self._clock() - began
+
+
+def training_rates(
+    subjects: Sequence[TimedModel], device: torch.device, seconds: float, clock: Clock = time.perf_counter
+) -> list[float]:
+    """Return the tokens per second of each model's training steps: medians of steps that are taken in turns."""
+    trainings = [TimedTraining(subject, device, clock) for subject in subjects]
+    for training in trainings:
+        training.step()  # allocates memory; not counted
+    durations: list[list[float]] = [[] for _ in trainings]
+    for number in range(1, MOST_STEPS + 1):
+        for training, of_model in zip(trainings, durations, strict=True):
+            of_model.append(training.step())
+        if number >= LEAST_STEPS and sum(map(sum, durations)) * (number + 1) / number > seconds:
+            break
+    pairs = zip(trainings, durations, strict=True)
+    return [training.tokens / float(np.median(of_model)) for training, of_model in pairs]
+
 
 MOST_TEXTS = 1000  # that are drawn for timing
 SHARE = {"cpu": 3, "cuda": 1}  # of the time; a GPU is quick to measure
