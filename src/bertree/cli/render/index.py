@@ -115,7 +115,7 @@ def _mark_words(hit: Hit) -> str:
 
 def print_evaluation(result: "SearchEvaluation") -> None:
     """Print the figures of each mode, with their intervals."""
-    from bertree.search.evaluation.page import tuned_line
+    from bertree.search.evaluation.figures import tuned_line
 
     figures = result.json()["modes"]
     rows = [["percent", *next(iter(figures.values()))]]

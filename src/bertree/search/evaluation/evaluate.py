@@ -12,8 +12,15 @@ from bertree.errors import UserError, counted, suggest
 from bertree.files.atomic import make_folders, refuse_other, write_atomically
 from bertree.report.html import write_report
 from bertree.run_folder import SCORES
-from bertree.search.evaluation.figures import DEPTH, FIGURES, ModeScores, SearchEvaluation, SearchQuestion, Tuned
-from bertree.search.evaluation.page import evaluation_page
+from bertree.search.evaluation.figures import (
+    DEPTH,
+    FIGURES,
+    ModeScores,
+    SearchEvaluation,
+    SearchQuestion,
+    Tuned,
+    evaluation_page,
+)
 from bertree.search.index import AnyIndex, Index
 from bertree.search.passage_vectors import embed_texts
 from bertree.search.passages import Hit
