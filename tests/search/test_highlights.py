@@ -2,7 +2,7 @@
 
 import pytest
 
-from bertree.search.words.highlights import find_highlights
+from bertree.search.words.terms import find_highlights
 
 
 @pytest.mark.parametrize(

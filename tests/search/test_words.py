@@ -18,8 +18,7 @@ from bertree.search.index import Index
 from bertree.search.index_state import seal
 from bertree.search.ranking import _best_words
 from bertree.search.words.bm25 import WordIndex
-from bertree.search.words.languages import STEMMED, stop_words
-from bertree.search.words.terms import analyzer_for
+from bertree.search.words.terms import STEMMED, analyzer_for, stop_words
 from bertree.search.words.word_table import WordTable, prefixes_of, write_words
 from tests.support.killing import contents
 from tests.support.search_samples import SHIPS, ids

@@ -33,8 +33,7 @@ from bertree.search.postgres.location import SCHEMA, TABLE, TableLocation, is_ad
 from bertree.search.ranking import Query, choose_mode, query_terms, rank
 from bertree.search.searcher import Searcher
 from bertree.search.vector_files import Vectors, missing_file
-from bertree.search.words.languages import check_language
-from bertree.search.words.terms import VERSION
+from bertree.search.words.terms import VERSION, check_language
 from bertree.search.writer import AddSummary, check_resumable, create_index, open_writer
 from bertree.text.memory import Rows
 

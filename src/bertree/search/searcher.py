@@ -20,7 +20,7 @@ from bertree.search.passages import Hit, Passage, PassageSample, Where
 from bertree.search.ranking import choose_mode
 from bertree.search.rerank import CANDIDATES, Reranker, rerank_hits
 from bertree.search.vector_files import Vectors
-from bertree.search.words.highlights import find_highlights
+from bertree.search.words.terms import find_highlights
 
 
 class SearchOptions(TypedDict, total=False):

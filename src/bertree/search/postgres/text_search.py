@@ -4,7 +4,7 @@ Its score (`ts_rank`, divided by the logarithm of the length) is not BM25: it do
 """
 
 from bertree.search.postgres.connection import Connection, sql
-from bertree.search.words.languages import base_language
+from bertree.search.words.terms import base_language
 
 CONFIGURATIONS = {
     "da": "danish",
