@@ -28,8 +28,8 @@ from bertree.search.passage_store import PassageStore
 from bertree.search.passage_vectors import PendingBatch, unit_vectors
 from bertree.search.passages import Where
 from bertree.search.vector_files import IndexFile, MappedVectors, Vectors, merge_start, missing_file, write_vectors
+from bertree.search.words.bm25 import compact_words, count_words, extend_words
 from bertree.search.words.terms import VERSION
-from bertree.search.words.upkeep import compact_words, count_words, extend_words
 from bertree.text.tokenizer import Tokenizer
 
 EMBED_BATCH = 1024  # passages per call of the encoder

@@ -1,22 +1,31 @@
-"""BM25 as Lucene computes it: how well the terms of a query describe each passage.
+"""BM25 as Lucene computes it: how well the terms of a query describe each passage; and the word tables of an index
+while it changes.
 
 A term that few passages have counts more (`idf`), a second occurrence less than the first (`K1`), and an occurrence in
 a long passage less than in a short one (`B`). Removed passages count for nothing.
 
     score = sum over terms of  ln(1 + (N - n + 0.5) / (n + 0.5)) * f / (f + K1 * (1 - B + B * length / mean length))
+
+There is one table for each file of vectors, written before the state names it. An index without words (`word_version`
+0) stays without, until `count_words`.
 """
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bertree.errors import UserError
-from bertree.search.vector_files import IndexFile, Numbers
-from bertree.search.words.word_table import DISAGREE, WordTable, prefixes_of
+from bertree.search.faiss_index import Watch
+from bertree.search.index_state import IndexState
+from bertree.search.passage_store import PassageStore
+from bertree.search.vector_files import IndexFile, MappedVectors, Numbers
+from bertree.search.words.terms import analyzer_for
+from bertree.search.words.word_table import DISAGREE, WordTable, prefixes_of, write_words
 
 K1, B = 1.2, 0.75
 Scores = NDArray[np.float32]
@@ -90,3 +99,46 @@ class WordIndex:
         alive = self._alive[places]
         ends = np.append(0, alive.cumsum())[np.cumsum([0, *sizes])]
         return places[alive], all_counts[alive], np.diff(ends).tolist()
+
+
+BLOCK = 1 << 16  # passages whose words are counted at once
+Parts = tuple[IndexFile, ...]
+
+
+def extend_words(folder: Path, name: str, state: IndexState, first: int, texts: Iterable[str]) -> Parts:
+    """Write the words of new passages and of the old tables from `first` on into a new table; return all tables."""
+    if not state.word_version:
+        return ()
+    table = WordTable.of_texts(texts, analyzer_for(state.chunking.language))
+    return (*state.words[:first], write_words(folder, name, [*_tables(folder, state)[first:], table]))
+
+
+def compact_words(folder: Path, name: str, state: IndexState, alive: Numbers) -> Parts:
+    """Write the words of the passages at the positions `alive` into one new table; return it."""
+    if not state.word_version:
+        return ()
+    keep = np.zeros(state.vectors, np.bool_)
+    keep[alive] = True
+    spans = pairwise(np.cumsum([0, *(part.count for part in state.parts)]))
+    tables = [table.only(keep[start:end]) for table, (start, end) in zip(_tables(folder, state), spans, strict=True)]
+    return (write_words(folder, name, tables),)
+
+
+def count_words(folder: Path, name: str, state: IndexState, store: PassageStore, watch: Watch) -> Parts:
+    """Write the words of all passages, whatever tables there are; return the new tables."""
+    analyzer, done = analyzer_for(state.chunking.language), 0
+    words: list[IndexFile] = []
+    for number, part in enumerate(state.parts):
+        numbers = MappedVectors(folder, [part], state.dimension).numbers.tolist()
+        tables = []
+        for at in range(0, len(numbers), BLOCK):
+            with store.transaction():
+                tables.append(WordTable.of_texts(store.texts(numbers[at : at + BLOCK]), analyzer))
+            done += len(numbers[at : at + BLOCK])
+            watch("counting words", done, state.vectors)
+        words.append(write_words(folder, f"{name}-{number}.bin", tables))
+    return tuple(words)
+
+
+def _tables(folder: Path, state: IndexState) -> list[WordTable]:
+    return read_tables(folder, state.words, [part.count for part in state.parts])
