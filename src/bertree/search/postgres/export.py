@@ -19,6 +19,7 @@ from bertree.search.passage_store import PassageStore, StoredDocument
 from bertree.search.postgres import tables
 from bertree.search.postgres.connection import Connection, connect, database_errors, sql, use_pgvector
 from bertree.search.postgres.location import TableLocation
+from bertree.search.postgres.queries import configuration_for
 from bertree.search.postgres.tables import (
     COLUMNS,
     HEADER,
@@ -30,7 +31,6 @@ from bertree.search.postgres.tables import (
     encode_passages,
     plain,
 )
-from bertree.search.postgres.text_search import configuration_for
 from bertree.search.vector_files import MappedVectors, missing_file
 
 BLOCK = 1000  # passages that are read and sent at once

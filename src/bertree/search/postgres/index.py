@@ -30,7 +30,7 @@ from bertree.search.postgres.connection import (
     use_pgvector,
 )
 from bertree.search.postgres.location import SCHEMA, TABLE, TableLocation
-from bertree.search.postgres.queries import FIELDS, TableSearch, make_hits, passage_of
+from bertree.search.postgres.queries import FIELDS, TableSearch, make_hits, passage_of, text_query
 from bertree.search.postgres.tables import (
     FORMAT,
     ExportedState,
@@ -38,7 +38,6 @@ from bertree.search.postgres.tables import (
     read_state,
     table_name,
 )
-from bertree.search.postgres.text_search import text_query
 from bertree.search.ranking import POOL, POOL_PER_RESULT, choose_mode, query_terms
 from bertree.search.searcher import Searcher
 from bertree.search.vector_files import Vectors

@@ -1,4 +1,8 @@
-"""The rows of an index in PostgreSQL that a filter, a vector or the words of a question select, and rows as hits."""
+"""The rows of an index in PostgreSQL that a filter, a vector or the words of a question select, and rows as hits.
+
+PostgreSQL's own text search: which of its configurations suits a language, and questions as its queries. Its score
+(`ts_rank`, divided by the logarithm of the length) is not BM25: it does not know which words are rare.
+"""
 
 import json
 import os
@@ -13,6 +17,7 @@ from bertree.search.postgres.connection import Connection, sql
 from bertree.search.postgres.tables import ExportedState, plain, without_nul
 from bertree.search.ranking import fuse
 from bertree.search.vector_files import Vectors
+from bertree.search.words.terms import base_language
 
 BEAM, MOST_BEAM = 400, 1000  # candidates of a search in the graph, and how many pgvector allows
 EXACT = 10_000  # passages up to which all are compared: of the index, or of those that match a filter
@@ -141,3 +146,34 @@ def make_hits(
 def _cosine(distance: float) -> float:
     """The cosine; 0 for a vector of zeros, which has none."""
     return 1.0 - distance if distance == distance else 0.0
+
+
+CONFIGURATIONS = {
+    "da": "danish",
+    "de": "german",
+    "en": "english",
+    "es": "spanish",
+    "fi": "finnish",
+    "fr": "french",
+    "hu": "hungarian",
+    "it": "italian",
+    "nl": "dutch",
+    "no": "norwegian",
+    "pt": "portuguese",
+    "ro": "romanian",
+    "ru": "russian",
+    "sv": "swedish",
+    "tr": "turkish",
+}
+QUERY = "SELECT string_agg(quote_literal(lexeme), ' | ') FROM unnest(to_tsvector(%s::text::regconfig, %s))"
+
+
+def configuration_for(language: str) -> str:
+    """Return PostgreSQL's configuration of a language; simple, without stop words and endings, if it has none."""
+    return CONFIGURATIONS.get(base_language(language), "simple")
+
+
+def text_query(connection: Connection, configuration: str, question: str) -> str:
+    """Return the tsquery of passages that have one of the words of a question; "" matches none."""
+    row = connection.execute(sql.SQL(QUERY), (configuration, question.replace("\0", " "))).fetchone()
+    return (row and row[0]) or ""
