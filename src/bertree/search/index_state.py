@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,13 +10,25 @@ from typing import Any
 from bertree.errors import UserError
 from bertree.files.formats import Json, parse_json
 from bertree.search.chunks import Chunking
-from bertree.search.database import RowTotals
 from bertree.search.faiss_index import SETTINGS
 from bertree.search.vector_files import IndexFile
 
 FORMAT = 3  # 1: without words; 2: without checksums of rows and of the state
 CHECKSUM = "sha256"  # of a state, in its JSON
 WORD_WEIGHT = 0.67  # of words in a hybrid search; the rest is that of vectors
+
+
+@dataclass
+class RowTotals:
+    """What the rows of an index add up to."""
+
+    documents: int = 0
+    labels: int = 0
+    checksum: int = 0  # sum of the checksums of documents and passages, modulo 2^64
+
+    def change(self, checksums: Iterable[int], sign: int = 1) -> None:
+        """Add rows with these checksums, or remove them."""
+        self.checksum = (self.checksum + sign * sum(checksums)) % (1 << 64)
 
 
 @dataclass(frozen=True, kw_only=True)

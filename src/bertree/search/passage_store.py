@@ -17,9 +17,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bertree.errors import UserError, suggest
-from bertree.search.checked_rows import CHUNK, CHUNK_TYPES, DOCUMENT, DOCUMENT_TYPES, SOME, CheckedRows
 from bertree.search.chunks import CharSpan
-from bertree.search.database import DATABASE, SCHEMA, row_checksum
+from bertree.search.database import (
+    CHUNK,
+    CHUNK_TYPES,
+    DATABASE,
+    DOCUMENT,
+    DOCUMENT_TYPES,
+    SCHEMA,
+    SOME,
+    CheckedRows,
+    row_checksum,
+)
 from bertree.search.documents import Document, SourceFile
 from bertree.search.index_state import IndexState
 from bertree.search.passages import Passage, Where, check_where, label_rows, wanted_values
