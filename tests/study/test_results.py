@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -146,6 +147,34 @@ def test_failed_and_diverged_cells_are_shown_and_what_needs_them_is_not_computed
     assert {(step.step.key, step.seed) for step in fake} == {
         ("pretrain", 0), ("info", 0), ("evaluate", 0), ("info", 1), ("evaluate", 1),
     }  # fmt: skip
+
+
+def test_a_copy_without_the_runs_continues(
+    study_file: Path, tmp_path: Path, token_store: Path, fake: list[PlannedStep]
+) -> None:
+    run_study(study_file, store=token_store, out=tmp_path / "out", only=["large"])
+    copy = shutil.copytree(tmp_path / "out", tmp_path / "copy", ignore=shutil.ignore_patterns("steps"))
+    fake.clear()
+    results = run_study(study_file, store=token_store, out=copy)
+    assert {step.cell for step in fake} == {"small"}
+    assert {row["cell"] for row in results.rows} == {"large", "small"}
+    rows = [json.loads(line) for line in (tmp_path / "out" / "rows.jsonl").read_text().splitlines()]
+    assert [row for row in results.rows if row["cell"] == "large"] == rows
+    shutil.rmtree(copy / "steps")
+    rows[0]["folder"] = "steps/../../elsewhere"
+    (copy / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(UserError, match="'steps/../../elsewhere' is no folder of a step"):
+        run_study(study_file, store=token_store, out=copy)
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_cell_that_is_not_finished_shows_none_of_the_figures_of_its_other_steps(study_file: Path) -> None:
+    text = STUDY.replace('"pretrain.loss"', '"evaluate.mlm_loss pretrain.loss"')
+    study_file.write_text(text.replace('{name = "large"}', '{name = "large", steps = ["pretrain", "info"]}'))
+    rows = [row(cell, 0, "pretrain", {"loss": 3.0}) for cell in ("large", "small")]
+    results = StudyResults(study=load_study(study_file), size="tiny", rows=rows)
+    shown = [results.estimate(cell, "loss") for cell in ("large", "small")]
+    assert [estimate and estimate.value for estimate in shown] == [3.0, None]
 
 
 def test_the_seconds_of_a_step_include_those_before_a_signal(

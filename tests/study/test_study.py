@@ -12,6 +12,7 @@ from bertree.data.stream import Stream
 from bertree.errors import UserError
 from bertree.study.execute import run_study
 from bertree.study.load import load_study, studies
+from bertree.study.plan import plan_study
 from bertree.study.report import markdown_table, study_report
 from bertree.study.results import HOLDS, MIXED, REVERSED, UNRESOLVED, StudyResults
 
@@ -106,6 +107,15 @@ def test_a_study_runs_shares_models_and_goes_on(study_file: Path, token_store: P
     assert without_times((out / "rows.jsonl").read_text()) == without_times(rows)
     assert not leftover.exists()
     assert not stale.exists()
+    # Of data that lies elsewhere with the same content nothing is computed again, of other content what reads it.
+    moved = shutil.copytree(tasks, study_file.parent / "moved")
+    same, cells = load_study(study_file), {"size": "tiny", "store": token_store, "seeds": 2}
+    plans = [{step.folder for step in plan_study(same, **cells, tasks=folder).steps} for folder in (tasks, moved)]
+    assert plans[0] == plans[1] == {row["folder"] for row in results.rows}
+    with (moved / "SST-2" / "dev.tsv").open("a") as dev:
+        dev.write("good\t1\n")
+    changed = plans[0] - {step.folder for step in plan_study(same, **cells, tasks=moved).steps}
+    assert changed == {row["folder"] for row in results.rows if row["step"] == "sst2"}
 
 
 def without_times(rows: str) -> list[dict[str, object]]:
@@ -231,7 +241,8 @@ def test_columns_of_other_columns_cells_and_steps(study_file: Path) -> None:
         {name = "share", figure = "held-out.mlm_accuracy", relative = "80"},
     ]"""
     start, end = SMALL.index("columns = ["), SMALL.index("steps = [")
-    study_file.write_text(SMALL[:start] + columns + "\n" + SMALL[end:])
+    rest = SMALL[end:].replace('name = "80"', 'name = "80"\nsteps = ["pretrain", "held-out"]', 1)
+    study_file.write_text(SMALL[:start] + columns + "\n" + rest)
     figures = {"80": {"mlm_accuracy": 0.8, "seconds": 4.0}, "none": {"mlm_accuracy": 0.6, "seconds": 8.0}}
     rows = [{"cell": cell, "seed": 0, "step": "held-out", "figures": values} for cell, values in figures.items()]
     rows.append({"cell": "none", "seed": 0, "step": "sst2", "figures": {"accuracy": 0.9}})

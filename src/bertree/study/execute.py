@@ -5,6 +5,7 @@ DIR/steps/NAME-HASH/            a step: the run of its verb, and result.json, wr
 DIR/rows.jsonl                  every figure: cell, seed, step, figure, value
 DIR/table.md, report.html       the tables
 
+A copy without steps/ continues too: rows.jsonl has the results, and models that are needed again are trained again.
 A step with a result file is done. A step without one continues where its verb can resume, so a killed study ends with
 the same rows as an uninterrupted one.
 """
@@ -25,7 +26,7 @@ from bertree.comparison.timing import processor
 from bertree.console import note, showing
 from bertree.errors import UserError
 from bertree.files.atomic import exclusive_lock, make_folder, make_folders, refuse_other, write_into_folder
-from bertree.files.formats import Json, json_text, read_json
+from bertree.files.formats import Json, json_text, read_json, read_json_lines
 from bertree.inference.load import choose_device
 from bertree.report.formats import duration
 from bertree.run_folder import CHECKPOINTS, MODEL
@@ -33,7 +34,16 @@ from bertree.study.load import load_study, write_template
 from bertree.study.plan import StudyPlan, plan_study
 from bertree.study.planned import PlannedStep
 from bertree.study.report import write_tables
-from bertree.study.results import RESULT, StudyResults, end_session, read_results, write_plan
+from bertree.study.results import (
+    RESULT,
+    ROWS,
+    StudyResults,
+    end_session,
+    is_copy,
+    read_results,
+    restore_steps,
+    write_plan,
+)
 from bertree.study.schedule import StudyProgress, compute_all
 from bertree.study.steps import NO_MODEL, RUN, STEPS, Stopped
 
@@ -91,15 +101,18 @@ def run_study(
             steps=steps,
         )
         refuse_other(folder)
-        waiting = _waiting(plan, folder)
-        note(_estimate(plan, waiting, folder, jobs))
+        ended = _ended(plan, folder)
+        waiting = _waiting(plan, folder, ended)
+        note(_estimate(plan, waiting, ended, jobs))
         if dry_run:
             return StudyResults(study=loaded, size=size, rows=())
         with make_folders(folder), exclusive_lock(folder):
             machine = processor(torch.device(choose_device(device)))
             write_plan(folder, plan, study, {"machine": machine, "torch": version("torch"), "jobs": jobs})
+            if is_copy(folder):
+                restore_steps(folder)
             for step in plan.distinct:
-                if _is_done(folder / step.folder / RESULT):  # a kill or a power cut may have kept what was removed
+                if _is_done(step, ended):  # a kill or a power cut may have kept what was removed
                     _remove_unneeded(step, folder / step.folder, step.identity in plan.sources)
             for step in waiting:  # begun with a model that is trained again: it cannot continue
                 if {source.identity for source in step.sources} & {other.identity for other in waiting}:
@@ -115,38 +128,44 @@ def run_study(
     return results
 
 
-def _waiting(plan: StudyPlan, folder: Path) -> list[PlannedStep]:
+def _ended(plan: StudyPlan, folder: Path) -> dict[str, Json]:
+    """Return the results of the steps that have ended, by identity."""
+    if is_copy(folder):
+        results = {row["folder"]: row for row in read_json_lines(folder / ROWS)}
+    else:
+        paths = {step.folder: folder / step.folder / RESULT for step in plan.distinct}
+        results = {name: read_json(path) for name, path in paths.items() if path.is_file()}
+    return {step.identity: results[step.folder] for step in plan.distinct if step.folder in results}
+
+
+def _waiting(plan: StudyPlan, folder: Path, ended: dict[str, Json]) -> list[PlannedStep]:
     """Return the steps that are not done: those that failed, too, and those whose model is gone but needed again."""
-    waiting = {step.identity for step in plan.distinct if not _is_done(folder / step.folder / RESULT)}
+    waiting = {step.identity for step in plan.distinct if not _is_done(step, ended)}
     while True:
         sources = {source.identity for step in plan.distinct if step.identity in waiting for source in step.sources}
         gone = {
             step.identity
             for step in plan.distinct
-            if step.identity in sources - waiting and not (folder / step.folder / RUN / MODEL).is_dir()
+            if step.identity in sources - waiting
+            and not (folder / step.folder / RUN / MODEL).is_dir()
+            and ended[step.identity]["state"] == "done"
         }
-        gone = {step.identity for step in plan.distinct if step.identity in gone and _state(step, folder) == "done"}
         if not gone:
             return [step for step in plan.distinct if step.identity in waiting]
         waiting |= gone
 
 
-def _is_done(result: Path) -> bool:
+def _is_done(step: PlannedStep, ended: dict[str, Json]) -> bool:
     """Return whether a step needs no more work; one that failed is tried again."""
-    return result.is_file() and read_json(result).get("state") in ("done", "diverged")
+    return step.identity in ended and ended[step.identity].get("state") in ("done", "diverged")
 
 
-def _state(step: PlannedStep, folder: Path) -> str:
-    result = folder / step.folder / RESULT
-    return str(read_json(result)["state"]) if result.is_file() else ""
-
-
-def _estimate(plan: StudyPlan, waiting: Sequence[PlannedStep], folder: Path, jobs: int) -> str:
+def _estimate(plan: StudyPlan, waiting: Sequence[PlannedStep], ended: dict[str, Json], jobs: int) -> str:
     """Return what is left to do and how long it takes: by steps of the same name that are done, else by the size."""
     measured: dict[str, list[float]] = {}
     for step in plan.distinct:
-        if _state(step, folder) == "done":
-            measured.setdefault(step.step.key, []).append(read_json(folder / step.folder / RESULT)["seconds"])
+        if step.identity in ended and ended[step.identity]["state"] == "done":
+            measured.setdefault(step.step.key, []).append(ended[step.identity]["seconds"])
     runs = len({(step.cell, step.seed) for step in plan.steps})
     size = plan.study.size(plan.size)
     guess = 60 * size.minutes * runs / max(1, len(plan.distinct))  # of a step

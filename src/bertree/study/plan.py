@@ -1,7 +1,8 @@
 """The work of a study at one size: every step of every cell and seed, and which step takes whose model."""
 
+import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,18 @@ class Inputs:
     tasks: Path | None
     device: str
     steps: int  # of every run, to try the study out; 0: all
+    hashes: dict[Path, str] = field(default_factory=dict)
+
+    def hash_of(self, path: Path) -> str:
+        """Return a hash of a file or of the files of a folder: where they lie does not decide a result."""
+        if path not in self.hashes:
+            files = sorted(file for file in path.rglob("[!.]*") if file.is_file()) if path.is_dir() else [path]
+            parts = []
+            for file in files:
+                with file.open("rb") as opened:
+                    parts.append((file.relative_to(path).as_posix(), hashlib.file_digest(opened, "sha256").hexdigest()))
+            self.hashes[path] = hashlib.sha256(repr(parts).encode()).hexdigest()
+        return self.hashes[path]
 
 
 def plan_study(
@@ -143,6 +156,8 @@ def _plan_cell(
         newest = bases[-1] if bases and takes_model and not step.model else None
         source = planned.get(step.model, newest) if takes_model else None
         model, student = size.recipes.get(step.model, step.model), size.recipes.get(step.student, step.student)
+        data = tuple(_find_data(step, name, inputs.tasks) for name in (step.data, *step.more_data) if name)
+        glove = _find_data(step, step.glove, inputs.tasks) if step.glove else None
         changes = (step.set, size.set.get(step.do), size.set.get(step.name), cell.set.get(step.do))
         settings = [text for part in (*changes, cell.set.get(step.name)) for text in part or ()]
         planned[step.key] = PlannedStep(
@@ -158,8 +173,9 @@ def _plan_cell(
             chosen_by=next((choice for choice in first if choice.step.key == step.key), None) if step.choose else None,
             store=inputs.store,
             text=inputs.text if step.reads_store or model in PRESETS else "",
-            data=tuple(_find_data(step, name, inputs.tasks) for name in (step.data, *step.more_data) if name),
-            glove=_find_data(step, step.glove, inputs.tasks) if step.glove else None,
+            data=data,
+            glove=glove,
+            contents=(*map(inputs.hash_of, data), inputs.hash_of(glove) if glove else ""),
             median=study.median,
             device=inputs.device,
         )

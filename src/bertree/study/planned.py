@@ -40,6 +40,7 @@ class PlannedStep:
     text: str  # fingerprint of the store, if the step reads it
     data: tuple[Path, ...]
     glove: Path | None
+    contents: tuple[str, ...]  # hashes of the data and of the word vectors
     device: str = field(default="", compare=False)  # on which the study runs
     median: bool = field(default=False, compare=False)  # of fine-tuning seeds, instead of the mean
 
@@ -57,7 +58,7 @@ class PlannedStep:
             "recipe": "" if self.step.do == "pretrain" else self.recipe,
             "seed": self.seed if self.step.seeded else 0,
             "text": self.text,
-            "data": [str(path) for path in (*self.data, self.glove or "")],
+            "data": list(self.contents),
             "model": self.model_step.identity if self.model_step else self.model,
             "student": self.student_step.identity if self.student_step else self.student,
             "members": [member.identity for member in self.members],

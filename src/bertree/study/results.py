@@ -6,13 +6,15 @@ its resolved patterns hold, is reversed if all of them are, is mixed if some are
 """
 
 import math
+import re
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean, median, stdev
 
 from bertree.errors import UserError, counted
-from bertree.files.atomic import write_atomically
+from bertree.files.atomic import write_atomically, write_into_folder
 from bertree.files.formats import Json, json_text, read_json, read_json_lines
 from bertree.result_table import ResultTable, ShownAsTable
 from bertree.run_folder import METRICS
@@ -22,6 +24,7 @@ from bertree.study.plan import StudyPlan
 from bertree.study.probe import PROBE
 
 STUDY, PLAN, ROWS, STEPS, RESULT = "study.toml", "plan.json", "rows.jsonl", "steps", "result.json"
+IN_PLAN = ("cell", "seed", "step", "do", "folder")  # fields of a row that the plan has too
 POINTS = 100  # of a curve
 ERRORS = 2.0  # standard errors that a difference must exceed to be resolved
 OF_MEDIAN = math.sqrt(math.pi / 2)  # standard error of a median, as a multiple of that of the mean
@@ -106,8 +109,8 @@ class StudyResults(ShownAsTable):
         return {row["seed"]: column.factor * row["figures"][figure] for row in reversed(rows.values())}
 
     def _figure(self, cell: str, column: Column) -> str:
-        """Return which figure of a column a cell has: that of the first step it has computed."""
-        steps = {row["step"] for row in self.rows if row["cell"] == cell}
+        """Return which figure of a column a cell has: that of the first of its steps, computed or not."""
+        steps = self.study.cell(cell).steps or [step.key for step in self.study.steps]
         names = column.figure.split()
         return next((name for name in names if name.partition(".")[0] in steps), names[0] if names else "")
 
@@ -240,6 +243,24 @@ def end_session(folder: Path, minutes: float) -> None:
     write_atomically(folder / PLAN, json_text(content, 1) + "\n")
 
 
+def is_copy(folder: Path) -> bool:
+    """Return whether a study's folder has rows but no steps: a copy of its results without the runs."""
+    return not (folder / STEPS).is_dir() and (folder / ROWS).is_file()
+
+
+def restore_steps(folder: Path) -> None:
+    """Write the results of the steps of a copy from its rows, so that the study continues where it stopped."""
+    restored = folder / "restored"
+    shutil.rmtree(restored, ignore_errors=True)
+    for row in read_json_lines(folder / ROWS):
+        step = re.fullmatch(rf"{STEPS}/(\w[\w.-]*)", str(row.get("folder")))
+        if step is None:
+            raise UserError(f"{folder / ROWS}: '{row.get('folder')}' is no folder of a step")
+        result = {key: value for key, value in row.items() if key not in IN_PLAN}
+        write_into_folder(restored / step[1] / RESULT, json_text(result, 1) + "\n")
+    restored.rename(folder / STEPS)
+
+
 def read_results(folder: str | Path) -> StudyResults:
     """Read the results of a study's folder as far as they go."""
     folder = Path(folder)
@@ -250,7 +271,7 @@ def read_results(folder: str | Path) -> StudyResults:
     object.__setattr__(study, "name", plan["study"])
     order = {cell.name: index for index, cell in enumerate(study.cells)}
     rows = []
-    if not (folder / STEPS).is_dir() and (folder / ROWS).is_file():  # a copy without the runs
+    if is_copy(folder):
         rows = list(read_json_lines(folder / ROWS))
     else:
         drawn = {plot.step for plot in study.plots}
