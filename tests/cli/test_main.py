@@ -80,6 +80,8 @@ WRONG = {
     "long name": (["info", "x" * 400], "File name too long"),
     "option": (["fill", "FOLDER", "[MASK]", "-k", "0"], "--help"),
     "missing option": (["convert", "FOLDER", "OUT"], "--to"),
+    "setting as an option": (["finetune", "FOLDER", "--learning-rate", "1"], "settings are written as learning_rate="),
+    "unknown option of a verb without settings": (["embed", "FOLDER", "--bat"], "No such option: --bat (Possible"),
     "verb": (["fil"], "fil"),
     "meta": (["fill", "FOLDER", "[MASK]", "--device", "meta"], "cannot be used"),
     "device": (["fill", "FOLDER", "[MASK]", "--device", "warp"], "device 'warp'"),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bertree.config.overrides import Override, overrides_of, parse
+from bertree.config.overrides import ELSEWHERE, Override, overrides_of, parse
 from bertree.errors import UserError
 from bertree.finetuning import config as finetuning
 from bertree.pretraining import recipe
@@ -64,10 +64,12 @@ def test_a_key_of_two_sections_is_refused(base: str, student: str) -> None:
     two = [Override("phases", [{"steps": 1}, {"steps": 2}])]
     with pytest.raises(UserError, match=r"steps: could be phases.0.steps or phases.1.steps"):
         recipe.load(base, [*two, "steps=3"])
-    with pytest.raises(UserError, match="learning_rate: unknown setting"):
+    with pytest.raises(UserError, match="learning_rate: unknown setting, did you mean 'lr'"):
         recipe.load(base, ["learning_rate=3"])
     with pytest.raises(UserError, match="warm_up: unknown setting, did you mean 'warmup'"):
         recipe.load(base, ["warm_up=3"])
+    with pytest.raises(UserError, match="max_steps: unknown setting, did you mean 'steps'"):
+        recipe.load(base, ["max_steps=3"])
 
 
 def test_a_distill_section_makes_the_recipe_of_a_student(base: str, student: str, tmp_path: Path) -> None:
@@ -112,6 +114,9 @@ def test_fine_tuning_has_the_same_grammar() -> None:
     assert finetuning.load_task_distill(["distill.alpha=0.3"], task).distill.alpha == 0.3
     with pytest.raises(UserError, match="epoch: unknown setting, did you mean 'epochs'"):
         finetuning.load(["epoch=3"], task)
+    for name in ELSEWHERE.keys() - {"max_steps"}:
+        with pytest.raises(UserError, match=f"{name}: unknown setting, did you mean '{ELSEWHERE[name]}'"):
+            finetuning.load([f"{name}=3"], task)
 
 
 @pytest.mark.parametrize("text", ["note=" + "[" * 50_000, "optim.lr=" + "9" * 5000])

@@ -98,8 +98,11 @@ def main() -> None:
         # A mistake in the options: typer's own exceptions, which it does not export.
         if not error.format_message():
             sys.exit(2)  # the help was shown because there were no arguments
-        context = getattr(error, "ctx", None)
-        _fail(f"{error.format_message()} (see {context.command_path if context else 'bertree'} --help)")
+        context, option = getattr(error, "ctx", None), getattr(error, "option_name", "")
+        message, verb = error.format_message(), context.command_path if context else "bertree"
+        if option.startswith("--") and context and any(param.name == "settings" for param in context.command.params):
+            message += f"; settings are written as {option[2:].replace('-', '_')}=VALUE"
+        _fail(f"{message} (see {verb} --help)")
     except KeyboardInterrupt:
         sys.exit(130)
 

@@ -13,6 +13,20 @@ from bertree.config.settings import Keys, setting_fields
 from bertree.errors import UserError, suggest
 from bertree.files.formats import Json
 
+# Names that other trainers have for settings.
+ELSEWHERE = {
+    "learning_rate": "lr",
+    "num_train_epochs": "epochs",
+    "batch_size": "batch",
+    "per_device_train_batch_size": "batch",
+    "max_seq_length": "max_length",
+    "max_steps": "steps",
+    "warmup_ratio": "warmup",
+    "warmup_steps": "warmup",
+    "max_grad_norm": "clip",
+    "lr_scheduler_type": "shape",
+}
+
 
 @dataclass(frozen=True)
 class Override:
@@ -91,7 +105,8 @@ def _full_key(key: str, tree: Json, kind: type, free: Mapping[str, Collection[st
     full = [name for name in full if name not in hidden]
     if not full:
         names = {name for keys in sections.values() for name in keys}
-        raise UserError(f"{key}: unknown setting, {suggest(key, names)}")
+        hint = f"did you mean '{ELSEWHERE[key]}'?" if ELSEWHERE.get(key) in names else suggest(key, names)
+        raise UserError(f"{key}: unknown setting, {hint}")
     if len(full) > 1:
         raise UserError(f"{key}: could be {' or '.join(full)}; write the one you mean")
     return full[0]
