@@ -150,7 +150,7 @@ def features(files: "FeatureFiles", options: SimpleNamespace) -> None:
 
 
 def glue(summary: "GlueSummary", options: SimpleNamespace) -> None:
-    """Collect the scores of several GLUE tasks, with the averages that are called the GLUE score, each by its name.
+    """Score a model on GLUE by one protocol, or collect the scores of runs, with the averages called GLUE score.
 
     With --protocol MODEL, the model is fine-tuned and scored in a way that is the same for every model and version, on
     MNLI, QQP, SST-2, CoLA, STS-B, MRPC and RTE, those whose folders are in --data. A tenth of the training rows, at

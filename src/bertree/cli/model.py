@@ -54,7 +54,7 @@ def info(
     ] = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """Draw the family tree, or show one point: axes, parameters, memory, operations.
+    """Draw the family tree, or describe a model or preset: axes, parameters, memory, operations.
 
     [dim]bertree info
     bertree info albert-base
