@@ -44,10 +44,9 @@ from bertree.scale.plan.memory import Mesh, MicroBatch, Peak, peak
 from bertree.scale.plan.meshes import Hardware, StepTime, step_time
 from bertree.scale.world import World, join
 from bertree.train.device_setup import measure_peak_flops, set_deterministic
-from bertree.train.feed import StepBatches
+from bertree.train.feed import ScheduledStep, StepBatches
 from bertree.train.loop import Loop, StepResult
 from bertree.train.optimizer import build_optimizer
-from bertree.train.schedule import ScheduledStep
 
 H200 = Hardware(card=139.0, peak=989.0)
 WARM = 3  # steps; the first compiles, the second makes the moments

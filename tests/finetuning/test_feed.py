@@ -13,9 +13,9 @@ from bertree.objectives.supervised import supervised_objective
 from bertree.tasks.collate import collate
 from bertree.tasks.task import Unit
 from bertree.text.tokenizer import Encoded
+from bertree.train.feed import TrainingSchedule
 from bertree.train.loop import Loop
 from bertree.train.optimizer import build_optimizer
-from bertree.train.schedule import TrainingSchedule
 from tests.support.batches import run_backward
 from tests.support.shared import suite_has
 from tests.support.units import HEADS, OPTIONS, network, regression_network, units

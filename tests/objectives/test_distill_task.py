@@ -292,9 +292,9 @@ def test_a_term_without_weight_is_left_out() -> None:
 def test_how_a_step_is_cut_changes_nothing() -> None:
     """Sums are divided by the counts of the whole step, of each term its own."""
     from bertree.config.sections import OptimSettings, Phase, ScheduleSettings
+    from bertree.train.feed import TrainingSchedule
     from bertree.train.loop import Loop
     from bertree.train.optimizer import build_optimizer
-    from bertree.train.schedule import TrainingSchedule
 
     some = asked("sequence", False, 12, 3)
     some = [

@@ -22,11 +22,10 @@ from bertree.pretraining import recipe
 from bertree.pretraining.held_out import held_out_lanes
 from bertree.pretraining.pretrain import pretrain
 from bertree.train.device_setup import DeviceSetup
-from bertree.train.feed import StreamFeed
+from bertree.train.feed import StreamFeed, TrainingSchedule
 from bertree.train.held_out import evaluate_held_out
 from bertree.train.loop import Loop
 from bertree.train.optimizer import build_optimizer
-from bertree.train.schedule import TrainingSchedule
 from tests.support.memory_store import memory_store
 
 pytestmark = pytest.mark.train

@@ -17,10 +17,9 @@ from bertree.model.architecture import Architecture
 from bertree.model.network import build
 from bertree.model.presets import preset
 from bertree.objectives.pretraining import pretraining_objective
-from bertree.train.feed import StepBatches
+from bertree.train.feed import StepBatches, TrainingSchedule
 from bertree.train.loop import Loop
 from bertree.train.optimizer import Lamb, build_optimizer
-from bertree.train.schedule import TrainingSchedule
 from tests.support.shared import suite_has
 
 STEPS = 25

@@ -18,9 +18,9 @@ from bertree.pretraining import recipe
 from bertree.pretraining.held_out import held_out_lanes
 from bertree.pretraining.pretrain import pretrain
 from bertree.train.device_setup import DeviceSetup
+from bertree.train.feed import TrainingSchedule
 from bertree.train.loop import Loop
 from bertree.train.optimizer import build_optimizer
-from bertree.train.schedule import TrainingSchedule
 from tests.support.batches import axes_of
 from tests.support.corpora import FIRST, SPECIAL
 from tests.support.learnable import one_thread

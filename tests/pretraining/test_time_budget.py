@@ -16,9 +16,8 @@ from bertree.pretraining import recipe as recipes
 from bertree.pretraining import time_budget
 from bertree.pretraining.recipe import Recipe
 from bertree.pretraining.sections import PretrainingRunSettings
-from bertree.train.feed import StreamFeed
+from bertree.train.feed import StreamFeed, TrainingSchedule
 from bertree.train.loop import Loop
-from bertree.train.schedule import TrainingSchedule
 from tests.support import runs
 from tests.support.shared import suite_has
 

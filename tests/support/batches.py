@@ -8,9 +8,8 @@ import torch
 from bertree.batch import Batch, PretrainingLabels
 from bertree.model.architecture import Architecture, Transformer
 from bertree.model.network import Network, build
-from bertree.train.feed import StepBatches
+from bertree.train.feed import ScheduledStep, StepBatches
 from bertree.train.loop import Loop
-from bertree.train.schedule import ScheduledStep
 
 VOCAB = 50
 

@@ -21,9 +21,9 @@ from bertree.scale.launch import Launch
 from bertree.scale.local_shards import whole_tensors
 from bertree.scale.world import World, join
 from bertree.train.device_setup import DeviceSetup
+from bertree.train.feed import TrainingSchedule
 from bertree.train.loop import Loop
 from bertree.train.optimizer import build_optimizer
-from bertree.train.schedule import TrainingSchedule
 from tests.support import runs
 
 STEPS = 3

@@ -21,12 +21,11 @@ from bertree.model.layers.embeddings import Embeddings, TokenEmbeddings
 from bertree.model.network import Network
 from bertree.objectives.pretraining import pretraining_objective
 from bertree.pretraining.recipe import Recipe
-from bertree.train.feed import StreamFeed
+from bertree.train.feed import StreamFeed, TrainingSchedule
 from bertree.train.held_out import evaluate_held_out
 from bertree.train.keep import KeepNewestAndBest
 from bertree.train.loop import Loop, StepResult
 from bertree.train.optimizer import build_optimizer
-from bertree.train.schedule import TrainingSchedule
 from bertree.train.session import Session
 from tests.support.memory_store import memory_store
 

@@ -18,10 +18,9 @@ from bertree.tasks.collate import logit_rows
 from bertree.tasks.task import Unit
 from bertree.train.cuda_graph import CudaGraphRecorder
 from bertree.train.device_setup import set_deterministic
-from bertree.train.feed import StepBatches, StreamFeed
+from bertree.train.feed import StepBatches, StreamFeed, TrainingSchedule
 from bertree.train.loop import Loop, StepRecorder
 from bertree.train.optimizer import build_optimizer
-from bertree.train.schedule import TrainingSchedule
 from tests.support.memory_store import memory_store
 from tests.support.units import CLASSES, HEADS, OPTIONS, network, regression_network, units
 

@@ -15,10 +15,9 @@ from bertree.data.stream import Stream
 from bertree.errors import UserError
 from bertree.objectives.pretraining import pretraining_objective
 from bertree.pretraining import build, recipe
-from bertree.train.feed import FixedShape, StreamFeed
+from bertree.train.feed import FixedShape, StreamFeed, TrainingSchedule
 from bertree.train.loop import Loop, StepResult, StopTraining
 from bertree.train.optimizer import build_optimizer
-from bertree.train.schedule import TrainingSchedule
 from tests.support.batches import axes_of, fresh, make_step, run_backward
 from tests.support.corpora import same
 

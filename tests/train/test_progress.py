@@ -12,8 +12,8 @@ from bertree.config.sections import Phase, ScheduleSettings
 from bertree.console import showing
 from bertree.report.formats import duration
 from bertree.train import progress
+from bertree.train.feed import TrainingSchedule
 from bertree.train.progress import Progress
-from bertree.train.schedule import TrainingSchedule
 
 LINE = {
     "kind": "train",

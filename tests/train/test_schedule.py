@@ -7,7 +7,7 @@ import pytest
 
 from bertree.config.sections import Phase, ScheduleSettings
 from bertree.pretraining import recipe
-from bertree.train.schedule import TrainingSchedule
+from bertree.train.feed import TrainingSchedule
 
 
 def rates(steps: int, lr: float = 1.0, **schedule: object) -> list[float]:

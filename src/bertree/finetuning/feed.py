@@ -15,8 +15,7 @@ from bertree.batch import IGNORED, Batch
 from bertree.objectives.supervised import HEAD_KINDS, TaskLabels
 from bertree.tasks.collate import collate
 from bertree.tasks.task import Unit
-from bertree.train.feed import Feed, StepBatches, prefetch
-from bertree.train.schedule import TrainingSchedule
+from bertree.train.feed import Feed, StepBatches, TrainingSchedule, prefetch
 
 LENGTHS = (32, 64, 128, 256, 384)  # longest sequence, where shapes must not vary; above: multiples of 128
 

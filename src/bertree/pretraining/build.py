@@ -29,8 +29,7 @@ from bertree.text.identity import tokenizer_hash
 from bertree.train.checkpoints.checkpoint import CheckpointFolder
 from bertree.train.checkpoints.files import read_header
 from bertree.train.device_setup import DeviceSetup, micro_batch_count
-from bertree.train.feed import AnyStream, StreamFeed
-from bertree.train.schedule import TrainingSchedule
+from bertree.train.feed import AnyStream, StreamFeed, TrainingSchedule
 
 DROPOUTS = ("dropout", "attention_dropout", "classifier_dropout")  # axes that may change in a trained model
 

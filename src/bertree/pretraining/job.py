@@ -45,13 +45,12 @@ from bertree.scale.tensor import check_tensor
 from bertree.scale.world import World, join
 from bertree.train.checkpoints.checkpoint import BEST
 from bertree.train.device_setup import DeviceSetup, set_deterministic, set_threads, uses_gpu
-from bertree.train.feed import StreamFeed
+from bertree.train.feed import StreamFeed, TrainingSchedule
 from bertree.train.held_out import MaskSamples, evaluate_questions
 from bertree.train.keep import KeepNewestAndBest, StartModel
 from bertree.train.loop import Loop
 from bertree.train.metrics_log import announce_model
 from bertree.train.optimizer import build_optimizer
-from bertree.train.schedule import TrainingSchedule
 from bertree.train.session import Session
 from bertree.train.signals import catch_signals
 

@@ -28,7 +28,7 @@ from bertree.model.presets import preset
 from bertree.objectives.pretraining import TERMS, WEIGHTS
 from bertree.pretraining.sections import LANES, DataSettings, DistillSettings, PretrainingRunSettings
 from bertree.pretraining.warmup import scale_warmup, total_steps
-from bertree.train.schedule import MOST_STEPS
+from bertree.train.feed import MOST_STEPS
 
 BUNDLED = Path(__file__).parent / "recipes"
 MODEL_KEYS = ("preset", "start", *TYPES)

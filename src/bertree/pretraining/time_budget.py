@@ -22,9 +22,8 @@ from bertree.pretraining import recipe as recipes
 from bertree.pretraining.recipe import Recipe
 from bertree.run_folder import CHECKPOINTS, MODEL, RECIPE
 from bertree.train.checkpoints.checkpoint import CheckpointFolder
-from bertree.train.feed import StepBatches, StreamFeed, prefetch
+from bertree.train.feed import StepBatches, StreamFeed, TrainingSchedule, prefetch
 from bertree.train.loop import Loop
-from bertree.train.schedule import TrainingSchedule
 
 WARM_UP = 3  # steps before the clock starts: the first compiles
 SECONDS = 2.5  # of measuring in each phase
