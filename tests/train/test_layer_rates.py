@@ -5,7 +5,7 @@ import torch
 
 from bertree.config.sections import OPTIMIZERS, OptimSettings
 from bertree.objectives.pretraining import pretraining_objective
-from bertree.train.adamw import layer_factors
+from bertree.train.adamw_muon import layer_factors
 from bertree.train.loop import Loop
 from bertree.train.optimizer import build_optimizer
 from tests.support.batches import fresh, joined, make_step, sequences

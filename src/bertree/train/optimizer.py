@@ -12,8 +12,7 @@ from bertree.config.sections import OptimSettings
 from bertree.scale.distribute import Distribution
 from bertree.scale.gradients import first_row, is_sharded, local, squares, sum_over_ranks
 from bertree.scale.world import World
-from bertree.train.adamw import EagerMethods, ShardedAdamW, with_layer_rates
-from bertree.train.muon import KEPT, build_muon
+from bertree.train.adamw_muon import KEPT, EagerMethods, ShardedAdamW, build_muon, with_layer_rates
 
 Tensors = list[Tensor] | tuple[Tensor, ...]
 STACKED = {".qkv.": 3, ".qv.": 2}  # matrices in one tensor, by a part of its name

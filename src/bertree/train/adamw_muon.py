@@ -1,26 +1,32 @@
-"""Muon (Jordan et al. 2024): momentum made orthogonal for the matrices of the layers, AdamW for everything else.
+"""AdamW over shards, with lower learning rates for lower layers; and Muon, momentum made orthogonal for matrices.
 
-A matrix of gradients has a few large singular values, so plain descent and Adam move it along few directions. Muon
-takes the momentum's nearest (semi-)orthogonal matrix instead: all its singular values become 1. A polynomial iteration
-computes it with matrix products alone, which bfloat16 is good enough for. Multiplied by 0.2 sqrt(max(rows, columns))
-the step is about as large as AdamW's (Liu et al. 2025, "Muon is scalable for LLM training"), so that both have
-the same learning rate and weight decay.
+`torch.optim.Optimizer` wraps some methods so that `torch.compile` leaves them alone. Their first call imports the
+compiler, which takes longer than all steps of a short run. Optimizers are not compiled here, so they use the methods
+inside the wrappers.
+
+Muon (Jordan et al. 2024) is for the matrices of the layers, with AdamW for everything else. A matrix of gradients has a
+few large singular values, so plain descent and Adam move it along few directions. Muon takes the momentum's nearest
+(semi-)orthogonal matrix instead: all its singular values become 1. A polynomial iteration computes it with matrix
+products alone, which bfloat16 is good enough for. Multiplied by 0.2 sqrt(max(rows, columns)) the step is about as large
+as AdamW's (Liu et al. 2025, "Muon is scalable for LLM training"), so that both have the same learning rate and weight
+decay.
 """
 
 import math
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import AdamW, Optimizer
 
 from bertree.config.sections import OptimSettings
 from bertree.errors import UserError
 from bertree.model.layers.feed_forward import GatedFeedForward
+from bertree.model.torch_internals import eager_method
 from bertree.scale.gradients import first_row, is_sharded, local
 from bertree.scale.world import World
-from bertree.train.adamw import EagerMethods, ShardedAdamW, with_layer_rates
 
 STACKED = {".qkv.": 3, ".qv.": 2, ".lstm.": 4}  # matrices in one tensor, by a part of its name
 KEPT = ("step", "exp_avg")  # for each matrix
@@ -35,6 +41,75 @@ POLYNOMIALS = (
     (2.300652019954817, -1.6689039845747493, 0.4188073119525673),
 )
 MARGIN = 1.01  # by which rounding may exceed the largest value
+
+
+class EagerMethods:
+    """The wrapped methods of an optimizer as they are inside; to be inherited from before the optimizer's class."""
+
+    add_param_group = eager_method(Optimizer.add_param_group)
+    load_state_dict = eager_method(Optimizer.load_state_dict)
+    state_dict = eager_method(Optimizer.state_dict)
+    zero_grad = eager_method(Optimizer.zero_grad)
+
+
+LAYER = re.compile(r"(?:^|\.)stack\.(\w+)\.(\d+)\.")  # kind of the component, and which of its copies
+_step = eager_method(AdamW.step)  # without the wrapper that imports the compiler
+
+
+class ShardedAdamW(EagerMethods, AdamW):
+    """AdamW over shards: each rank updates its own. Optimizer state is a DTensor where its parameter is one."""
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Update every parameter that has a gradient."""
+        _step(self, closure)
+
+    def _init_group(self, group: dict[str, Any], *lists: list[Tensor]) -> bool:
+        complex_numbers: bool = super()._init_group(group, *lists)
+        if any(map(is_sharded, lists[0])):
+            for tensors in lists:
+                tensors[:] = [local(tensor) for tensor in tensors]
+        return complex_numbers
+
+
+def layer_factors(names: Iterable[str], decay: float) -> dict[str, float]:
+    """Return the factor of each parameter's rate: 1 above the last layer, and `decay` times less for every layer below.
+
+    Embeddings count as the layer below the first. Components that layers share count as spread evenly among them.
+    """
+    layer_of = {name: LAYER.search(name) for name in names}
+    copies: dict[str, int] = {}
+    for layer in filter(None, layer_of.values()):
+        copies[layer[1]] = max(copies.get(layer[1], 0), int(layer[2]) + 1)
+    layers = max(copies.values(), default=0)
+
+    def below(name: str) -> float:
+        """Return the number of layers above a parameter, including its own."""
+        layer = layer_of[name]
+        if layer is not None:
+            return layers - int(layer[2]) * layers / copies[layer[1]]
+        return layers + 1 if "embeddings." in name else 0
+
+    return {name: decay ** below(name) for name in layer_of}
+
+
+def with_layer_rates(
+    groups: Sequence[Mapping[str, Any]], named: Sequence[tuple[str, Tensor]], decay: float
+) -> list[dict[str, Any]]:
+    """Split groups of parameters into groups of one rate each: their `rate` is a multiple of the run's."""
+    if decay == 1:
+        return [dict(group) for group in groups]
+    factors, names = layer_factors([name for name, _ in named], decay), {id(p): name for name, p in named}
+    split_groups = []
+    for group in groups:
+        alike: dict[float, list[Tensor]] = {}
+        for p in group["params"]:
+            alike.setdefault(factors[names[id(p)]], []).append(p)
+        rate = group.get("rate", 1.0)
+        split_groups += [
+            dict(group) | {"params": parameters, "rate": rate * factor} for factor, parameters in alike.items()
+        ]
+    return split_groups
 
 
 def orthogonal(matrices: Tensor) -> Tensor:
