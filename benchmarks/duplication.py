@@ -31,11 +31,11 @@ from bertree.model.architecture import Architecture, Transformer
 from bertree.model.network import Network, build
 from bertree.objectives.pretraining import pretraining_objective
 from bertree.train.checkpoints.checkpoint import CheckpointFolder, restore
-from bertree.train.cuda_graph import CudaGraphRecorder
 from bertree.train.device_setup import set_deterministic
 from bertree.train.feed import Feed, StepBatches, TrainingSchedule, prefetch
 from bertree.train.loop import Loop, StepResult
 from bertree.train.optimizer import build_optimizer
+from bertree.train.strategies import CudaGraphRecorder
 
 FULL = "full"
 TRAINED, EVALUATED = ("1", "2", "4", FULL), ("1", "2", "4", "8", FULL)

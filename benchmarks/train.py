@@ -39,11 +39,11 @@ from bertree.model.architecture import Architecture
 from bertree.model.network import build
 from bertree.model.presets import preset, register_preset
 from bertree.objectives.pretraining import pretraining_objective
-from bertree.train.cuda_graph import CudaGraphRecorder
 from bertree.train.device_setup import DeviceSetup, measure_peak_flops, set_deterministic
 from bertree.train.feed import AnyStream, StreamFeed, TrainingSchedule
 from bertree.train.loop import Loop, StepResult, StopTraining
 from bertree.train.optimizer import build_optimizer
+from bertree.train.strategies import CudaGraphRecorder
 from tests.support.memory_store import memory_store
 
 SPECIAL = {"pad": 0, "unk": 100, "cls": 101, "sep": 102, "mask": 103}

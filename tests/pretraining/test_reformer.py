@@ -8,10 +8,10 @@ import torch
 from benchmarks import duplication
 from bertree.config.sections import OptimSettings
 from bertree.objectives.pretraining import pretraining_objective
-from bertree.train.cuda_graph import CudaGraphRecorder
 from bertree.train.feed import StepBatches
 from bertree.train.loop import Loop
 from bertree.train.optimizer import build_optimizer
+from bertree.train.strategies import CudaGraphRecorder
 from tests.support.learnable import one_thread
 
 pytestmark = pytest.mark.train

@@ -16,11 +16,11 @@ from bertree.objectives.pretraining import pretraining_objective
 from bertree.objectives.supervised import supervised_objective
 from bertree.tasks.collate import logit_rows
 from bertree.tasks.task import Unit
-from bertree.train.cuda_graph import CudaGraphRecorder
 from bertree.train.device_setup import set_deterministic
 from bertree.train.feed import StepBatches, StreamFeed, TrainingSchedule
 from bertree.train.loop import Loop, StepRecorder
 from bertree.train.optimizer import build_optimizer
+from bertree.train.strategies import CudaGraphRecorder
 from tests.support.memory_store import memory_store
 from tests.support.units import CLASSES, HEADS, OPTIONS, network, regression_network, units
 

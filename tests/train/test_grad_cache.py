@@ -21,12 +21,11 @@ from bertree.tasks.similarity import SimilarityTask
 from bertree.tasks.similarity_files import SentenceExample
 from bertree.tasks.task import Unit
 from bertree.text.tokenizer import Encoded, Tokenizer
-from bertree.train.cuda_graph import CudaGraphRecorder
 from bertree.train.device_setup import set_deterministic
 from bertree.train.feed import TrainingSchedule
-from bertree.train.grad_cache import cached_gradients
 from bertree.train.loop import GradientMethod, Loop, plain_gradients
 from bertree.train.optimizer import build_optimizer
+from bertree.train.strategies import CudaGraphRecorder, cached_gradients
 from tests.support.batches import VOCAB, run_backward, tiny
 from tests.support.learnable import one_thread
 from tests.support.shared import suite_has

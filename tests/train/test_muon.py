@@ -13,7 +13,7 @@ from bertree.config.sections import OptimSettings
 from bertree.model.network import build
 from bertree.model.presets import PRESETS
 from bertree.objectives.pretraining import pretraining_objective
-from bertree.train import muon
+from bertree.train.adamw_muon import KEPT, MARGIN, POLYNOMIALS, orthogonal, stacked_matrices
 from bertree.train.loop import Loop
 from bertree.train.optimizer import build_optimizer
 from tests.support import runs
@@ -26,9 +26,9 @@ DECAY, RATE, EPS = 0.1, 0.02, 1e-6
 def polar(u: Tensor) -> Tensor:
     """Its singular values through the polynomials, one by one."""
     left, values, right = torch.linalg.svd(u.double(), full_matrices=False)
-    x = values / (values.norm() * muon.MARGIN)
-    for number, (a, b, c) in enumerate(muon.POLYNOMIALS, 1):
-        x = x / muon.MARGIN if number < len(muon.POLYNOMIALS) else x
+    x = values / (values.norm() * MARGIN)
+    for number, (a, b, c) in enumerate(POLYNOMIALS, 1):
+        x = x / MARGIN if number < len(POLYNOMIALS) else x
         x = a * x + b * x**3 + c * x**5
     return left @ torch.diag(x) @ right
 
@@ -94,19 +94,19 @@ def test_the_step_is_about_orthogonal(kind: torch.dtype) -> None:
     torch.manual_seed(0)
     left, _, right = torch.linalg.svd(torch.randn(3, 40, 96, dtype=torch.float64), full_matrices=False)
     stretched = left * torch.logspace(0, -2.5, 40, dtype=torch.float64) @ right
-    step = muon.orthogonal((1e-6 * stretched).to(kind)).double()
+    step = orthogonal((1e-6 * stretched).to(kind)).double()
     values = torch.linalg.svdvals(step)
     assert values.max() < 1.2
     assert values.min() > 0.6
     nearest = left @ right
     assert float((step - nearest).norm() / nearest.norm()) < 0.15
-    assert not muon.orthogonal(torch.zeros(2, 3, 4, dtype=kind)).any(), "no gradient, no step"
+    assert not orthogonal(torch.zeros(2, 3, 4, dtype=kind)).any(), "no gradient, no step"
 
 
 def test_gradients_of_any_size_give_the_same_step() -> None:
     grad = torch.randn(1, 8, 12)
     for factor in (1e-12, 1e12):
-        assert torch.allclose(muon.orthogonal(grad * factor), muon.orthogonal(grad), atol=1e-5)
+        assert torch.allclose(orthogonal(grad * factor), orthogonal(grad), atol=1e-5)
 
 
 @pytest.mark.parametrize("name", suite_has(sorted(PRESETS)[::3], sorted(PRESETS)))
@@ -116,7 +116,7 @@ def test_every_member_of_the_family_has_its_matrices_and_the_rest(name: str) -> 
     optimizer = build_optimizer(network, OptimSettings(name="muon"))
     kinds = {id(p): group["matrices"] for group in optimizer.param_groups for p in group["params"]}
     assert len(kinds) == len(list(network.parameters())), "every parameter is moved, once"
-    stacked = muon.stacked_matrices(network)
+    stacked = stacked_matrices(network)
     for path, p in network.named_parameters():
         linear = ".stack." in path and ".norm." not in path and ".weight" in path
         assert kinds[id(p)] == linear, path
@@ -217,4 +217,4 @@ def test_a_killed_run_ends_in_the_same_bytes(token_store: Path, tmp_path: Path) 
     held = load_file(max((out / "checkpoints").glob("step-*")) / "state.safetensors")
     matrix = "encoder.stack.attention.0.part.qkv.weight"
     kept = {name.split("/")[1] for name in held if name.startswith("moments/") and name.endswith(matrix)}
-    assert kept == set(muon.KEPT)
+    assert kept == set(KEPT)

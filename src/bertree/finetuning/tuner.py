@@ -25,14 +25,13 @@ from bertree.objectives.supervised import supervised_objective, with_language_mo
 from bertree.scale.distribute import Distribution
 from bertree.scale.world import World
 from bertree.tasks.task import Task
-from bertree.train.cuda_graph import CudaGraphRecorder
 from bertree.train.device_setup import CPU_TOKENS, GPU_TOKENS, DeviceSetup
 from bertree.train.feed import TrainingSchedule
-from bertree.train.grad_cache import WholeStepObjective, cached_gradients
 from bertree.train.keep import KeepBestWeights
 from bertree.train.loop import Loop, plain_gradients
 from bertree.train.optimizer import build_optimizer
 from bertree.train.session import WHOLE_RUN, Session
+from bertree.train.strategies import CudaGraphRecorder, WholeStepObjective, cached_gradients
 
 CPU_LOGITS, GPU_LOGITS = 2**27, 2**30  # of a language model in a micro-batch, at most: half a GB and four in float32
 

@@ -7,8 +7,8 @@ is weights, optimizer state and one number and, where batches continue each othe
 evaluation, saving and stopping are hooks (hooks.py), called after each step. session.py runs the loop of every kind of
 training; finetuning/tuner.py and pretraining/job.py build it.
 
-Two strategies live in files of their own: `gradients` (grad_cache.py: losses that need all micro-batches at once) and
-`recorder` (cuda_graph.py: steps recorded once and replayed).
+Two strategies live in a file of their own (strategies.py): `gradients` (losses that need all micro-batches at once) and
+`recorder` (steps recorded once and replayed).
 """
 
 import math
