@@ -30,7 +30,7 @@ from bertree.files.formats import Json
 from bertree.model.architecture import Architecture, Transformer
 from bertree.model.network import Network, build
 from bertree.objectives.pretraining import pretraining_objective
-from bertree.train.checkpoints.checkpoint import CheckpointFolder, restore
+from bertree.train.checkpoint import CheckpointFolder, restore
 from bertree.train.device_setup import set_deterministic
 from bertree.train.feed import Feed, StepBatches, TrainingSchedule, prefetch
 from bertree.train.loop import Loop, StepResult

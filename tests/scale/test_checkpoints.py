@@ -23,9 +23,9 @@ from bertree.scale.launch import Launch
 from bertree.scale.local_shards import whole_tensors
 from bertree.scale.split import parameter_layouts
 from bertree.scale.world import World, join
-from bertree.train.checkpoints import checkpoint as folder
-from bertree.train.checkpoints import files
-from bertree.train.checkpoints.checkpoint import Checkpoint, CheckpointFolder, check_optimizer_state, restore
+from bertree.train import checkpoint as folder
+from bertree.train import checkpoint_files
+from bertree.train.checkpoint import Checkpoint, CheckpointFolder, check_optimizer_state, restore
 from bertree.train.keep import KeepBestWeights
 from tests.support.ranks import run_ranks, start_ranks
 from tests.support.shared import suite_has
@@ -222,14 +222,14 @@ def forge(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
 def make_right(path: Path, shard: Path) -> None:
     header = json.loads((path / "state.json").read_text())
     header["sha256"][shard.name] = file_hash(shard)
-    (path / "state.json").write_text(files.header_text(header))
+    (path / "state.json").write_text(checkpoint_files.header_text(header))
 
 
 def header(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
     def spoil(path: Path) -> None:
         state = json.loads((path / "state.json").read_text())
         change(state)
-        (path / "state.json").write_text(files.header_text(state))
+        (path / "state.json").write_text(checkpoint_files.header_text(state))
 
     return spoil
 
@@ -323,7 +323,7 @@ def die(launch: Launch, out: Path, moment: str) -> None:
         kept = CheckpointFolder(out, world=world)
         kept.save(1, *spread(*trained(1), world))
         rank, name, after = MOMENTS[moment]
-        inner = getattr(files, name)
+        inner = getattr(checkpoint_files, name)
 
         def call(*arguments: Any) -> Any:
             result = inner(*arguments) if after else None
@@ -331,7 +331,7 @@ def die(launch: Launch, out: Path, moment: str) -> None:
             return result
 
         if world.rank == rank:
-            setattr(files, name, call)
+            setattr(checkpoint_files, name, call)
         kept.save(2, *spread(*trained(2), world))
 
 

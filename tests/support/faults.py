@@ -104,8 +104,8 @@ def _send_signal(number: int, steps: int, seconds: float) -> None:
 
 def _exit_in_save(stage: str, count: int) -> None:
     """Exit at the count-th time that a stage of saving is reached."""
-    from bertree.train.checkpoints import checkpoint as folder
-    from bertree.train.checkpoints import files
+    from bertree.train import checkpoint as folder
+    from bertree.train import checkpoint_files
 
     left = count
 
@@ -126,7 +126,7 @@ def _exit_in_save(stage: str, count: int) -> None:
 
         setattr(module, name, call)
 
-    modules: Any = files
+    modules: Any = checkpoint_files
     whole = modules.save_file
 
     def half(tensors: object, path: Path, metadata: object) -> None:
@@ -151,8 +151,8 @@ def _exit_in_save(stage: str, count: int) -> None:
         vars(session).update(CheckpointFolder=Doomed)
     else:
         places = {
-            "tensors written": (files, "save_file"),
-            "header written": (files, "write_text"),
+            "tensors written": (checkpoint_files, "save_file"),
+            "header written": (checkpoint_files, "write_text"),
             "best marked": (folder, "write_atomically"),
         }
         die_after(*places[stage])

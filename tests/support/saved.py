@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from bertree.scale.local_shards import Box
-from bertree.train.checkpoints.files import SavedTensor, SavedTensors, TensorPart
+from bertree.train.checkpoint_files import SavedTensor, SavedTensors, TensorPart
 
 
 class InMemory:

@@ -17,9 +17,9 @@ from safetensors import SafetensorError
 
 from bertree.config.sections import OPTIMIZERS, OptimSettings
 from bertree.errors import UserError
+from bertree.train import checkpoint, checkpoint_files
 from bertree.train import keep as keep_module
-from bertree.train.checkpoints import checkpoint, files
-from bertree.train.checkpoints.checkpoint import CheckpointFolder, check_optimizer_state, restore
+from bertree.train.checkpoint import CheckpointFolder, check_optimizer_state, restore
 from bertree.train.keep import KeepNewestAndBest
 from bertree.train.optimizer import build_optimizer
 from tests.support import runs
@@ -166,7 +166,7 @@ def test_a_full_disk_loses_nothing(error: Exception, tmp_path: Path, monkeypatch
         path.write_bytes(b"half")
         raise error
 
-    monkeypatch.setattr(files, "save_file", fail)
+    monkeypatch.setattr(checkpoint_files, "save_file", fail)
     with pytest.raises(UserError, match=r"No space left on device.*step 1 is intact.*`resume=True`"):
         kept.save(2, net, optimizer)
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]

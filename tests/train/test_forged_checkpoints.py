@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from bertree.files.formats import file_hash
-from bertree.train.checkpoints.files import header_text
+from bertree.train.checkpoint_files import header_text
 from tests.support import runs
 
 LAST = 10

@@ -7,7 +7,7 @@ import torch
 
 from bertree.config.sections import OPTIMIZERS, OptimSettings
 from bertree.objectives.pretraining import pretraining_objective
-from bertree.train.checkpoints.checkpoint import MOMENTS
+from bertree.train.checkpoint import MOMENTS
 from bertree.train.optimizer import Lamb, build_optimizer
 from tests.support.batches import fresh, joined, sequences
 

@@ -15,7 +15,7 @@ from bertree.errors import UserError
 from bertree.model.encoder import State
 from bertree.objectives.objective import Computed, WeightedTerms
 from bertree.objectives.pretraining import pretraining_objective
-from bertree.train.checkpoints.checkpoint import Checkpoint, CheckpointFolder
+from bertree.train.checkpoint import Checkpoint, CheckpointFolder
 from bertree.train.device_setup import set_deterministic
 from bertree.train.held_out import evaluate_held_out
 from bertree.train.lane_memory import LaneMemories, check_state
@@ -236,7 +236,7 @@ def test_a_forged_state_is_passed_over(undisturbed: Path, tmp_path: Path) -> Non
     from safetensors.torch import load_file, save_file
 
     from bertree.files.formats import file_hash
-    from bertree.train.checkpoints.files import header_text
+    from bertree.train.checkpoint_files import header_text
 
     out = tmp_path / "run"
     assert train(out, signal_at=7, number=signal.SIGTERM) == signal.SIGTERM

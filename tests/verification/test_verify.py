@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 import bertree
 from bertree.config import model_names
 from bertree.errors import UserError
-from bertree.train.checkpoints.checkpoint import CheckpointFolder
+from bertree.train.checkpoint import CheckpointFolder
 from tests.support.command import Command
 
 WEIGHTS = "model.safetensors"

@@ -26,8 +26,8 @@ from bertree.pretraining.recipe import Recipe, check_architecture
 from bertree.pretraining.sections import DataSettings
 from bertree.scale.world import World
 from bertree.text.identity import tokenizer_hash
-from bertree.train.checkpoints.checkpoint import CheckpointFolder
-from bertree.train.checkpoints.files import read_header
+from bertree.train.checkpoint import CheckpointFolder
+from bertree.train.checkpoint_files import read_header
 from bertree.train.device_setup import DeviceSetup, micro_batch_count
 from bertree.train.feed import AnyStream, StreamFeed, TrainingSchedule
 

@@ -43,7 +43,7 @@ from bertree.scale.distribute import Distribution, distribute
 from bertree.scale.launch import launched
 from bertree.scale.tensor import check_tensor
 from bertree.scale.world import World, join
-from bertree.train.checkpoints.checkpoint import BEST
+from bertree.train.checkpoint import BEST
 from bertree.train.device_setup import DeviceSetup, set_deterministic, set_threads, uses_gpu
 from bertree.train.feed import StreamFeed, TrainingSchedule
 from bertree.train.held_out import MaskSamples, evaluate_questions

@@ -21,7 +21,7 @@ from bertree.files.formats import Json
 from bertree.pretraining import recipe as recipes
 from bertree.pretraining.recipe import Recipe
 from bertree.run_folder import CHECKPOINTS, MODEL, RECIPE
-from bertree.train.checkpoints.checkpoint import CheckpointFolder
+from bertree.train.checkpoint import CheckpointFolder
 from bertree.train.feed import StepBatches, StreamFeed, TrainingSchedule, prefetch
 from bertree.train.loop import Loop
 

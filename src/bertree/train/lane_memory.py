@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from bertree.errors import UserError
 from bertree.model.encoder import State, Stateful
-from bertree.train.checkpoints.checkpoint import STATE_PREFIX, Checkpoint
-from bertree.train.checkpoints.files import SavedTensors
+from bertree.train.checkpoint import STATE_PREFIX, Checkpoint
+from bertree.train.checkpoint_files import SavedTensors
 
 NAME = re.compile(STATE_PREFIX + r"([0-9]{1,6})/(.+)")
 

@@ -17,7 +17,7 @@ from bertree.files.formats import Json
 from bertree.report.formats import run_labels
 from bertree.report.run_page import write_run_report
 from bertree.run_folder import CHECKPOINTS, ENVIRONMENT, RECIPE
-from bertree.train.checkpoints.checkpoint import (
+from bertree.train.checkpoint import (
     Checkpoint,
     CheckpointFolder,
     check_optimizer_state,

@@ -16,7 +16,7 @@ from bertree.run_folder import BEST_MODEL, CHECKPOINTS, MODEL, RECIPE
 from bertree.search.database import DATABASE
 from bertree.search.index import Index
 from bertree.text.tokenizer import FILES as TOKENIZER_FILES
-from bertree.train.checkpoints.checkpoint import CheckpointFolder
+from bertree.train.checkpoint import CheckpointFolder
 
 
 @dataclass(frozen=True)

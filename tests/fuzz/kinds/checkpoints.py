@@ -9,7 +9,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from bertree.train.checkpoints.files import header_text
+from bertree.train.checkpoint_files import header_text
 from tests.fuzz.case import Case, Change, Kind
 from tests.fuzz.mutations import raw, tensors, trees
 from tests.fuzz.running import Result, Runner

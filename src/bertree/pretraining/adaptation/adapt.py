@@ -42,7 +42,7 @@ from bertree.run_folder import CHECKPOINTS, MODEL, SCORES
 from bertree.text.corpus import Corpus, CorpusOptions
 from bertree.text.identity import tokenizer_hash
 from bertree.text.memory import Rows, takes_rows, task_fields
-from bertree.train.checkpoints.checkpoint import CheckpointFolder
+from bertree.train.checkpoint import CheckpointFolder
 from bertree.train.device_setup import DeviceSetup
 from bertree.train.held_out import evaluate_questions
 from bertree.train.metrics_log import Callback, calling

@@ -36,7 +36,7 @@ from bertree.model.encoder import all_finite
 from bertree.scale.local_shards import Box, LocalShard, is_first_holder, local_shard
 from bertree.scale.split import ParameterLayout, parameter_layouts
 from bertree.scale.world import SharedError, World
-from bertree.train.checkpoints.files import (
+from bertree.train.checkpoint_files import (
     HEADER,
     SavedTensor,
     SavedTensors,

@@ -1,1 +1,0 @@
-"""Checkpoints: their folder, their files, and what they hold."""
