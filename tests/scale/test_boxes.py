@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from bertree.scale.local_shards import Box, boxes_of, local_shard
-from bertree.scale.split import ParameterLayout, Split
+from bertree.scale.shards import Box, ParameterLayout, Split, boxes_of, local_shard
 from bertree.scale.world import World
 
 WHOLES = [

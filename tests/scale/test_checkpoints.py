@@ -18,10 +18,8 @@ from safetensors.torch import load_file, save_file
 from bertree.errors import UserError
 from bertree.files.formats import file_hash
 from bertree.model.network import Network
-from bertree.scale.gradients import local
 from bertree.scale.launch import Launch
-from bertree.scale.local_shards import whole_tensors
-from bertree.scale.split import parameter_layouts
+from bertree.scale.shards import local, parameter_layouts, whole_tensors
 from bertree.scale.world import World, join
 from bertree.train import checkpoint as folder
 from bertree.train import checkpoint_files

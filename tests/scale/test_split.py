@@ -5,7 +5,7 @@ import torch
 
 from bertree.model.network import build
 from bertree.model.presets import preset
-from bertree.scale.split import Split, parameter_layouts, split_layouts, split_of
+from bertree.scale.shards import Split, parameter_layouts, split_layouts, split_of
 
 MEMBERS = ["bert-tiny", "albert-base", "gpt1", "xlnet-base", "reformer-base", "modernbert-base", "transformer-xl-base"]
 

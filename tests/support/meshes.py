@@ -18,7 +18,7 @@ from bertree.pretraining import build
 from bertree.pretraining import recipe as recipes
 from bertree.scale.distribute import distribute
 from bertree.scale.launch import Launch
-from bertree.scale.local_shards import whole_tensors
+from bertree.scale.shards import whole_tensors
 from bertree.scale.world import World, join
 from bertree.train.device_setup import DeviceSetup
 from bertree.train.feed import TrainingSchedule

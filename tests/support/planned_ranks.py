@@ -17,9 +17,9 @@ from bertree.model.network import build
 from bertree.model.presets import preset
 from bertree.objectives.pretraining import pretraining_objective
 from bertree.scale.distribute import distribute
-from bertree.scale.gradients import local, sum_whole_gradients
 from bertree.scale.launch import Launch
 from bertree.scale.plan.memory import Mesh, MicroBatch
+from bertree.scale.shards import local, sum_whole_gradients
 from bertree.scale.world import join
 from bertree.train.optimizer import build_optimizer
 from tests.support.processes import PATIENCE, PROCESSES

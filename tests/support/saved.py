@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from bertree.scale.local_shards import Box
+from bertree.scale.shards import Box
 from bertree.train.checkpoint_files import SavedTensor, SavedTensors, TensorPart
 
 

@@ -9,9 +9,8 @@ from bertree.batch import Batch, Continuation, PretrainingLabels
 from bertree.model.layers.attention import Attention
 from bertree.model.network import Network
 from bertree.scale.distribute import distribute
-from bertree.scale.gradients import local
 from bertree.scale.launch import Launch
-from bertree.scale.split import parameter_layouts
+from bertree.scale.shards import local, parameter_layouts
 from bertree.scale.tensor import put_tensor_parallel, sum_shared_gradients
 from bertree.scale.world import World, join
 from tests.support.tensor_parallel import (

@@ -11,8 +11,7 @@ from torch.optim import Optimizer
 from bertree.config.sections import OptimSettings
 from bertree.model.network import Network, build
 from bertree.scale.distribute import put_sharding
-from bertree.scale.gradients import local
-from bertree.scale.split import Split, split_layouts
+from bertree.scale.shards import Split, local, split_layouts
 from bertree.scale.world import World
 from bertree.train.optimizer import build_optimizer
 from tests.support import batches

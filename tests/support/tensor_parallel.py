@@ -16,7 +16,7 @@ from bertree.model.network import Network, build
 from bertree.model.presets import PRESETS
 from bertree.objectives.pretraining import pretraining_objective
 from bertree.scale.plan.communication import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, tensor_traffic, total
-from bertree.scale.split import parameter_layouts
+from bertree.scale.shards import parameter_layouts
 from bertree.scale.tensor import put_tensor_parallel, sum_shared_gradients
 from bertree.scale.world import World
 

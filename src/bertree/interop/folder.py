@@ -28,7 +28,7 @@ from bertree.interop.weights import Stored, Weights
 from bertree.model.architecture import Architecture
 from bertree.model.network import Network
 from bertree.run_folder import RECIPE
-from bertree.scale.local_shards import whole_tensors
+from bertree.scale.shards import whole_tensors
 from bertree.scale.world import World
 from bertree.text.tokenizer import FILES as TOKENIZER_FILES
 from bertree.text.tokenizer import Tokenizer

@@ -21,8 +21,7 @@ from bertree.model.network import Network
 from bertree.model.stack import Stack
 from bertree.model.torch_internals import limit_recompilations, prepare_compiler
 from bertree.model.transformer import TransformerEncoder
-from bertree.scale.gradients import clip, fill_missing_gradients, sum_whole_gradients
-from bertree.scale.split import parameter_layouts
+from bertree.scale.shards import clip, fill_missing_gradients, parameter_layouts, sum_whole_gradients
 from bertree.scale.tensor import put_tensor_parallel, sum_shared_gradients
 from bertree.scale.world import World
 

@@ -30,7 +30,7 @@ from bertree.model.layers.feed_forward import FeedForward, GatedFeedForward
 from bertree.model.network import Network
 from bertree.model.stack import Stack
 from bertree.model.transformer import TransformerEncoder
-from bertree.scale.split import Split, parameter_layouts, split_layouts, split_of
+from bertree.scale.shards import Split, parameter_layouts, split_layouts, split_of
 from bertree.scale.tensor_components import (
     ComponentHooks,
     PartialLinear,

@@ -25,7 +25,7 @@ from bertree.config.sections import OptimSettings
 from bertree.errors import UserError
 from bertree.model.layers.feed_forward import GatedFeedForward
 from bertree.model.torch_internals import eager_method
-from bertree.scale.gradients import first_row, is_sharded, local
+from bertree.scale.shards import first_row, is_sharded, local
 from bertree.scale.world import World
 
 STACKED = {".qkv.": 3, ".qv.": 2, ".lstm.": 4}  # matrices in one tensor, by a part of its name

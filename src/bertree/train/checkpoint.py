@@ -33,8 +33,7 @@ from bertree.errors import UserError
 from bertree.files.atomic import sync, write_atomically
 from bertree.files.formats import Json, read_json
 from bertree.model.encoder import all_finite
-from bertree.scale.local_shards import Box, LocalShard, is_first_holder, local_shard
-from bertree.scale.split import ParameterLayout, parameter_layouts
+from bertree.scale.shards import Box, LocalShard, ParameterLayout, is_first_holder, local_shard, parameter_layouts
 from bertree.scale.world import SharedError, World
 from bertree.train.checkpoint_files import (
     HEADER,

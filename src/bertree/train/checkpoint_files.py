@@ -20,7 +20,7 @@ from torch import Tensor
 from bertree.errors import UserError
 from bertree.files.atomic import new_folder, sync, write_text
 from bertree.files.formats import Json, file_hash, parse_json, read_json
-from bertree.scale.local_shards import Box, LocalShard, Shape
+from bertree.scale.shards import Box, LocalShard, Shape
 from bertree.scale.world import World
 
 HEADER = "state.json"

@@ -21,7 +21,7 @@ from bertree.errors import UserError
 from bertree.files.formats import Json
 from bertree.report.run_page import write_run_report
 from bertree.run_folder import BEST_MODEL, CHECKPOINTS, MODEL
-from bertree.scale.split import parameter_layouts
+from bertree.scale.shards import parameter_layouts
 from bertree.train.checkpoint import BEST_PREFIX, Checkpoint, CheckpointFolder, fit, restore, saved_weights
 from bertree.train.hooks import EvaluateStep, Evaluator, RunLog, StepLogger
 from bertree.train.loop import Hook, Loop, StepResult

@@ -28,7 +28,7 @@ from bertree.model.encoder import State, Stateful, all_finite
 from bertree.model.torch_internals import prepare_compiler
 from bertree.objectives.objective import Computed, Loss, Objective
 from bertree.scale.distribute import Distribution
-from bertree.scale.gradients import local
+from bertree.scale.shards import local
 from bertree.scale.world import SharedError
 from bertree.train.feed import StepBatches
 from bertree.train.lane_memory import LaneMemories

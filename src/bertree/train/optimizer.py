@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from bertree.config.sections import OptimSettings
 from bertree.scale.distribute import Distribution
-from bertree.scale.gradients import first_row, is_sharded, local, squares, sum_over_ranks
+from bertree.scale.shards import first_row, is_sharded, local, squares, sum_over_ranks
 from bertree.scale.world import World
 from bertree.train.adamw_muon import KEPT, EagerMethods, ShardedAdamW, build_muon, with_layer_rates
 

@@ -14,7 +14,7 @@ from bertree.model.architecture import Transformer
 from bertree.model.layers.basic import without_weights
 from bertree.model.network import build
 from bertree.scale.distribute import layers_of, whole_parameters
-from bertree.scale.split import Split, split_layouts
+from bertree.scale.shards import Split, split_layouts
 
 
 class GroupSize(NamedTuple):
