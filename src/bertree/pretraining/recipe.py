@@ -21,13 +21,13 @@ from bertree.config import settings
 from bertree.config.overrides import Override, apply_overrides, overrides_of, parse
 from bertree.config.sections import OptimSettings, Phase, ScaleSettings, ScheduleSettings
 from bertree.config.settings import AtLeast, Keys, setting
+from bertree.console import note
 from bertree.errors import UserError, suggest
 from bertree.files.formats import Json, read_toml
 from bertree.model.architecture import TYPES, Architecture
 from bertree.model.presets import preset
 from bertree.objectives.pretraining import TERMS, WEIGHTS
 from bertree.pretraining.sections import LANES, DataSettings, DistillSettings, PretrainingRunSettings
-from bertree.pretraining.warmup import scale_warmup, total_steps
 from bertree.train.feed import MOST_STEPS
 
 BUNDLED = Path(__file__).parent / "recipes"
@@ -306,3 +306,24 @@ def _check_direction(recipe: Recipe, direction: str, unit: str, has_codes: bool)
             f"{where}: the control codes of {recipe.data.store} stand before the texts, where they would be read last; "
             "set model.direction=forward"
         )
+
+
+def total_steps(tree: Json) -> int:
+    """Return the steps of all phases, of values that are not checked yet."""
+    phases = tree.get("phases")
+    steps = (
+        [phase.get("steps") if isinstance(phase, dict) else None for phase in phases] if type(phases) is list else []
+    )
+    return sum(steps) if all(type(count) is int for count in steps) else 0  # type: ignore[arg-type]
+
+
+def scale_warmup(tree: Json, steps: int) -> None:
+    """Scale a warm-up that was chosen for a run of so many steps, if the tree's run is so short that more than half of
+    it would be warm-up."""
+    schedule, total = tree.get("schedule"), total_steps(tree)
+    warmup = schedule.get("warmup") if isinstance(schedule, dict) else None
+    if type(warmup) is not int or not 0 < total < steps or 2 * warmup <= total:
+        return
+    scaled = max(1, round(warmup * total / steps))
+    tree["schedule"] = schedule | {"warmup": scaled}  # type: ignore[operator]
+    note(f"schedule.warmup: {scaled} of {total} steps, scaled from the recipe's {warmup} of {steps:,}")
