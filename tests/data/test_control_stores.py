@@ -10,8 +10,8 @@ import torch
 
 from bertree.batch import PretrainingLabels
 from bertree.data import store_builder
+from bertree.data.held_out import split_held_out
 from bertree.data.prepare import prepare
-from bertree.data.split import split_held_out
 from bertree.data.store import Store, verify_store
 from bertree.data.store_files import HEADER
 from bertree.data.stream import Stream

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from bertree.batch import Batch, PretrainingLabels
 from bertree.data import example_index
+from bertree.data.held_out import split_held_out
 from bertree.data.lane_stream import LaneStream
-from bertree.data.split import split_held_out
 from bertree.data.stream import Stream
 from bertree.errors import UserError
 from tests.support.corpora import CLS, FIRST, MASK, SEP, Corpus, corpus, same, sequences, shapes

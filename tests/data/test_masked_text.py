@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from bertree.batch import Batch, PretrainingLabels
-from bertree.data.masked_text import MaskedDocuments
+from bertree.data.held_out import MaskedDocuments
 from bertree.data.store import Store
 from bertree.errors import UserError
 from bertree.text.identity import token_bytes, word_starts

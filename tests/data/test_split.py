@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from bertree.data.split import split_held_out
+from bertree.data.held_out import split_held_out
 from bertree.data.store import Store
 from bertree.data.stream import Stream
 from bertree.errors import UserError

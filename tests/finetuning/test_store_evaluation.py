@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import bertree
-from bertree.data.masked_text import HiddenDocuments, MaskedDocuments
+from bertree.data.held_out import HiddenDocuments, MaskedDocuments
 from bertree.data.store import Store
 from bertree.errors import UserError
 from bertree.finetuning.store_evaluation import TOKENS, evaluate_on_store

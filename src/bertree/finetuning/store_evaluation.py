@@ -13,8 +13,7 @@ from typing import Any
 
 from bertree.batch import Batch
 from bertree.console import bar, note
-from bertree.data.masked_text import HiddenDocuments, MaskedDocuments
-from bertree.data.split import split_held_out
+from bertree.data.held_out import HiddenDocuments, MaskedDocuments, split_held_out
 from bertree.data.store import Store
 from bertree.data.stream import Stream
 from bertree.errors import UserError

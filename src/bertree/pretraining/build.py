@@ -9,10 +9,10 @@ from typing import Any
 from bertree.config.model_names import resolve_model_path
 from bertree.config.sections import Phase
 from bertree.console import note
+from bertree.data.held_out import split_held_out
 from bertree.data.lane_stream import LaneStream
 from bertree.data.masking import Masking
 from bertree.data.sequences.shuffle_group import CLS_SEGMENT
-from bertree.data.split import split_held_out
 from bertree.data.store import Store
 from bertree.data.stream import Stream
 from bertree.errors import UserError

@@ -1,15 +1,15 @@
 """What a run is evaluated on: held-out text, read in a way that other recipes share.
 
 Masked models are evaluated on the same masked tokens, whatever their seed, format, masking unit, mask rate and sequence
-length (data/masked_text.py). Sentence pairs are always segments filled to the length of the phase. Other objectives
+length (data/held_out.py). Sentence pairs are always segments filled to the length of the phase. Other objectives
 (the next token, a permutation) read held-out text as the recipe does, with one seed for all runs.
 """
 
 from dataclasses import replace
 
 from bertree.config.sections import Phase
+from bertree.data.held_out import MaskedDocuments
 from bertree.data.lane_stream import LaneStream
-from bertree.data.masked_text import MaskedDocuments
 from bertree.data.masking import UNMASKED, Masking
 from bertree.data.store import Store
 from bertree.data.stream import Stream

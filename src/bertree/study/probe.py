@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bertree.batch import PretrainingLabels
-from bertree.data.split import split_held_out
+from bertree.data.held_out import split_held_out
 from bertree.data.store import Store
 from bertree.data.stream import Stream
 from bertree.finetuning.linear_head import fit_classifier
