@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from bertree.model.presets import register_preset
     from bertree.objectives.embedding_losses import EmbeddingLoss, register_loss
     from bertree.objectives.pretraining import register_objective
-    from bertree.pretraining.adaptation.adapt import adapt
+    from bertree.pretraining.adapt import adapt
     from bertree.pretraining.plan import plan
     from bertree.pretraining.pretrain import pretrain
     from bertree.pretraining.recipe import recipe, recipes
@@ -66,7 +66,7 @@ _HOMES = {
     "TextTask": "tasks.text",
     "Tokenizer": "text.tokenizer",
     "UserError": "errors",
-    "adapt": "pretraining.adaptation.adapt",
+    "adapt": "pretraining.adapt",
     "advise": "advice.advise",
     "cluster_texts": "embeddings.mine_files",
     "compare": "comparison.compare",

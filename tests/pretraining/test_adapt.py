@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 import bertree
 from bertree.data.store import Store
 from bertree.errors import UserError
-from bertree.pretraining.adaptation import sizes
-from bertree.pretraining.adaptation.adapt import compare_runs
+from bertree.pretraining import adapted_recipe
+from bertree.pretraining.adapt import compare_runs
 from bertree.train.metrics_log import TrainingEvent
 from tests.support.command import Command
 from tests.support.learnable import feelings
@@ -130,9 +130,9 @@ def test_sizes_follow_text_and_model(start: Path, texts: Path, tmp_path: Path) -
     assert recipe.optim.lr == pytest.approx(2e-4 * (2 * 1024 / 3e5) ** 0.5, rel=0.01), "few tokens"
     longer = ["phases.0.steps=7777"]
     store = run.folder / "store"
-    unsized = sizes.unsized_recipe(str(start), str(store), 0, 0, longer)
+    unsized = adapted_recipe.unsized_recipe(str(start), str(store), 0, 0, longer)
     model, opened = bertree.load(start), Store.open(store)
-    many = sizes.sized_recipe(unsized, model, opened, "cuda", minutes=0, epochs=0, overrides=longer)
+    many = adapted_recipe.sized_recipe(unsized, model, opened, "cuda", minutes=0, epochs=0, overrides=longer)
     assert many.optim.lr == 8e-4, "many tokens"
     assert many.run.eval_every % many.run.save_every == 0, "the best model must have been saved"
 

@@ -52,9 +52,7 @@ ADAPT_OWN = {
 
 def register(app: typer.Typer) -> None:
     """Add the verbs to the application."""
-    python_verb(app, "pretraining.adaptation.adapt.adapt", ("model", "corpus", "settings"), panel=TRAIN, own=ADAPT_OWN)(
-        adapt
-    )
+    python_verb(app, "pretraining.adapt.adapt", ("model", "corpus", "settings"), panel=TRAIN, own=ADAPT_OWN)(adapt)
     python_verb(app, "pretraining.pretrain.pretrain", ("recipe", "settings"), panel=TRAIN, on_ranks=True)(pretrain)
     python_verb(app, "pretraining.plan.plan", ("model", "settings"), panel=LOOK, own=PLAN_OWN)(plan)
     verbs = typer.Typer(no_args_is_help=True)

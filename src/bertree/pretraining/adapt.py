@@ -32,8 +32,7 @@ from bertree.inference.load import load
 from bertree.inference.model import Model
 from bertree.inference.trained_run import Run
 from bertree.objectives.pretraining import pretraining_objective
-from bertree.pretraining import build
-from bertree.pretraining.adaptation import sizes
+from bertree.pretraining import adapted_recipe, build
 from bertree.pretraining.held_out import held_out_questions
 from bertree.pretraining.job import StoreJob, StoreTraining, Trainee, execute_store_job
 from bertree.pretraining.recipe import Recipe
@@ -97,7 +96,7 @@ def adapt(
     own_store = not (Path(corpus) / HEADER).is_file()
     store = out / STORE if own_store else Path(corpus)
     all_overrides: list[str | Override] = [*overrides, *overrides_of(settings)]
-    unsized = sizes.unsized_recipe(str(path.resolve()), str(store.resolve()), minutes, epochs, all_overrides)
+    unsized = adapted_recipe.unsized_recipe(str(path.resolve()), str(store.resolve()), minutes, epochs, all_overrides)
 
     def build_job(device_setup: DeviceSetup) -> StoreJob:
         initial = load(path)
@@ -105,7 +104,7 @@ def adapt(
             options = CorpusOptions(field=text or "text", wrapped=wrapped)
             _prepare(initial, Path(corpus), store, options, resume)
         opened = Store.open(store)
-        recipe = sizes.sized_recipe(
+        recipe = adapted_recipe.sized_recipe(
             unsized, initial, opened, device_setup.device.type, minutes=minutes, epochs=epochs, overrides=all_overrides
         )
         train, held_out = build.open_stores(recipe.data)
