@@ -48,7 +48,7 @@ from bertree.inference.embedding import Vectors
 from bertree.inference.load import Model, load
 from bertree.inference.similarity import pair_similarities, similarity_matrix
 from bertree.objectives.pretraining import pretraining_objective
-from bertree.tasks.logits import inference_autocast
+from bertree.tasks.batches import inference_autocast
 from bertree.tasks.squad.read import read as read_squad
 from bertree.text.corpus import Corpus
 from bertree.text.sentence_splitter import split_sentences

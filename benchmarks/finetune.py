@@ -28,7 +28,7 @@ from bertree.finetuning.evaluate import EncodedSplit
 from bertree.finetuning.feed import steps_per_epoch
 from bertree.finetuning.tuner import FineTuning, InitialModel
 from bertree.inference.load import load
-from bertree.tasks.collate import batches_by_length
+from bertree.tasks.batches import batches_by_length
 from bertree.tasks.registry import make_task
 from bertree.tasks.task import Logits, Task, Unit
 from bertree.train.device_setup import DeviceSetup, set_deterministic

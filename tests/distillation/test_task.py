@@ -13,7 +13,7 @@ import bertree
 from bertree.distillation import teacher
 from bertree.errors import BertreeWarning
 from bertree.interop import folder
-from bertree.tasks.logits import logits
+from bertree.tasks.batches import logits
 from bertree.text import tokenizer_training
 from tests.support.command import Command
 from tests.support.learnable import BAD, GOOD, WORDS, Row, Trained, feelings, model, write

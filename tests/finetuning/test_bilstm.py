@@ -11,7 +11,7 @@ from bertree.batch import Batch
 from bertree.finetuning import config
 from bertree.interop.folder import read_architecture
 from bertree.tasks import registry
-from bertree.tasks.collate import collate
+from bertree.tasks.batches import collate
 from bertree.text.framing import Frame
 from bertree.text.tokenizer import Encoded, Tokenizer
 from tests.support import learnable, runs

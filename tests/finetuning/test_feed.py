@@ -10,7 +10,7 @@ from bertree.config.sections import OptimSettings, Phase, ScheduleSettings
 from bertree.finetuning.feed import LENGTHS, ShapeBuckets, UnitFeed, split_by_tokens
 from bertree.model.network import Network
 from bertree.objectives.supervised import supervised_objective
-from bertree.tasks.collate import collate
+from bertree.tasks.batches import collate
 from bertree.tasks.task import Unit
 from bertree.text.tokenizer import Encoded
 from bertree.train.feed import TrainingSchedule

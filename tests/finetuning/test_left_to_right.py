@@ -21,9 +21,8 @@ from bertree.model.architecture import Transformer
 from bertree.model.network import Network, build
 from bertree.objectives.objective import WeightedTerms
 from bertree.objectives.supervised import supervised_objective, with_language_model
-from bertree.tasks.collate import collate
+from bertree.tasks.batches import collate, logits
 from bertree.tasks.glue import TEXT_TASKS
-from bertree.tasks.logits import logits
 from bertree.tasks.registry import make_task
 from bertree.tasks.task import Unit
 from bertree.text.framing import TASK_TOKENS

@@ -17,7 +17,7 @@ from bertree.interop import folder
 from bertree.interop.contents import Contents
 from bertree.model.architecture import Transformer
 from bertree.model.pooling import PoolingConfig
-from bertree.tasks.logits import logits
+from bertree.tasks.batches import logits
 from bertree.tasks.registry import make_task
 from tests.support import learnable
 from tests.support.batches import axes_of

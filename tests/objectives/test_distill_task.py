@@ -13,7 +13,7 @@ from bertree.finetuning.feed import ShapeBuckets, UnitFeed
 from bertree.objectives.distill_task import KINDS, task_distillation_objective
 from bertree.objectives.objective import WeightedTerms
 from bertree.objectives.supervised import supervised_objective
-from bertree.tasks.collate import collate, logit_rows
+from bertree.tasks.batches import collate, logit_rows
 from bertree.tasks.task import Unit
 from bertree.text.tokenizer import Encoded
 from tests.support.units import HEADS, OPTIONS, network, regression_network, units

@@ -14,7 +14,7 @@ from bertree.model.architecture import Transformer
 from bertree.model.network import Network, build
 from bertree.model.readout import Readout
 from bertree.objectives.supervised import supervised_objective
-from bertree.tasks.collate import collate
+from bertree.tasks.batches import collate
 from bertree.tasks.task import Unit
 from bertree.text.tokenizer import Encoded
 from tests.support import parity

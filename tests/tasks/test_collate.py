@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from bertree.tasks.collate import batches_by_length, collate
+from bertree.tasks.batches import batches_by_length, collate
 from tests.support.units import HEADS, units
 
 

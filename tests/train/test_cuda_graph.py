@@ -14,7 +14,7 @@ from bertree.model.presets import preset
 from bertree.objectives.distill_task import task_distillation_objective
 from bertree.objectives.pretraining import pretraining_objective
 from bertree.objectives.supervised import supervised_objective
-from bertree.tasks.collate import logit_rows
+from bertree.tasks.batches import logit_rows
 from bertree.tasks.task import Unit
 from bertree.train.device_setup import set_deterministic
 from bertree.train.feed import StepBatches, StreamFeed, TrainingSchedule

@@ -16,7 +16,7 @@ from bertree.model.network import Network, build
 from bertree.model.pooling import PoolingConfig
 from bertree.objectives.embedding import EmbeddingObjective, embedding_objective
 from bertree.objectives.embedding_losses import LOSSES, RankingLoss
-from bertree.tasks.collate import collate
+from bertree.tasks.batches import collate
 from bertree.tasks.similarity import SimilarityTask
 from bertree.tasks.similarity_files import SentenceExample
 from bertree.tasks.task import Unit

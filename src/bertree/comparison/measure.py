@@ -24,7 +24,7 @@ from bertree.interop import weights
 from bertree.model.heads import ClassHead
 from bertree.model.network import Network
 from bertree.report.comparison import Comparison, Intervals, ModelCosts, Speed
-from bertree.tasks.logits import inference_autocast
+from bertree.tasks.batches import inference_autocast
 
 TOKENS = {"cpu": 512, "cuda": 32768}  # of a training step
 LENGTH = 128  # of a sequence at most

@@ -21,7 +21,7 @@ from bertree.inference.load import Model, make_model
 from bertree.interop.contents import Contents
 from bertree.model.network import Network
 from bertree.report.comparison import Speed
-from bertree.tasks.logits import logits
+from bertree.tasks.batches import logits
 from bertree.tasks.task import Task
 
 Clock = Callable[[], float]

@@ -46,9 +46,8 @@ from bertree.objectives.distill_task import task_distillation_objective
 from bertree.objectives.supervised import HEAD_KINDS
 from bertree.report.temperature import read_temperature
 from bertree.run_folder import TEMPERATURE
-from bertree.tasks.collate import logit_rows
+from bertree.tasks.batches import inference_autocast, logit_rows
 from bertree.tasks.files import TaskFiles
-from bertree.tasks.logits import inference_autocast
 from bertree.tasks.registry import with_model_layout
 from bertree.tasks.task import Logits, Task, Unit
 from bertree.tasks.text import TextTask

@@ -30,7 +30,7 @@ from bertree.inference.load import load
 from bertree.inference.model import Model
 from bertree.interop.weights import weights_hash
 from bertree.objectives.supervised import HEAD_KINDS
-from bertree.tasks.logits import Autocast, logits
+from bertree.tasks.batches import Autocast, logits
 from bertree.tasks.registry import NAMELESS, with_model_layout
 from bertree.tasks.task import Logits, Task, Unit
 from bertree.tasks.text import TextTask

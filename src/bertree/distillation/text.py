@@ -44,7 +44,7 @@ from bertree.pretraining.recipe import DistillRecipe
 from bertree.report.formats import describe_architecture
 from bertree.report.run_page import write_run_report
 from bertree.run_folder import MODEL
-from bertree.tasks.logits import inference_autocast
+from bertree.tasks.batches import inference_autocast
 from bertree.train.device_setup import DeviceSetup
 from bertree.train.held_out import evaluate_questions
 

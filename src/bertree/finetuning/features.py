@@ -18,8 +18,8 @@ from bertree.inference.model import Model
 from bertree.model.layers.characters import copy_spelling
 from bertree.model.network import build
 from bertree.model.readout import DEPTHS, Readout
+from bertree.tasks.batches import inference_autocast, token_states
 from bertree.tasks.files import read_inputs
-from bertree.tasks.logits import inference_autocast, token_states
 from bertree.tasks.tagging.task import TaggingTask
 from bertree.text.memory import Rows, takes_rows, task_fields
 

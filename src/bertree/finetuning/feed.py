@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from bertree import keyed_random
 from bertree.batch import IGNORED, Batch
 from bertree.objectives.supervised import HEAD_KINDS, TaskLabels
-from bertree.tasks.collate import collate
+from bertree.tasks.batches import collate
 from bertree.tasks.task import Unit
 from bertree.train.feed import Feed, StepBatches, TrainingSchedule, prefetch
 

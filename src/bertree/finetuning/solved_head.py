@@ -26,7 +26,7 @@ from bertree.inference.cpu_encoder import CpuRuntime
 from bertree.model.heads import ClassHead
 from bertree.model.network import Network
 from bertree.run_folder import ENVIRONMENT, RECIPE
-from bertree.tasks.logits import text_states
+from bertree.tasks.batches import text_states
 from bertree.tasks.task import Unit
 from bertree.train.loop import StopTraining
 from bertree.train.metrics_log import environment

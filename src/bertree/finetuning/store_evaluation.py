@@ -21,7 +21,7 @@ from bertree.files.formats import Json
 from bertree.inference.model import Model
 from bertree.objectives.objective import Term
 from bertree.objectives.pretraining import TERMS, pretraining_objective
-from bertree.tasks.logits import inference_autocast
+from bertree.tasks.batches import inference_autocast
 from bertree.text.identity import tokenizer_hash
 from bertree.train.held_out import HeldOutText, evaluate_held_out
 

@@ -13,7 +13,7 @@ from bertree.files.formats import Json
 from bertree.inference.inputs import check_finite, check_inputs
 from bertree.inference.loaded import LoadedModel
 from bertree.objectives.supervised import HEAD_KINDS
-from bertree.tasks.logits import inference_autocast, logits
+from bertree.tasks.batches import inference_autocast, logits
 from bertree.tasks.squad.task import Answers, SquadTask, choose_answer
 from bertree.tasks.task import Logits, Task, Unit
 from bertree.tasks.text import TextTask

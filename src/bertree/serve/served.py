@@ -17,7 +17,7 @@ from bertree.model.architecture import Transformer
 from bertree.objectives.supervised import HEAD_KINDS
 from bertree.search.index import AnyIndex
 from bertree.serve.token_queue import JobKind
-from bertree.tasks.logits import inference_autocast, logits
+from bertree.tasks.batches import inference_autocast, logits
 from bertree.tasks.squad.task import SquadTask
 from bertree.tasks.tagging.task import TaggingTask
 from bertree.tasks.task import Task, Unit

@@ -18,7 +18,7 @@ from bertree.finetuning.linear_head import fit_classifier
 from bertree.finetuning.store_evaluation import BATCH_TOKENS, HELD_OUT_SHARE, LENGTH, SEED, TOKENS
 from bertree.inference.model import Model
 from bertree.model.pooling import mean_states
-from bertree.tasks.logits import inference_autocast
+from bertree.tasks.batches import inference_autocast
 
 TRAINING_PAIRS = 4096
 PROBE = "_probe"  # ends the name of a figure that says a probe has made the others
