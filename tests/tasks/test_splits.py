@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from bertree.errors import UserError
+from bertree.tasks.files import find_splits, split_folders, split_in_name
 from bertree.tasks.registry import make_task, task_names
-from bertree.tasks.splits import find_splits, split_folders, split_in_name
 from bertree.tasks.task import Splits
 
 FILES = {"squad": ".json", "squad2": ".json"}

@@ -15,7 +15,7 @@ import pytest
 import zstandard
 
 from bertree.errors import UserError
-from bertree.tasks.splits import find_splits
+from bertree.tasks.files import find_splits
 from bertree.text.corpus import Corpus
 from bertree.text.tables import Table, read_table
 

@@ -30,8 +30,8 @@ from bertree.finetuning.finetune import finetune
 from bertree.finetuning.scored import training_digest
 from bertree.inference.load import choose_device, load
 from bertree.report.formats import digits
+from bertree.tasks.files import normalize_name
 from bertree.tasks.glue import TEXT_TASKS
-from bertree.tasks.splits import normalize_name
 from bertree.tasks.text import TextTask
 from bertree.version import __version__
 

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from bertree.errors import UserError, suggest
 from bertree.files.formats import Json
+from bertree.tasks.files import find_splits, split_folders, split_of_folder
 from bertree.tasks.metrics import accuracy, softmax
-from bertree.tasks.splits import find_splits, split_folders, split_of_folder
 from bertree.tasks.task import Logits, Splits, Task, Truncation, Unit
 from bertree.text.framing import Frame, tokenize_distinct
 from bertree.text.records import (

@@ -13,7 +13,7 @@ from bertree.errors import UserError, suggest
 from bertree.files.formats import Json
 from bertree.tasks import glue
 from bertree.tasks.choice import ChoiceTask
-from bertree.tasks.splits import normalize_name
+from bertree.tasks.files import normalize_name
 from bertree.tasks.squad.task import SquadTask
 from bertree.tasks.tagging.task import TaggingTask
 from bertree.tasks.task import Task, configure_task, task_options

@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 from bertree.console import note
 from bertree.errors import BertreeWarning, UserError
 from bertree.objectives.embedding_losses import ROWS
-from bertree.tasks import glue, splits
+from bertree.tasks import glue
 from bertree.tasks.columns import TextExample
+from bertree.tasks.files import WORDS, find_splits
 from bertree.tasks.task import Splits
 from bertree.text.records import first_cells, location, read_records, suffix_of
 from bertree.text.sources import FORMATS
@@ -91,7 +92,7 @@ def find(data: Path) -> Splits:
         raise UserError(f"{data}: no such file or folder")
     if data.is_file():
         return {"train": (data,)}
-    return splits.find_splits(data, ("snli", "sts-b", "mnli"), PREFIXES, splits.WORDS, (*FORMATS, ".json"))
+    return find_splits(data, ("snli", "sts-b", "mnli"), PREFIXES, WORDS, (*FORMATS, ".json"))
 
 
 def read(paths: Sequence[Path], named: ColumnNames) -> list[SentenceExample]:

@@ -18,8 +18,9 @@ from bertree.console import note
 from bertree.errors import UserError, suggest
 from bertree.errors.arguments import methods_check_arguments
 from bertree.files.formats import Json, read_text
-from bertree.tasks import metrics, splits
+from bertree.tasks import metrics
 from bertree.tasks.columns import Columns, RawRow, TextExample
+from bertree.tasks.files import WORDS, find_splits, split_folders, split_of_folder
 from bertree.tasks.intervals import Statistic, correlation_statistic, label_statistics
 from bertree.tasks.task import INTERNAL, Logits, Splits, Task, Truncation, Unit, check_label_count
 from bertree.text.sources import FORMATS
@@ -55,7 +56,7 @@ class TextTask(Task[TextExample]):
     blanked: tuple[str, ...] = ()  # strings in the text that are replaced by spaces
     folders: tuple[str, ...] = ()  # other names of a folder of this task
     prefixes: tuple[str, ...] = ()  # beginnings of released file names before the split's name
-    words: Mapping[str, str] = field(default_factory=lambda: dict(splits.WORDS))  # beginning of a file name -> split
+    words: Mapping[str, str] = field(default_factory=lambda: dict(WORDS))  # beginning of a file name -> split
     symmetric: bool = field(default=False, metadata=INTERNAL)  # the order of a pair has no meaning
     both_orders: bool = setting(
         False, "a pair is read in two orders, and the hidden states that the head reads are added"
@@ -76,12 +77,12 @@ class TextTask(Task[TextExample]):
         names = (self.name, *self.folders)
         if self.label_folders:
             if self._holds_classes(data):
-                return {splits.split_of_folder(data): (data,)}
-            folders = splits.split_folders(data, names)
+                return {split_of_folder(data): (data,)}
+            folders = split_folders(data, names)
             labeled: Splits = {split: (folder,) for split, folder in folders.items() if self._holds_classes(folder)}
             if labeled:
                 return labeled
-        return splits.find_splits(data, names, self.prefixes, self.words, (*FORMATS, ".json"))
+        return find_splits(data, names, self.prefixes, self.words, (*FORMATS, ".json"))
 
     def _holds_classes(self, folder: Path) -> bool:
         return all((folder / label).is_dir() for label in self.labels)

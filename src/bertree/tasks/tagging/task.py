@@ -18,9 +18,9 @@ from bertree.config.settings import setting
 from bertree.console import note
 from bertree.errors import UserError, listed, suggest
 from bertree.files.formats import Json
+from bertree.tasks.files import WORDS, find_splits
 from bertree.tasks.intervals import Statistic, ratio_statistic
 from bertree.tasks.metrics import accuracy, softmax
-from bertree.tasks.splits import WORDS, find_splits
 from bertree.tasks.tagging import conll
 from bertree.tasks.tagging.conll import Sentence, SentenceRecord
 from bertree.tasks.tagging.entities import (
