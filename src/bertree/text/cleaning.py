@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-# Words as in the CoNLL-2003 files, see tasks/tagging/words.py: clitics, letters with points, numbers, words
+# Words as in the CoNLL-2003 files, see tasks/tagging/sentences.py: clitics, letters with points, numbers, words
 # joined by hyphens, runs of one sign, other signs.
 WORDS = (
     r"n['’]t(?!\w)|['’](?:s|re|ve|ll|m|d)(?!\w)|\w+?(?=n['’]t(?!\w))|(?:[^\W\d_]\.){2,}"

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from bertree.errors import BertreeWarning, UserError
-from bertree.tasks.tagging.conll import Sentence
+from bertree.tasks.tagging.sentences import Sentence, windows, words
 from bertree.tasks.tagging.task import TaggingTask
-from bertree.tasks.tagging.words import windows, words
 from bertree.tasks.task import Unit
 from bertree.text.tokenizer import Tokenizer
 

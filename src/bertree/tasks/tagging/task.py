@@ -21,8 +21,7 @@ from bertree.files.formats import Json
 from bertree.tasks.files import WORDS, find_splits
 from bertree.tasks.intervals import Statistic, ratio_statistic
 from bertree.tasks.metrics import accuracy, softmax
-from bertree.tasks.tagging import conll
-from bertree.tasks.tagging.conll import Sentence, SentenceRecord
+from bertree.tasks.tagging import sentences
 from bertree.tasks.tagging.entities import (
     PLAIN,
     SHAPE,
@@ -34,8 +33,8 @@ from bertree.tasks.tagging.entities import (
     split_tag,
     to_iob2,
 )
-from bertree.tasks.tagging.words import windows
-from bertree.tasks.tagging.words import words as words_of
+from bertree.tasks.tagging.sentences import Sentence, SentenceRecord, windows
+from bertree.tasks.tagging.sentences import words as words_of
 from bertree.tasks.task import Logits, Splits, Task, Truncation, Unit, check_label_count
 from bertree.text.cleaning import replace_surrogates
 from bertree.text.framing import Frame, tokenize_distinct
@@ -88,7 +87,7 @@ class TaggingTask(Task[Sentence]):
 
     def splits(self, data: Path) -> Splits:
         names = (self.name, *FOLDERS) if self.name == "ner" else (self.name,)
-        return find_splits(data, names, words=SPLITS, kinds=(*conll.COLUMNS, *conll.TABLES, ""))
+        return find_splits(data, names, words=SPLITS, kinds=(*sentences.COLUMNS, *sentences.TABLES, ""))
 
     def read(self, paths: Sequence[Path]) -> list[Sentence]:
         records = [record for path in paths for record in self._read_file(path)]
@@ -104,7 +103,7 @@ class TaggingTask(Task[Sentence]):
         ]
 
     def _read_file(self, path: Path) -> list[SentenceRecord]:
-        records = list(conll.read(path, self.text, self.label))
+        records = list(sentences.read(path, self.text, self.label))
         if not records:
             raise UserError(f"{path}: holds no sentence")
         return records
@@ -152,16 +151,16 @@ class TaggingTask(Task[Sentence]):
 
     def read_unlabeled(self, path: Path) -> Iterable[Sentence] | None:
         """Return the words of a file in columns, whether it has tags or not."""
-        text, label = (name if name and conll.NUMBER.fullmatch(name) else None for name in (self.text, self.label))
+        text, label = (name if name and sentences.NUMBER.fullmatch(name) else None for name in (self.text, self.label))
         numbers = int(text or 0), int(label or -1)
-        if not conll.holds_columns(path, *numbers, self._is_tag, {self._words_field, "text"}):
+        if not sentences.holds_columns(path, *numbers, self._is_tag, {self._words_field, "text"}):
             return None
-        return (Sentence(tuple(record.words)) for record in conll.read(path, text, label))
+        return (Sentence(tuple(record.words)) for record in sentences.read(path, text, label))
 
     @property
     def _words_field(self) -> str:
         """The name of the field with the words in tables and objects."""
-        return self.text if self.text is not None and not conll.NUMBER.fullmatch(self.text) else "words"
+        return self.text if self.text is not None and not sentences.NUMBER.fullmatch(self.text) else "words"
 
     def _is_tag(self, tag: str) -> bool:
         """True if a tag is a label of the task, or has another position in an entity of a known type."""
@@ -176,7 +175,7 @@ class TaggingTask(Task[Sentence]):
         if isinstance(record, dict):
             name = self._words_field
             if isinstance(record.get(name), str):  # a cell of a table of text
-                return Sentence(tuple(conll.split_words(replace_surrogates(record[name]))))
+                return Sentence(tuple(sentences.split_words(replace_surrogates(record[name]))))
             if name in record:
                 return Sentence(tuple(texts_field(record, name, where)))
             text = record.get("text")
