@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bertree.distillation.temperature import temperature_effect
+from bertree.distillation.teacher import temperature_effect
 from bertree.finetuning.evaluate import EncodedSplit
 from bertree.finetuning.page import finetuning_page
 from bertree.report.calibration import calibrate

@@ -21,9 +21,9 @@ from bertree.distillation.teacher import (
     TeacherScores,
     identity_of,
     read_scores,
+    temperature_effect,
     write_scores,
 )
-from bertree.distillation.temperature import temperature_effect
 from bertree.errors import UserError
 from bertree.files.atomic import write_atomically
 from bertree.files.formats import Json, json_text
