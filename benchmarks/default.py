@@ -34,8 +34,7 @@ from bertree.errors import UserError
 from bertree.files.formats import Json, file_hash
 from bertree.finetuning import config as configs
 from bertree.finetuning.evaluate import EncodedSplit, evaluate_split
-from bertree.finetuning.learning import degenerate_reason
-from bertree.finetuning.tuner import FineTuning, InitialModel
+from bertree.finetuning.tuner import FineTuning, InitialModel, degenerate_reason
 from bertree.inference.load import Model, load, random_model
 from bertree.interop.folder import read_architecture
 from bertree.tasks.columns import TextExample

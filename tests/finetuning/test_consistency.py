@@ -10,8 +10,8 @@ import torch
 import bertree
 from bertree.errors import UserError
 from bertree.finetuning import evaluate as scores_of
-from bertree.finetuning.learning import degenerate_reason
 from bertree.finetuning.scored import hold_out
+from bertree.finetuning.tuner import degenerate_reason
 from bertree.tasks import registry
 from tests.support.command import Command
 from tests.support.learnable import Trained, feelings, pairs

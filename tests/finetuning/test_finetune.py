@@ -194,7 +194,7 @@ def test_a_degenerate_seed_does_not_stand_for_the_others(
 
 def test_scores_that_lie_close_together_are_not_alike() -> None:
     """What counts is the spread of the gold scores: some scales are small."""
-    from bertree.finetuning.learning import degenerate_reason
+    from bertree.finetuning.tuner import degenerate_reason
 
     def lines(message: list[float], asked: list[float]) -> list[dict[str, object]]:
         return [{"predicted": p, "gold": g} for p, g in zip(message, asked, strict=True)]

@@ -34,10 +34,9 @@ from bertree.files.formats import Json, json_text, read_json
 from bertree.finetuning import evaluate as scores_of
 from bertree.finetuning.evaluate import encode_split, evaluate_dev, evaluate_split
 from bertree.finetuning.job import EncodedJob, TaskJob, encode_job
-from bertree.finetuning.learning import FEWEST_FOR_CHANCE, FEWEST_PREDICTIONS, advice, degenerate_reason
 from bertree.finetuning.page import write_page
 from bertree.finetuning.scored import training_digest
-from bertree.finetuning.tuner import TrainedSeed
+from bertree.finetuning.tuner import FEWEST_FOR_CHANCE, FEWEST_PREDICTIONS, TrainedSeed, advice, degenerate_reason
 from bertree.inference.trained_run import Run
 from bertree.interop import folder
 from bertree.interop.contents import Contents
