@@ -15,8 +15,8 @@ import numpy as np
 from bertree.console import bar, note, renamed, showing
 from bertree.embeddings import clustering, mining
 from bertree.embeddings.clustering import Clusters
-from bertree.embeddings.cross_pairs import CrossOptions, cross_pairs
 from bertree.embeddings.embed import EmbedOptions, TextSource, read_texts_and_vectors
+from bertree.embeddings.mining import CrossOptions, cross_pairs
 from bertree.errors import UserError, counted
 from bertree.files.atomic import write_into_folder
 from bertree.files.formats import Json, json_text
