@@ -97,7 +97,7 @@ def type_name(kind: Any) -> str:
 def settings_page() -> str:
     """Every setting of every run."""
     from bertree.config.sections import OptimSettings, Phase, ScaleSettings, ScheduleSettings
-    from bertree.embeddings.config import PoolingSettings
+    from bertree.embeddings.tuner import PoolingSettings
     from bertree.finetuning import config as finetuning
     from bertree.model.architecture import AXES, TYPES
     from bertree.objectives.embedding_losses import LOSSES

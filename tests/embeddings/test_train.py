@@ -14,7 +14,7 @@ from torch import Tensor
 
 import bertree
 from bertree.config.settings import AtLeast
-from bertree.embeddings import config as embedding_config
+from bertree.embeddings import tuner
 from bertree.model.network import Network
 from bertree.model.pooling import PoolingConfig
 from bertree.objectives import embedding_losses
@@ -273,7 +273,7 @@ def test_a_dev_file_without_gold_and_one_of_another_kind(place: Path, command: C
     ],
 )
 def test_a_margin_can_be_kept(arguments: tuple[str, ...], margin: float) -> None:
-    config = embedding_config.load(arguments, SimilarityTask("sentence"), TripletLoss, PoolingConfig())
+    config = tuner.load(arguments, SimilarityTask("sentence"), TripletLoss, PoolingConfig())
     assert config.loss.margin == margin
     assert config.train.batch == 16
 
@@ -282,7 +282,7 @@ def test_a_loss_of_ones_own_is_one_class(
     place: Path, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(embedding_losses, "LOSSES", losses := dict(embedding_losses.LOSSES))
-    monkeypatch.setattr(embedding_config, "LOSSES", losses)
+    monkeypatch.setattr(tuner, "LOSSES", losses)
 
     @embedding_losses.register_loss
     class Gap(embedding_losses.EmbeddingLoss):

@@ -14,9 +14,8 @@ from typing import Any
 from bertree.config.overrides import Override, overrides_of, parse
 from bertree.config.sections import RunSettings
 from bertree.console import note
-from bertree.embeddings import config as embedding_config
-from bertree.embeddings.config import EmbeddingConfig
-from bertree.embeddings.tuner import EmbeddingFineTuning
+from bertree.embeddings import tuner
+from bertree.embeddings.tuner import EmbeddingConfig, EmbeddingFineTuning
 from bertree.errors import UserError
 from bertree.finetuning import config as configs
 from bertree.finetuning.execute import execute_job
@@ -105,7 +104,7 @@ def train_embeddings(
         named_loss = None if loss == CROSS else loss_named(loss or default_loss("pair"))
         initial, name = load_or_take(model, tokenizer=tokenizer)
         if named_loss is not None:  # report a mistake in a setting before any file is read
-            embedding_config.load(all_overrides, SimilarityTask("sentence"), named_loss, initial.vector)
+            tuner.load(all_overrides, SimilarityTask("sentence"), named_loss, initial.vector)
         if not initial.trained:
             note(f"{name}: is a preset with random weights, so everything is learned from these sentences alone")
         rows = read_rows(source, loss)
@@ -192,7 +191,7 @@ def vectors_job(
     kind = loss_named(rows.loss)
     prompt = initial.vector.prompt_text(None)
     task = SimilarityTask(f"sentence-{kind.name}", loss=kind.name, regression="score" in kind.reads, prompt=prompt)
-    config = embedding_config.load(overrides, task, kind, initial.vector)
+    config = tuner.load(overrides, task, kind, initial.vector)
     if "text" in kind.reads:
         _check_texts_alone(kind.name, initial, config, rows)
     train = [example for part in rows.train for example in examples_for_loss(part, kind)]
@@ -207,7 +206,7 @@ def vectors_job(
     data = split_examples(task, rows.files, examples, config.train.held_out)
     task, dev = task.with_dev_kind(data.examples["dev"])
     data = replace(data, task=configure_task(task, config.task), examples={**data.examples, "dev": dev})
-    pooling = embedding_config.pooling_of(config, initial.vector)
+    pooling = tuner.pooling_of(config, initial.vector)
     if initial.vector.dense and pooling.dense != initial.vector.dense:
         note(f"{name}: its dense layers were trained on other vectors and are left out")
     width = pooling.width(initial.network.width)
