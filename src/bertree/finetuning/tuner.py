@@ -1,4 +1,7 @@
-"""A fine-tuning run: a task, a pretrained encoder, a configuration, trained with one seed; and whether it has learned."""
+"""A fine-tuning run: a task, a pretrained encoder and a configuration, trained with one seed.
+
+And whether a run has learned its task, and what to try if it has not.
+"""
 
 import hashlib
 import json
