@@ -28,7 +28,7 @@ from torch import Tensor
 
 from benchmarks.common import Results, argument_parser, medians
 from bertree.batch import Batch
-from bertree.model.kernels import triton_add_norm, triton_gated, triton_gelu
+from bertree.model.kernels import triton_activations, triton_add_norm
 from bertree.model.kernels.chunks.attend import attend_chunks
 from bertree.model.kernels.chunks.order import (
     BucketCounts,
@@ -102,11 +102,11 @@ def gelu_kernels() -> Iterator[Case]:
         return d_x, column_sum(d_x)
 
     def backward() -> tuple[Tensor, Tensor]:
-        return triton_gelu._gelu_backward(grad, x, bias)
+        return triton_activations._gelu_backward(grad, x, bias)
 
     size = TOKENS * INNER
-    distance = difference(triton_gelu._gelu(x, bias), F.gelu(x_and_bias))
-    yield measure("GELU", 2 * size, lambda: F.gelu(x_and_bias), lambda: triton_gelu._gelu(x, bias), distance)
+    distance = difference(triton_activations._gelu(x, bias), F.gelu(x_and_bias))
+    yield measure("GELU", 2 * size, lambda: F.gelu(x_and_bias), lambda: triton_activations._gelu(x, bias), distance)
     distance = max(difference(one, other) for one, other in zip(backward(), pytorch_backward(), strict=True))
     yield measure("GELU, backward, and the bias's gradient", 3 * size, pytorch_backward, backward, distance)
 
@@ -114,9 +114,9 @@ def gelu_kernels() -> Iterator[Case]:
 def gated_kernels() -> Iterator[Case]:
     """GELU and gate. PyTorch: what a compiler makes of it."""
     pairs, grad = random(TOKENS, 2 * GATED), random(TOKENS, GATED)
-    values = torch.compile(lambda x: triton_gated._plain(x, "gelu"), dynamic=False)
-    gradients = torch.compile(lambda g, x: triton_gated._plain_backward(g, x, "gelu"), dynamic=False)
-    forward, backward = triton_gated._gated, triton_gated._gated_backward
+    values = torch.compile(lambda x: triton_activations._plain_gated(x, "gelu"), dynamic=False)
+    gradients = torch.compile(lambda g, x: triton_activations._plain_gated_backward(g, x, "gelu"), dynamic=False)
+    forward, backward = triton_activations._gated, triton_activations._gated_backward
     size = TOKENS * GATED
     distance = difference(forward(pairs, "gelu"), values(pairs))
     yield measure("gated", 3 * size, lambda: values(pairs), lambda: forward(pairs, "gelu"), distance)

@@ -5,14 +5,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bertree.model.kernels import triton_gelu
+from bertree.model.kernels import triton_activations
 from tests.support.interpreter import DEVICE, INTERPRETED, needs_triton
 
 
 @pytest.fixture(autouse=True)
 def interpreted(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     if INTERPRETED and "kernel" in request.node.name:
-        monkeypatch.setattr(triton_gelu, "usable", lambda x: True)
+        monkeypatch.setattr(triton_activations, "gelu_usable", lambda x: True)
 
 
 def exact(x: Tensor, bias: Tensor | None, grad: Tensor) -> list[Tensor]:
@@ -25,11 +25,11 @@ def exact(x: Tensor, bias: Tensor | None, grad: Tensor) -> list[Tensor]:
 @pytest.mark.parametrize("biased", [False, True])
 def test_operators_are_known_to_compilers_and_have_the_right_gradient(biased: bool) -> None:
     x, bias = torch.randn(3, 8, requires_grad=True), torch.randn(8, requires_grad=True) if biased else None
-    torch.library.opcheck(triton_gelu._gelu, (x, bias))
+    torch.library.opcheck(triton_activations._gelu, (x, bias))
     inputs = (x.detach(), None if bias is None else bias.detach())
-    torch.library.opcheck(triton_gelu._gelu_backward, (torch.randn(3, 8), *inputs))
+    torch.library.opcheck(triton_activations._gelu_backward, (torch.randn(3, 8), *inputs))
     x, bias = torch.randn(3, 8).double().requires_grad_(), torch.randn(8).double().requires_grad_() if biased else None
-    assert torch.autograd.gradcheck(triton_gelu._gelu, (x, bias))
+    assert torch.autograd.gradcheck(triton_activations._gelu, (x, bias))
 
 
 @needs_triton
@@ -41,7 +41,7 @@ def test_kernels_follow_the_definition(shape: tuple[int, ...], biased: bool, dty
     x, grad = (torch.randn(*shape, generator=draw).to(DEVICE, dtype) for _ in range(2))
     bias = torch.randn(shape[-1], generator=draw).to(DEVICE) if biased else None
     expected = exact(x, bias, grad)
-    gradients = [triton_gelu._gelu(x, bias), *triton_gelu._gelu_backward(grad, x, bias)]
+    gradients = [triton_activations._gelu(x, bias), *triton_activations._gelu_backward(grad, x, bias)]
     tolerance = 2e-6 if dtype == torch.float32 else 1e-2
     for left, right in zip(gradients[:2], expected[:2], strict=True):
         torch.testing.assert_close(left.double(), right, atol=tolerance, rtol=tolerance)
@@ -58,7 +58,8 @@ def test_kernels_are_as_exact_as_bfloat16_at_every_number_it_has() -> None:
     value, slope = exact(x, None, torch.ones_like(x))
     value = x.double() * torch.special.erfc(x.double() * -(0.5**0.5)) / 2  # PyTorch's loses the tail to rounding
     single, grad = x.float(), torch.ones_like(x, dtype=torch.float32)
-    output, found_slope = triton_gelu._gelu(single, None), triton_gelu._gelu_backward(grad, single, None)[0]
+    output = triton_activations._gelu(single, None)
+    found_slope = triton_activations._gelu_backward(grad, single, None)[0]
     assert ((output.double() - value).abs() <= 5e-6 * value.abs() + 1e-18).all()
     assert ((found_slope.double() - slope).abs() <= 2e-6).all()
 
@@ -66,5 +67,5 @@ def test_kernels_are_as_exact_as_bfloat16_at_every_number_it_has() -> None:
 @needs_triton
 def test_kernels_compute_the_same_bytes_every_time() -> None:
     x, grad, bias = (torch.randn(*shape, device=DEVICE) for shape in ((200, 300), (200, 300), (300,)))
-    first, second = (triton_gelu._gelu_backward(grad, x, bias) for _ in range(2))
+    first, second = (triton_activations._gelu_backward(grad, x, bias) for _ in range(2))
     assert all(torch.equal(left, right) for left, right in zip(first, second, strict=True))

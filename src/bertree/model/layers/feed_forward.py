@@ -13,8 +13,8 @@ from torch.utils.checkpoint import checkpoint
 
 from bertree.batch import Batch
 from bertree.model.architecture import Transformer
-from bertree.model.kernels import triton_gated, triton_gelu
-from bertree.model.kernels.triton_gelu import gelu
+from bertree.model.kernels import triton_activations
+from bertree.model.kernels.triton_activations import gelu
 from bertree.model.layers.basic import product_and_bias
 
 ACTIVATION: dict[str, Callable[[Tensor], Tensor]] = {
@@ -82,7 +82,7 @@ class FeedForward(TokenTransform):
         return next((name for name, function in ACTIVATION.items() if function is self.activation), "")
 
     def _inner(self, x_th: Tensor) -> Tensor:
-        if self.activation is gelu and triton_gelu.usable(x_th) and torch.is_grad_enabled():
+        if self.activation is gelu and triton_activations.gelu_usable(x_th) and torch.is_grad_enabled():
             return gelu(*product_and_bias(self.up, x_th))
         return self.activation(self.up(x_th))
 
@@ -98,8 +98,8 @@ class GatedFeedForward(TokenTransform):
 
     def _inner(self, x_th: Tensor) -> Tensor:
         both_tf = self.up(x_th)
-        if triton_gated.usable(both_tf, self.activation_name):
-            return triton_gated.gated(both_tf, self.activation_name)
+        if triton_activations.gated_usable(both_tf, self.activation_name):
+            return triton_activations.gated(both_tf, self.activation_name)
         a, gate = both_tf.chunk(2, -1)
         return ACTIVATION[self.activation_name](a) * gate
 
