@@ -28,7 +28,6 @@ try:
 except ImportError:  # comes with PyTorch's CUDA builds
     triton = None
 
-ENABLED = True  # False: PyTorch's kernels, for comparisons
 # A program computes TURNS tiles of ROWS x COLUMNS numbers below each other; a thread of 4 warps loads 16 bytes at once.
 ROWS, COLUMNS = 8, 256
 FORWARD_TURNS, BACKWARD_TURNS = 4, 16
@@ -50,7 +49,7 @@ def gelu(x: Tensor, bias_f: Tensor | None = None) -> Tensor:
 
 def gelu_usable(x: Tensor) -> bool:
     """Return whether the kernels compute this."""
-    return ENABLED and triton is not None and x.is_cuda and x.dtype != torch.float64
+    return triton is not None and x.is_cuda and x.dtype != torch.float64
 
 
 if triton is not None:

@@ -32,7 +32,6 @@ try:
 except ImportError:  # comes with PyTorch's CUDA builds
     triton = None
 
-ENABLED = True  # False: PyTorch's operators, for comparisons
 PART = 128  # columns of a part of a row; a draw of 128 bits decides on one column of each of up to 8 parts
 ROUNDS = 7  # of Philox
 STEPS = 1 << 16  # a probability is a multiple of 1 / STEPS
@@ -71,7 +70,7 @@ def add_norm(
 def usable(x_th: Tensor, dropout: float) -> bool:
     """Return whether the kernels compute this: only where there is something to drop."""
     fits = x_th.dim() == 2 and x_th.shape[1] % PART == 0 and 0 < x_th.shape[1] <= WIDEST
-    return ENABLED and fits and 0 < round(dropout * STEPS) < STEPS and _has_kernels(x_th)
+    return fits and 0 < round(dropout * STEPS) < STEPS and _has_kernels(x_th)
 
 
 def _has_kernels(x_th: Tensor) -> bool:
