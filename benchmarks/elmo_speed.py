@@ -19,7 +19,7 @@ from benchmarks.common import CORPUS, Results, argument_parser, medians
 from bertree.batch import Batch, PretrainingLabels
 from bertree.model import cost
 from bertree.model.architecture import Lstm
-from bertree.model.layers.characters import CharacterCnn, spell_network
+from bertree.model.layers.embeddings import CharacterCnn, spell_network
 from bertree.model.network import build
 from bertree.model.presets import preset
 from bertree.model.recurrent import LstmEncoder

@@ -12,7 +12,7 @@ from bertree.inference.load import random_model
 from bertree.inference.model import Model
 from bertree.model.architecture import Lstm, Transformer
 from bertree.model.kernels.lstm import LstmWeights, lstm
-from bertree.model.layers.characters import CharacterCnn
+from bertree.model.layers.embeddings import CharacterCnn
 from bertree.model.presets import preset
 from bertree.text.cleaning import SpelledWord, spell_vocabulary
 

@@ -15,7 +15,7 @@ from bertree.finetuning.evaluate import encode_split
 from bertree.finetuning.job import with_layout
 from bertree.inference.load import choose_device, load_or_take
 from bertree.inference.model import Model
-from bertree.model.layers.characters import copy_spelling
+from bertree.model.layers.embeddings import copy_spelling
 from bertree.model.network import build
 from bertree.model.readout import DEPTHS, Readout
 from bertree.tasks.batches import inference_autocast, token_states

@@ -23,7 +23,7 @@ from bertree.finetuning.evaluate import Autocast, EncodedSplit, evaluate_split
 from bertree.finetuning.feed import ShapeBuckets, UnitFeed, steps_per_epoch
 from bertree.model.architecture import Architecture
 from bertree.model.layers.basic import without_weights
-from bertree.model.layers.characters import copy_spelling
+from bertree.model.layers.embeddings import copy_spelling
 from bertree.model.network import Network, build
 from bertree.model.pooling import PoolingConfig
 from bertree.objectives.objective import Objective, WeightedTerms

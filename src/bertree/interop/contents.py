@@ -11,7 +11,7 @@ from bertree.interop import sentence_transformers
 from bertree.model.architecture import Architecture
 from bertree.model.heads import ClassHead
 from bertree.model.layers.basic import without_weights
-from bertree.model.layers.characters import spell_network
+from bertree.model.layers.embeddings import spell_network
 from bertree.model.network import Network, build
 from bertree.model.pooling import PoolingConfig, SentencePooling
 from bertree.model.readout import Readout

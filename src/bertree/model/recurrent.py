@@ -26,8 +26,14 @@ from bertree.model.encoder import Encoder
 from bertree.model.heads import MaskHead
 from bertree.model.kernels.lstm import LstmWeights, lstm, permute
 from bertree.model.layers.basic import initialize
-from bertree.model.layers.characters import CharacterCnn, CharacterEmbeddings
-from bertree.model.layers.embeddings import AdaptiveSoftmax, Embeddings, TokenEmbeddings, VocabularyClusters
+from bertree.model.layers.embeddings import (
+    AdaptiveSoftmax,
+    CharacterCnn,
+    CharacterEmbeddings,
+    Embeddings,
+    TokenEmbeddings,
+    VocabularyClusters,
+)
 
 SOFTMAX_ROWS = 32768  # states whose logits exist at the same time in training
 
