@@ -27,11 +27,10 @@ import torch
 
 from bertree import keyed_random
 from bertree.batch import Batch, Permutation, PretrainingLabels
-from bertree.data.example_index import ExampleIndex
+from bertree.data.example_index import ExampleIndex, balanced_order
 from bertree.data.formats import CODED, Format
 from bertree.data.masking import Masking, TargetMaker, target_maker
 from bertree.data.permutation import OrderedParts, PermutationTargets
-from bertree.data.sequences.balanced_order import balanced_order
 from bertree.data.sequences.shuffle_group import PackedSlice, ShuffleGroup, build_group
 from bertree.data.store import Store
 from bertree.errors import UserError
