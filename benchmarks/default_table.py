@@ -49,7 +49,7 @@ from bertree.inference.load import Model, load
 from bertree.inference.similarity import pair_similarities, similarity_matrix
 from bertree.objectives.pretraining import pretraining_objective
 from bertree.tasks.batches import inference_autocast
-from bertree.tasks.squad.read import read as read_squad
+from bertree.tasks.squad.official import read as read_squad
 from bertree.text.corpus import Corpus
 from bertree.text.sentence_splitter import split_sentences
 from bertree.train.held_out import evaluate_held_out

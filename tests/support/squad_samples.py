@@ -1,6 +1,6 @@
 """Questions about a harbour that does not exist."""
 
-from bertree.tasks.squad.read import GoldAnswer, SquadExample
+from bertree.tasks.squad.official import GoldAnswer, SquadExample
 from bertree.tasks.squad.task import SquadTask
 
 HARBOUR = (

@@ -40,7 +40,7 @@ from bertree.report.tables import (
     start_of,
     text_and_pair,
 )
-from bertree.tasks.squad import metric
+from bertree.tasks.squad import official
 
 LABELS = 30  # at most in a confusion matrix
 PAIRS = 20  # rows of the tables that replace a larger matrix
@@ -220,7 +220,7 @@ def spans(lines: Sequence[Json]) -> list[Section]:
     """Return the sections of a task with a span of a passage, or none (SQuAD 2.0), as the answer."""
     may_have_none = any("null_odds" in line for line in lines)  # SQuAD 2.0
     gold_answers, predicted_answers = ([line[field] for line in lines] for field in ("gold", "predicted"))
-    counted = metric.score_questions(gold_answers, predicted_answers, 2 if may_have_none else 1)
+    counted = official.score_questions(gold_answers, predicted_answers, 2 if may_have_none else 1)
     scores = as_floats(line.get("score") for line in lines)
     words = (match[0].lower() if (match := QUESTION_WORDS.search(line["question"])) else "other" for line in lines)
     cards: list[Block] = [
@@ -257,7 +257,7 @@ def _answer_length(line: Json) -> str:
     return next((name for most, name in ANSWER_LENGTHS if words <= most), "over 20")
 
 
-def _span_scores(title: str, names: Iterable[str], counted: metric.QuestionScores) -> BarTable:
+def _span_scores(title: str, names: Iterable[str], counted: official.QuestionScores) -> BarTable:
     """Return the mean F1 and exact match of groups of questions."""
     groups: dict[str, list[int]] = {}
     for number, name in enumerate(names):

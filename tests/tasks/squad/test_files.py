@@ -9,7 +9,7 @@ import pytest
 
 from bertree.errors import BertreeWarning, UserError
 from bertree.files.formats import Json
-from bertree.tasks.squad.read import GoldAnswer, SquadExample
+from bertree.tasks.squad.official import GoldAnswer, SquadExample
 from bertree.tasks.squad.task import SquadTask
 from tests.support.learnable import tokenizer
 from tests.support.squad_samples import HARBOUR, SQUAD, SQUAD2

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertree.tasks.squad import metric
+from bertree.tasks.squad import official
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ from bertree.tasks.squad import metric
     ],
 )
 def test_what_counts_of_a_text(text: str, expected: str) -> None:
-    assert metric.normalize(text) == expected
+    assert official.normalize(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_what_counts_of_a_text(text: str, expected: str) -> None:
 )
 def test_one_answer(gold: str, predicted: str, exact: float, f1: float) -> None:
     for version in (1, 2):
-        counted = metric.score_questions([[gold]], [predicted], version)
+        counted = official.score_questions([[gold]], [predicted], version)
         assert counted.exact.tolist() == [exact]
         assert counted.f1.tolist() == pytest.approx([f1], abs=1e-15)
 
@@ -77,16 +77,16 @@ def test_one_answer(gold: str, predicted: str, exact: float, f1: float) -> None:
     ],
 )
 def test_golds(golds: list[str], predicted: str | None, version: int, exact: float, f1: float) -> None:
-    counted = metric.score_questions([golds], [predicted], version)
+    counted = official.score_questions([golds], [predicted], version)
     assert (counted.exact[0], counted.f1[0]) == (exact, pytest.approx(f1))
 
 
 def test_a_missing_prediction_counts_in_the_share() -> None:
-    counted = metric.score_questions([["yes"], ["no"], ["maybe so"]], ["yes", None, "maybe"], 1)
-    assert metric.mean_score(counted.exact) == pytest.approx(1 / 3)
-    assert metric.mean_score(counted.f1) == pytest.approx((1 + 0 + 2 / 3) / 3)
-    assert metric.mean_score(counted.f1, np.array([False, True, False])) == 0
-    assert metric.mean_score(counted.f1, np.zeros(3, bool)) == 0
+    counted = official.score_questions([["yes"], ["no"], ["maybe so"]], ["yes", None, "maybe"], 1)
+    assert official.mean_score(counted.exact) == pytest.approx(1 / 3)
+    assert official.mean_score(counted.f1) == pytest.approx((1 + 0 + 2 / 3) / 3)
+    assert official.mean_score(counted.f1, np.array([False, True, False])) == 0
+    assert official.mean_score(counted.f1, np.zeros(3, bool)) == 0
 
 
 def test_best_threshold_by_hand() -> None:
@@ -95,25 +95,25 @@ def test_best_threshold_by_hand() -> None:
     has_answer = [True, True, False, False, True]
     odds = [0.0, -3.0, 4.0, -1.0, 2.0]
     # From 2 unanswerable ones: 3, 2, 2.5, 3.5, 2.5.
-    assert metric.best_threshold(figures, [True] * 5, has_answer, odds) == (3.5 / 5, 2.0)
+    assert official.best_threshold(figures, [True] * 5, has_answer, odds) == (3.5 / 5, 2.0)
     # With an empty prediction for the unanswerable one at -1 nothing is lost there: 3, 3, 3.5, 4.5, 3.5.
-    assert metric.best_threshold(figures, [True, True, True, False, True], has_answer, odds) == (4.5 / 5, 2.0)
+    assert official.best_threshold(figures, [True, True, True, False, True], has_answer, odds) == (4.5 / 5, 2.0)
     # Where equal the first is kept; where nothing is gained by answering, 0.
-    assert metric.best_threshold(np.array([1.0, 0.0, 0.0]), [True] * 3, [True, True, True], [1.0, 2.0, 3.0]) == (
+    assert official.best_threshold(np.array([1.0, 0.0, 0.0]), [True] * 3, [True, True, True], [1.0, 2.0, 3.0]) == (
         1 / 3,
         1.0,
     )
-    assert metric.best_threshold(np.array([0.0, 0.0]), [True] * 2, [False, True], [5.0, 6.0]) == (0.5, 0.0)
+    assert official.best_threshold(np.array([0.0, 0.0]), [True] * 2, [False, True], [5.0, 6.0]) == (0.5, 0.0)
 
 
 def test_the_cut_does_not_part_equal_odds() -> None:
     # Answering one of the two at 1 alone would be best, but no threshold can.
     answering, refusing = np.array([1.0, 0.0, 1.0]), np.array([0.0, 1.0, 0.0])
-    assert metric.best_threshold(answering, [True] * 3, [True, False, True], [1.0, 1.0, 3.0]) == (2 / 3, 1.0)
-    assert metric.best_null_odds(answering, refusing, [1.0, 1.0, 3.0]) > 3.0
-    assert metric.best_null_odds(answering, refusing, [1.0, 3.0, 5.0]) == 2.0
-    assert metric.best_null_odds(refusing, answering, [1.0, 3.0, 1.0]) < 1.0
-    assert metric.best_null_odds(np.zeros(0), np.zeros(0), []) == 0.0
+    assert official.best_threshold(answering, [True] * 3, [True, False, True], [1.0, 1.0, 3.0]) == (2 / 3, 1.0)
+    assert official.best_null_odds(answering, refusing, [1.0, 1.0, 3.0]) > 3.0
+    assert official.best_null_odds(answering, refusing, [1.0, 3.0, 5.0]) == 2.0
+    assert official.best_null_odds(refusing, answering, [1.0, 3.0, 1.0]) < 1.0
+    assert official.best_null_odds(np.zeros(0), np.zeros(0), []) == 0.0
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.sampled_from([0.0, 1.0]), st.integers(-3, 3)), min_size=1, max_size=12))
@@ -123,7 +123,7 @@ def test_the_cut_is_the_best_there_is(rows: list[tuple[float, float, int]]) -> N
     def total(cut: float) -> float:
         return float(np.where(odds < cut, answering, refusing).sum())
 
-    assert total(metric.best_null_odds(answering, refusing, odds.tolist())) == pytest.approx(
+    assert total(official.best_null_odds(answering, refusing, odds.tolist())) == pytest.approx(
         max(total(cut + 0.5) for cut in range(-5, 5))
     )
 
@@ -133,22 +133,22 @@ texts = st.text(st.sampled_from("aAnN tThHeE.,-–’'é\n_1bc"), max_size=20)
 
 @given(texts, texts, st.booleans())
 def test_laws(gold: str, predicted: str, empty_counts: bool) -> None:
-    score = metric.f1(gold, predicted, empty_counts)
+    score = official.f1(gold, predicted, empty_counts)
     assert 0 <= score <= 1
-    assert score == pytest.approx(metric.f1(predicted, gold, empty_counts))
-    assert metric.exact(gold, predicted) <= metric.f1(gold, predicted, True)  # what is equal overlaps fully
-    assert metric.normalize(gold.upper()) == metric.normalize(gold)
-    assert metric.exact(gold, f" the\n{gold}!") == 1
+    assert score == pytest.approx(official.f1(predicted, gold, empty_counts))
+    assert official.exact(gold, predicted) <= official.f1(gold, predicted, True)  # what is equal overlaps fully
+    assert official.normalize(gold.upper()) == official.normalize(gold)
+    assert official.exact(gold, f" the\n{gold}!") == 1
 
 
 def test_the_best_threshold_is_searched_again_in_every_sample() -> None:
     random = np.random.default_rng(0)
     counted, odds, has_answer = random.random(40), random.normal(size=40), random.random(40) < 0.6
     answered = (random.random(40) < 0.8).tolist()
-    statistic = metric.best_statistic(counted, answered, has_answer.tolist(), odds.tolist())
+    statistic = official.best_statistic(counted, answered, has_answer.tolist(), odds.tolist())
     for counts in (np.ones(40), np.bincount(random.integers(0, 40, 40), minlength=40)):
         drawn = np.repeat(np.arange(40), counts.astype(int))
-        plain = metric.best_threshold(
+        plain = official.best_threshold(
             counted[drawn], [answered[n] for n in drawn], has_answer[drawn].tolist(), odds[drawn].tolist()
         )
         share = statistic.of_samples(counts[None].astype(float), statistic.rows_nk)

@@ -10,7 +10,7 @@ import pytest
 from bertree.errors import UserError
 from bertree.files.formats import Json
 from bertree.tasks.squad import windows as spans
-from bertree.tasks.squad.read import GoldAnswer, SquadExample
+from bertree.tasks.squad.official import GoldAnswer, SquadExample
 from bertree.tasks.squad.task import SquadTask
 from bertree.tasks.task import Unit
 from bertree.text.tokenizer import Tokenizer

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer as Backend
 
 from bertree.errors import UserError
 from bertree.tasks.squad import windows as spans
-from bertree.tasks.squad.read import GoldAnswer, SquadExample
+from bertree.tasks.squad.official import GoldAnswer, SquadExample
 from bertree.tasks.squad.windows import windows
 from bertree.tasks.task import Unit
 from bertree.text import tokenizer_training

@@ -16,7 +16,7 @@ from bertree.inference.causal.generation import GenerationOptions, generate
 from bertree.inference.causal.sampling import Sampling
 from bertree.inference.causal.texts import check_left_to_right, is_backward, position_limit
 from bertree.inference.loaded import LoadedModel
-from bertree.tasks.squad import metric
+from bertree.tasks.squad import official
 from bertree.text.records import location, read_records, text_field, texts_field
 
 TASK = "questions"
@@ -49,7 +49,7 @@ def answer_questions(model: LoadedModel, path: Path) -> tuple[dict[str, float], 
     lines = []
     for question, text in zip(questions, generated, strict=True):
         answer = text.text.strip().partition("\n")[0].strip()
-        scores = [(metric.exact(gold, answer), metric.f1(gold, answer, False)) for gold in question.answers]
+        scores = [(official.exact(gold, answer), official.f1(gold, answer, False)) for gold in question.answers]
         exact, f1 = (max(column) for column in zip(*scores, strict=True))
         lines.append(
             {"question": question.text, "predicted": answer, "gold": question.answers, "exact": exact, "f1": f1}

@@ -26,8 +26,8 @@ from bertree.files.formats import Json
 from bertree.tasks.files import find_splits, split_in_name
 from bertree.tasks.intervals import Statistic, mean_statistic
 from bertree.tasks.metrics import softmax
-from bertree.tasks.squad import metric
-from bertree.tasks.squad.read import ROWS, VERSIONS, SquadExample, read, read_questions
+from bertree.tasks.squad import official
+from bertree.tasks.squad.official import ROWS, VERSIONS, SquadExample, read, read_questions
 from bertree.tasks.squad.windows import NULL_TOKENS, AnswerSpan, SpanCandidates, best_spans, question_units
 from bertree.tasks.task import Logits, Splits, Task, Truncation, Unit
 from bertree.text.cleaning import replace_surrogates
@@ -167,7 +167,7 @@ class SquadTask(Task[SquadExample]):
 
     def error(self, line: Json) -> float:
         """Return 0 for an exact match, 1 for any other answer."""
-        return 1 - float(metric.score_questions([line["gold"]], [line["predicted"]], 1 + self.impossible).exact[0])
+        return 1 - float(official.score_questions([line["gold"]], [line["predicted"]], 1 + self.impossible).exact[0])
 
     def prediction_text(self, line: Json) -> str:
         """Return answer, probability, offsets and question."""
@@ -180,25 +180,25 @@ class SquadTask(Task[SquadExample]):
         """Return the scores of the official scripts, from 0 to 1. The best thresholds are theirs: on `null_odds`, with
         every question answered by its best span; this task's own threshold has the opposite sign."""
         golds = _gold_texts(examples)
-        counted = metric.score_questions(golds, [line.get("predicted") for line in predictions], 1 + self.impossible)
-        figures = {"exact": metric.mean_score(counted.exact), "f1": metric.mean_score(counted.f1)}
+        counted = official.score_questions(golds, [line.get("predicted") for line in predictions], 1 + self.impossible)
+        figures = {"exact": official.mean_score(counted.exact), "f1": official.mean_score(counted.f1)}
         if not self.impossible:
             return figures
         has_answer = np.fromiter(map(bool, golds), bool, len(golds))
         for name, questions in (("has_answer", has_answer), ("no_answer", ~has_answer)):
-            figures[f"{name}_exact"] = metric.mean_score(counted.exact, questions)
-            figures[f"{name}_f1"] = metric.mean_score(counted.f1, questions)
+            figures[f"{name}_exact"] = official.mean_score(counted.exact, questions)
+            figures[f"{name}_f1"] = official.mean_score(counted.f1, questions)
         texts, odds = _candidates(predictions)
-        answered = metric.score_questions(golds, texts, 2)
+        answered = official.score_questions(golds, texts, 2)
         for name, each in (("exact", answered.exact), ("f1", answered.f1)):
-            best = metric.best_threshold(each, [bool(text) for text in texts], has_answer.tolist(), odds)
+            best = official.best_threshold(each, [bool(text) for text in texts], has_answer.tolist(), odds)
             figures[f"best_{name}"], figures[f"best_{name}_threshold"] = best
         return figures
 
     def statistics(self, examples: Sequence[SquadExample], predictions: Sequence[Json]) -> dict[str, Statistic]:
         """Return exact match and F1, over all questions and over those with and without an answer, and the best."""
         golds = _gold_texts(examples)
-        counted = metric.score_questions(golds, [line.get("predicted") for line in predictions], 1 + self.impossible)
+        counted = official.score_questions(golds, [line.get("predicted") for line in predictions], 1 + self.impossible)
         has_answer = np.fromiter(map(bool, golds), bool, len(golds))
         subsets = {"": np.ones_like(has_answer)}
         subsets |= {"has_answer_": has_answer, "no_answer_": ~has_answer} if self.impossible else {}
@@ -210,9 +210,9 @@ class SquadTask(Task[SquadExample]):
         }
         if self.impossible:
             texts, odds = _candidates(predictions)
-            answered = metric.score_questions(golds, texts, 2)
+            answered = official.score_questions(golds, texts, 2)
             for name, each in (("best_exact", answered.exact), ("best_f1", answered.f1)):
-                statistics[name] = metric.best_statistic(each, list(map(bool, texts)), has_answer.tolist(), odds)
+                statistics[name] = official.best_statistic(each, list(map(bool, texts)), has_answer.tolist(), odds)
         return statistics
 
     def tune(self, examples: Sequence[SquadExample], predictions: Sequence[Json]) -> Self:
@@ -220,8 +220,8 @@ class SquadTask(Task[SquadExample]):
         if not self.impossible:
             return self
         golds, (texts, odds) = _gold_texts(examples), _candidates(predictions)
-        answering, refusing = (metric.score_questions(golds, answers, 2).f1 for answers in (texts, [""] * len(texts)))
-        cut = metric.best_null_odds(answering, refusing, odds)
+        answering, refusing = (official.score_questions(golds, answers, 2).f1 for answers in (texts, [""] * len(texts)))
+        cut = official.best_null_odds(answering, refusing, odds)
         return replace(self, threshold=-cut)
 
     def apply_tuning(self, predictions: Sequence[Json]) -> list[Json]:

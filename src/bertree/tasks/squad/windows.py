@@ -19,7 +19,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from bertree.tasks.squad.read import SquadExample
+from bertree.tasks.squad.official import SquadExample
 from bertree.tasks.task import Logits, Truncation, Unit
 from bertree.text.framing import Frame, encode_distinct, tokenize_distinct
 from bertree.text.tokenizer import Tokenizer
