@@ -19,8 +19,8 @@ from bertree.model.directions import DirectedEncoder, Reader
 from bertree.model.encoder import Encoder
 from bertree.model.layers.embeddings import Embeddings, TokenEmbeddings
 from bertree.model.layers.positions import LearnedPositions
+from bertree.model.layers.stack import Stack
 from bertree.model.network import Network
-from bertree.model.stack import Stack
 from bertree.model.transformer import TransformerEncoder
 
 SAMPLE = 50_000  # tokens that the directions are computed from

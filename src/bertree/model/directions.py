@@ -19,8 +19,8 @@ from bertree.model.architecture import Transformer
 from bertree.model.encoder import Encoder
 from bertree.model.layers.basic import initialize
 from bertree.model.layers.embeddings import Embeddings
+from bertree.model.layers.stack import Stack
 from bertree.model.pooling import mean_states
-from bertree.model.stack import Stack
 from bertree.model.transformer import TransformerEncoder, build_transformer
 
 

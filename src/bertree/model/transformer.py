@@ -20,10 +20,10 @@ from bertree.model.layers.embeddings import AdaptiveEmbeddings, Embeddings, Toke
 from bertree.model.layers.feed_forward import FeedForward, build_feed_forward
 from bertree.model.layers.positions import LearnedPositions, build_embedded_positions
 from bertree.model.layers.residual import RESIDUALS, Block, PostNorm, PreNorm
+from bertree.model.layers.stack import Past, Stack
 from bertree.model.masks import SlidingWindow
 from bertree.model.memory import KEYS, LENGTHS, MEMORY, VALUES, CachePast, MemoryPast, TwoStreams
 from bertree.model.pooling import mean_states
-from bertree.model.stack import Past, Stack
 from bertree.model.torch_internals import has_forward_hooks
 
 

@@ -17,8 +17,8 @@ from bertree.model.heads import MaskHead
 from bertree.model.layers.basic import RmsNorm
 from bertree.model.layers.embeddings import TokenEmbeddings
 from bertree.model.layers.residual import Block, Reversible
+from bertree.model.layers.stack import Stack
 from bertree.model.network import Network
-from bertree.model.stack import Stack
 from bertree.model.torch_internals import limit_recompilations, prepare_compiler
 from bertree.model.transformer import TransformerEncoder
 from bertree.scale.shards import clip, fill_missing_gradients, parameter_layouts, sum_whole_gradients

@@ -27,8 +27,8 @@ from bertree.model.layers.attention import Attention
 from bertree.model.layers.attention_kinds import ChunkedAttention, LshAttention, SharedQueryKeyAttention
 from bertree.model.layers.embeddings import AdaptiveEmbeddings, AdaptiveSoftmax, TokenEmbeddings
 from bertree.model.layers.feed_forward import FeedForward, GatedFeedForward
+from bertree.model.layers.stack import Stack
 from bertree.model.network import Network
-from bertree.model.stack import Stack
 from bertree.model.transformer import TransformerEncoder
 from bertree.scale.shards import Split, parameter_layouts, split_layouts, split_of
 from bertree.scale.tensor_components import (

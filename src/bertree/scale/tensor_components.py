@@ -19,9 +19,8 @@ from bertree.model.heads import MaskHead
 from bertree.model.kernels.operators import look_up
 from bertree.model.layers.attention import Attention
 from bertree.model.layers.embeddings import TokenEmbeddings
-from bertree.model.layers.reversible import RandomState
+from bertree.model.layers.stack import Past, RandomState, Stack
 from bertree.model.memory import MemoryLayer, MemoryPast, TwoStreamLayer, TwoStreams
-from bertree.model.stack import Past, Stack
 from bertree.scale.tensor_group import TensorGroup
 
 

@@ -16,8 +16,8 @@ from bertree.model.layers.basic import NORMS
 from bertree.model.layers.feed_forward import GatedFeedForward
 from bertree.model.layers.positions import RotaryPositions, TokenPositions
 from bertree.model.layers.residual import Block, PreNorm
+from bertree.model.layers.stack import Stack
 from bertree.model.masks import Full, SlidingWindow
-from bertree.model.stack import Stack
 
 WIDTH, HEADS, INNER, REACH = 48, 3, 40, 4
 LENGTHS = [5, 23, 1, 12, 30, 12]

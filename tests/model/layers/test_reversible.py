@@ -12,7 +12,7 @@ from bertree.batch import Batch
 from bertree.errors import UserError
 from bertree.model.architecture import Transformer
 from bertree.model.kernels.chunks.order import bucket_order
-from bertree.model.layers import attention_kinds, reversible
+from bertree.model.layers import attention_kinds, stack
 from bertree.model.layers.residual import Reversible
 from bertree.model.network import build, build_encoder
 from bertree.model.readout import Readout
@@ -201,7 +201,7 @@ def test_states_of_layers_have_gradients_too() -> None:
 
 @pytest.mark.proof  # tests/train/test_feed.py compiles a step
 def test_a_compiled_step_has_the_same_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reversible, "COMPILATION", {"backend": "eager", "dynamic": False})
+    monkeypatch.setattr(stack, "COMPILATION", {"backend": "eager", "dynamic": False})
     encoder = stack_of(layers=2)
     states, theirs = gradients(encoder, lambda: encoder(BATCH))
     compiled = torch.compile(lambda: encoder(BATCH), backend="eager", dynamic=False)

@@ -14,9 +14,9 @@ from bertree.model.layers.basic import NORMS
 from bertree.model.layers.feed_forward import FEED_FORWARD
 from bertree.model.layers.positions import Positions, RotaryPositions
 from bertree.model.layers.residual import Block, PostNorm, PreNorm, Residual
+from bertree.model.layers.stack import Stack
 from bertree.model.masks import Full, SlidingWindow
 from bertree.model.network import build
-from bertree.model.stack import Stack
 
 WIDTH, HEADS = 16, 2
 BATCH = Batch.pack([[1] * n for n in (5, 9, 1, 3)])

@@ -28,7 +28,7 @@ from bertree.model.kernels.layout import Layout, RelativeScores
 from bertree.model.kernels.table import attend
 from bertree.model.layers.attention import Attention
 from bertree.model.layers.positions import Positions, build_attention_positions
-from bertree.model.layers.reversible import chosen
+from bertree.model.layers.stack import chosen
 from bertree.model.masks import Causal, CausalButSelf, Chunks, Full, FullButSelf, Mask, SlidingWindow
 
 MORE = 8  # components of queries and keys that are added for the first token of a sequence: kernels want multiples of 8

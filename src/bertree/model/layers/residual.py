@@ -152,7 +152,7 @@ class Reversible:
     """Two streams, as in Reformer: y1 = x1 + attention(norm(x2)), y2 = x2 + feed_forward(norm(y1)).
 
     Each block adds to one stream what it computes from the other, so its input can be computed from its output
-    (`layers.reversible`). Under autocast both are float32: sums in half precision cannot be undone.
+    (`layers.stack`). Under autocast both are float32: sums in half precision cannot be undone.
     """
 
     norms_last = True
