@@ -26,7 +26,7 @@ import bertree
 from benchmarks.common import ROOT, Results, argument_parser, real_weights, table
 from bertree.advice.knowledge import knowledge
 from bertree.tasks.files import TaskFiles
-from bertree.tasks.intervals import Statistic, correlation_statistic, label_statistics, paired_difference
+from bertree.tasks.metrics import Statistic, correlation_statistic, label_statistics, paired_difference
 from bertree.tasks.registry import make_task
 
 Row = dict[str, Any]  # text, label, and pair if there is one

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from bertree.tasks import intervals, metrics
-from bertree.tasks.intervals import (
+from bertree.tasks import metrics
+from bertree.tasks.metrics import (
     correlation_statistic,
     few_line,
     interval,
@@ -87,7 +87,7 @@ def test_entities_of_a_sentence_stand_together() -> None:
 
 
 def test_few_examples_are_said_with_what_they_can_show() -> None:
-    assert few_line("dev", intervals.FEW) == ""
+    assert few_line("dev", metrics.FEW) == ""
     assert "only one example is scored" in few_line("dev", 1)
     assert few_line("dev", 60).endswith("differences of less than about 18 points are within chance")
 

@@ -16,7 +16,7 @@ from bertree.finetuning.evaluate import ScoredSplit
 from bertree.report.calibration import Calibration, calibrate
 from bertree.report.comparison import AnsweredExample, Disagreement, ScoreDifference
 from bertree.report.formats import digits
-from bertree.tasks.intervals import Interval, paired_difference
+from bertree.tasks.metrics import Interval, paired_difference
 from bertree.tasks.task import Task
 
 SHOWN = 5  # examples on which a model is better than the other

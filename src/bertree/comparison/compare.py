@@ -29,7 +29,7 @@ from bertree.report.comparison_page import comparison_page
 from bertree.report.formats import printable
 from bertree.run_folder import BEST_MODEL, COMPARISON, METRICS, MODEL, REPORT, SCORES
 from bertree.tasks.files import note_all_rows_scored, read_inputs, read_records
-from bertree.tasks.intervals import few_line
+from bertree.tasks.metrics import few_line
 from bertree.tasks.task import Task
 from bertree.text.memory import Rows, pair_fields, takes_rows, task_fields
 from bertree.text.records import choose_text_column, text_field

@@ -20,8 +20,7 @@ from bertree.report.formats import end_of_path
 from bertree.report.html import render
 from bertree.report.svg import cloud_svg
 from bertree.report.tables import BarRow, BarTable, CaptionedChart, Cell, PageTable, Piece, start_of
-from bertree.tasks.intervals import Interval, correlation_statistic, interval
-from bertree.tasks.metrics import pearson, ranks, spearman
+from bertree.tasks.metrics import Interval, correlation_statistic, interval, pearson, ranks, spearman
 
 MEASURES = ("cosine", "dot", "euclidean", "manhattan")
 KINDS = ("spearman", "pearson")

@@ -19,7 +19,7 @@ from bertree.inference.embedding import Vectors
 from bertree.inference.model import Model
 from bertree.result_table import ResultTable, ShownAsTable
 from bertree.run_folder import PREDICTIONS, REPORT, SCORES
-from bertree.tasks.intervals import few_line
+from bertree.tasks.metrics import few_line
 from bertree.text.memory import Rows, pair_fields, takes_rows
 
 

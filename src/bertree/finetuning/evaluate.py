@@ -30,7 +30,7 @@ from bertree.run_folder import SCORES, predictions_file
 from bertree.tasks.batches import inference_autocast, logits
 from bertree.tasks.ensemble import Member, average, check_ensemble
 from bertree.tasks.files import note_all_rows_scored
-from bertree.tasks.intervals import Interval, few_line
+from bertree.tasks.metrics import Interval, few_line
 from bertree.tasks.registry import with_model_labels, with_model_layout
 from bertree.tasks.task import Example, Logits, Task, Truncation, Unit
 from bertree.text.memory import Rows, takes_rows, task_fields

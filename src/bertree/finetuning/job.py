@@ -33,7 +33,7 @@ from bertree.objectives.supervised import HEAD_KINDS
 from bertree.report.formats import describe_architecture
 from bertree.scale.world import World
 from bertree.tasks.files import TaskFiles
-from bertree.tasks.intervals import few_line
+from bertree.tasks.metrics import few_line
 from bertree.tasks.task import Task, Truncation, configure_task
 from bertree.text.framing import add_task_tokens, frames_texts, special_ids
 from bertree.train.device_setup import DeviceSetup, set_deterministic

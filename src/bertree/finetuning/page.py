@@ -27,7 +27,7 @@ from bertree.report.scales import Axis
 from bertree.report.tables import BarRow, BarTable, Block, Cell, PageTable, Piece, Section, Tile, one_line
 from bertree.report.temperature import temperature_sections
 from bertree.run_folder import METRICS, REPORT
-from bertree.tasks.intervals import FEW, few_line
+from bertree.tasks.metrics import FEW, few_line
 from bertree.tasks.task import Task
 
 MAX_CURVES = 16  # seeds drawn

@@ -30,7 +30,7 @@ from bertree.objectives.objective import Objective, WeightedTerms
 from bertree.objectives.supervised import supervised_objective, with_language_model
 from bertree.scale.distribute import Distribution
 from bertree.scale.world import World
-from bertree.tasks.intervals import interval, label_statistics
+from bertree.tasks.metrics import interval, label_statistics
 from bertree.tasks.task import Task
 from bertree.train.device_setup import CPU_TOKENS, GPU_TOKENS, DeviceSetup
 from bertree.train.feed import TrainingSchedule

@@ -17,7 +17,7 @@ from bertree.errors import UserError, suggest
 from bertree.files.formats import Json
 from bertree.tasks.columns import Columns, HeaderlessLayout, TextExample
 from bertree.tasks.files import WORDS, normalize_name
-from bertree.tasks.intervals import Interval
+from bertree.tasks.metrics import Interval
 from bertree.tasks.task import INTERNAL
 from bertree.tasks.text import TextTask
 

@@ -25,7 +25,7 @@ from bertree.files.formats import Json
 from bertree.objectives.embedding_losses import ROWS, EmbeddingLoss, default_loss, loss_named
 from bertree.tasks import metrics, similarity_files
 from bertree.tasks.columns import TextExample
-from bertree.tasks.intervals import Statistic, correlation_statistic, label_statistics, score_statistics
+from bertree.tasks.metrics import Statistic, correlation_statistic, label_statistics, score_statistics
 from bertree.tasks.similarity_files import ColumnNames, SentenceExample
 from bertree.tasks.task import INTERNAL, Logits, Splits, Task, Truncation, Unit, check_label_count
 from bertree.tasks.text import TOKENIZE_AT_ONCE, TextTask, text_task

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from bertree.config import settings
 from bertree.errors import UserError, suggest
 from bertree.files.formats import Json
-from bertree.tasks.intervals import Interval, Statistic, interval, score_statistics
+from bertree.tasks.metrics import Interval, Statistic, interval, score_statistics
 from bertree.text.tokenizer import Encoded, Tokenizer
 
 Example = TypeVar("Example")

@@ -21,7 +21,7 @@ from bertree.files.formats import Json, read_text
 from bertree.tasks import metrics
 from bertree.tasks.columns import Columns, RawRow, TextExample
 from bertree.tasks.files import WORDS, find_splits, split_folders, split_of_folder
-from bertree.tasks.intervals import Statistic, correlation_statistic, label_statistics
+from bertree.tasks.metrics import Statistic, correlation_statistic, label_statistics
 from bertree.tasks.task import INTERNAL, Logits, Splits, Task, Truncation, Unit, check_label_count
 from bertree.text.sources import FORMATS
 from bertree.text.tables import read_table

@@ -11,7 +11,7 @@ from bertree.embeddings.correlation import KINDS, MEASURES, EncoderScores, Figur
 from bertree.embeddings.evaluate import EmbeddingScores
 from bertree.embeddings.sts import PairSet
 from bertree.report.formats import end_of_path
-from bertree.tasks.intervals import Interval
+from bertree.tasks.metrics import Interval
 
 SHORT = ("cosine", "dot", "eucl", "manh")  # of MEASURES, in a table of 80 columns
 NAME = 28  # characters of a name there

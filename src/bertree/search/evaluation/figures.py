@@ -17,7 +17,7 @@ from bertree.report.html import render
 from bertree.report.tables import Cell, PageTable, Piece, start_of
 from bertree.result_table import ResultTable, ShownAsTable
 from bertree.search.passages import Hit
-from bertree.tasks.intervals import Interval, interval, mean_statistic, paired_difference
+from bertree.tasks.metrics import Interval, interval, mean_statistic, paired_difference
 
 DEPTH = 100  # passages whose documents are ranked
 FIGURES = ("first", "recall@5", "recall@10", "mrr", "ndcg")

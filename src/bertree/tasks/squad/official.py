@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from bertree.console import note
 from bertree.errors import UserError, listed
 from bertree.files.formats import Json
-from bertree.tasks.intervals import Statistic
+from bertree.tasks.metrics import Statistic
 from bertree.text.cleaning import replace_surrogates
 from bertree.text.records import json_object, list_field, location, read_content, read_records, suffix_of
 

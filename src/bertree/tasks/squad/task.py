@@ -24,8 +24,7 @@ from bertree.console import note
 from bertree.errors import UserError, listed, suggest
 from bertree.files.formats import Json
 from bertree.tasks.files import find_splits, split_in_name
-from bertree.tasks.intervals import Statistic, mean_statistic
-from bertree.tasks.metrics import softmax
+from bertree.tasks.metrics import Statistic, mean_statistic, softmax
 from bertree.tasks.squad import official
 from bertree.tasks.squad.official import ROWS, VERSIONS, SquadExample, read, read_questions
 from bertree.tasks.squad.windows import NULL_TOKENS, AnswerSpan, SpanCandidates, best_spans, question_units

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from bertree.tasks.intervals import Statistic, ratio_statistic
+from bertree.tasks.metrics import Statistic, ratio_statistic
 
 Counts = NDArray[np.float64]
 SHAPE = re.compile(r"O|[BIESLU](?:-.+)?", re.DOTALL)

@@ -19,8 +19,7 @@ from bertree.console import note
 from bertree.errors import UserError, listed, suggest
 from bertree.files.formats import Json
 from bertree.tasks.files import WORDS, find_splits
-from bertree.tasks.intervals import Statistic, ratio_statistic
-from bertree.tasks.metrics import accuracy, softmax
+from bertree.tasks.metrics import Statistic, accuracy, ratio_statistic, softmax
 from bertree.tasks.tagging import sentences
 from bertree.tasks.tagging.entities import (
     PLAIN,
