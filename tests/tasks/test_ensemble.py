@@ -13,7 +13,7 @@ from bertree.interop import folder
 from bertree.interop.contents import Contents
 from bertree.model.architecture import Transformer
 from bertree.model.network import build
-from bertree.tasks.ensemble import Member, average
+from bertree.tasks.batches import Member, average
 from bertree.tasks.registry import make_task
 from bertree.tasks.task import Unit
 from bertree.text import tokenizer_training

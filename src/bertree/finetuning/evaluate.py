@@ -27,8 +27,7 @@ from bertree.inference.model import Model
 from bertree.model.network import Network
 from bertree.result_table import ResultTable, ShownAsTable, figure_rows
 from bertree.run_folder import SCORES, predictions_file
-from bertree.tasks.batches import inference_autocast, logits
-from bertree.tasks.ensemble import Member, average, check_ensemble
+from bertree.tasks.batches import Member, average, check_ensemble, inference_autocast, logits
 from bertree.tasks.files import note_all_rows_scored
 from bertree.tasks.metrics import Interval, few_line
 from bertree.tasks.registry import with_model_labels, with_model_layout
