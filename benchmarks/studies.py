@@ -17,7 +17,7 @@ from pathlib import Path
 
 import bertree
 from benchmarks.common import argument_parser
-from bertree.inference.cloze import BLANK, read_probes
+from bertree.inference.zero_shot import BLANK, read_probes
 from bertree.study.load import bundled_studies, load_study
 
 SUBJECTS = ("the sailor", "a farmer", "the old king", "my sister", "the doctor", "a stranger", "the teacher", "our dog")

@@ -7,8 +7,8 @@ import pytest
 
 import bertree
 from bertree.errors import UserError
-from bertree.inference.cloze import BLANK, Probe, ask_probes, read_probes
 from bertree.inference.load import load
+from bertree.inference.zero_shot import BLANK, Probe, ask_probes, read_probes
 from tests.support import learnable
 
 PROBES = [

@@ -20,10 +20,9 @@ from bertree.files.formats import Json, json_text
 from bertree.finetuning.page import write_page
 from bertree.finetuning.scored import ScoredExamples, read_scored
 from bertree.finetuning.store_evaluation import OBJECTIVES, evaluate_on_store
-from bertree.inference import cloze
-from bertree.inference.causal import questions
 from bertree.inference.load import choose_device, load_or_take
 from bertree.inference.model import Model
+from bertree.inference.zero_shot import CLOZE, QUESTIONS, answer_questions, ask_probes, read_probes
 from bertree.model.network import Network
 from bertree.result_table import ResultTable, ShownAsTable, figure_rows
 from bertree.run_folder import SCORES, predictions_file
@@ -121,7 +120,7 @@ def evaluate(
         if ensemble and len(members) < 2:
             raise UserError("`ensemble=True`: give two models or more")
         model = members[0]
-        if ensemble and (store is not None or task in (*OBJECTIVES, questions.TASK, cloze.TASK)):
+        if ensemble and (store is not None or task in (*OBJECTIVES, QUESTIONS, CLOZE)):
             raise UserError(f"`ensemble=True`: is for models that were fine-tuned for a task, not for {task}")
         if store is not None or task in OBJECTIVES:
             values = {"data": data, "text": text, "pair": pair, "label": label, "submission": submission}
@@ -132,15 +131,15 @@ def evaluate(
             if out is not None:
                 write_into_folder(Path(out) / SCORES, json_text(metrics, 2) + "\n")
             return Scores(objective, [metrics["split"]], metrics, {})
-        if task == cloze.TASK:
-            probes = cloze.read_probes(*([] if data is None else [Path(data)]))
+        if task == CLOZE:
+            probes = read_probes(*([] if data is None else [Path(data)]))
             loaded, name = load_or_take(model, device=choose_device(device), tokenizer=tokenizer)
-            return _answers(cloze.TASK, name, *cloze.ask_probes(loaded, probes), out)
+            return _answers(CLOZE, name, *ask_probes(loaded, probes), out)
         if data is None:
             raise UserError("give the task's files with `data`; mlm, nsp and sop read a token store, `store`")
         loaded, name = load_or_take(model, device=choose_device(device), tokenizer=tokenizer)
-        if task == questions.TASK:
-            return _answers(questions.TASK, name, *questions.answer_questions(loaded, Path(data)), out)
+        if task == QUESTIONS:
+            return _answers(QUESTIONS, name, *answer_questions(loaded, Path(data)), out)
         columns = {"text": text, "pair": pair, "label": label}
         scored_task = _task_of(loaded, name, task, columns)
         averaged: list[tuple[Task[Any], Model]] = []

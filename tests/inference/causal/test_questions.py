@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 import bertree
-from bertree.inference.causal.questions import read_questions
 from bertree.inference.model import Model
+from bertree.inference.zero_shot import read_questions
 from tests.support.command import Command
 from tests.support.language_models import language_model
 
