@@ -18,8 +18,7 @@ from bertree.errors.arguments import methods_check_arguments
 from bertree.inference import mask_filling, mteb
 from bertree.inference.causal.attribution import Attribution, Prior, attribute
 from bertree.inference.causal.generation import Generation, GenerationOptions, TextStream, generate
-from bertree.inference.causal.last_words import LastWords, predict_last_words
-from bertree.inference.causal.perplexity import Perplexity, Reading, measure_perplexity
+from bertree.inference.causal.perplexity import LastWords, Perplexity, Reading, measure_perplexity, predict_last_words
 from bertree.inference.causal.sampling import Sampling
 from bertree.inference.causal.texts import read_texts
 from bertree.inference.embedding import BatchEmbedder, Vectors, embed_all

@@ -9,7 +9,7 @@ import torch
 
 from bertree.batch import Batch
 from bertree.errors import UserError
-from bertree.inference.causal import last_words
+from bertree.inference.causal import perplexity
 from tests.support.language_models import language_model
 
 PASSAGES = ["the boat of a yellow", "Ada is in Turin", "to the lighthouses", "a\nlamp"]
@@ -62,7 +62,7 @@ def test_mistakes() -> None:
 def test_stop_words_are_left_out_of_the_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
     model = language_model("gpt2")
     tokenizer = model.required_tokenizer
-    never = last_words.stop_word_ids(tokenizer)
+    never = perplexity.stop_word_ids(tokenizer)
     assert {tokenizer.backend.token_to_id(word) for word in ("the", "of")} <= set(never)
     ids = tokenizer.encode_plain(["the boat of"])[0].ids
     with torch.no_grad():

@@ -6,8 +6,7 @@ from rich.text import Text
 
 from bertree.cli.render import make_console, make_table
 from bertree.inference.causal.attribution import Attribution
-from bertree.inference.causal.last_words import LastWords
-from bertree.inference.causal.perplexity import Perplexity
+from bertree.inference.causal.perplexity import LastWords, Perplexity
 from bertree.inference.mask_filling import Candidate
 
 SHOWN = 100  # characters of a text

@@ -95,15 +95,15 @@ class CrossProducts:
         shifted = [state - shift for state, shift in zip(states, self._shifts, strict=True)]
         for total, rows in zip(self._sums, shifted, strict=True):
             total += rows.sum(0, dtype=torch.float64)
-        for (a, b), product in zip(self._pairs, self._products, strict=True):
-            product.addmm_(shifted[a].T, shifted[b])
+        for (a, b), cross in zip(self._pairs, self._products, strict=True):
+            cross.addmm_(shifted[a].T, shifted[b])
         self.rows += len(states[0])
 
     def cka(self) -> Floats:
         """Return linear CKA of each pair (states x states); NaN where a state is the same in all rows."""
         squares = np.full((len(self._sums), len(self._sums)), np.nan)
-        for (a, b), product in zip(self._pairs, self._products, strict=True):
-            centered = product.double() - torch.outer(self._sums[a], self._sums[b]) / self.rows
+        for (a, b), cross in zip(self._pairs, self._products, strict=True):
+            centered = cross.double() - torch.outer(self._sums[a], self._sums[b]) / self.rows
             squares[a, b] = squares[b, a] = float(centered.square().sum())
         spread = np.sqrt(np.diagonal(squares))
         with np.errstate(invalid="ignore", divide="ignore"):
