@@ -101,7 +101,7 @@ def layers(analysis: "LayerAnalysis", options: SimpleNamespace) -> None:
     bertree layers my-model --texts mail.csv --text body --json[/dim]
     """
     from bertree.cli.render import make_console, make_table
-    from bertree.report.layers_page import layer_rows
+    from bertree.report.layers import layer_rows
 
     if options.as_json:
         print_json(analysis.as_json())

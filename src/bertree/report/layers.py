@@ -1,14 +1,25 @@
-"""What layers do to texts, as plain arrays and as JSON. `bertree.inference.layers` measures it; reports show it."""
+"""What layers do to texts, as plain arrays and as JSON, and the page of `bertree layers`: curves over the layers, heat
+maps, and single texts to explore. `bertree.inference.layers` measures it.
 
+The texts are explored by the scripts that the playground uses too (`assets/parts/`); they are bundled into the page.
+"""
+
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
+from markupsafe import Markup
 
 from bertree.errors import counted
 from bertree.files.formats import Json
+from bertree.report.curves import Series, curve_svg
+from bertree.report.formats import digits, percent
 from bertree.report.history import Floats
+from bertree.report.html import asset, content_policy, in_one_scope, page_style, render
+from bertree.report.scales import Axis
+from bertree.report.tables import HeatTable, PageTable, Section, Tile
 from bertree.result_table import ResultTable, ShownAsTable
 
 
@@ -72,3 +83,126 @@ def _plain(value: Any) -> Any:
     written = value.astype(object)
     written[np.isnan(value)] = None
     return written.tolist()
+
+
+# Scripts, each after those it uses.
+SCRIPTS = (
+    "parts/dom.js",
+    "parts/colours.js",
+    "parts/controls.js",
+    "parts/heads.js",
+    "parts/layers.js",
+    "layers_page.js",
+)
+IMPORT, EXPORT = re.compile(r"^import [^;]*;\n", re.MULTILINE), re.compile(r"^export ", re.MULTILINE)
+# field of LayerMeasures, title of the chart, whether the embeddings have a value too
+CURVES = (
+    ("distance", "L2 distance of a layer's input and output", False),
+    ("cosine", "Cosine of a layer's input and output", False),
+    ("norms", "Length of the states", True),
+    ("anisotropy", "Anisotropy: mean cosine of two tokens", True),
+    ("special", "Attention to special tokens, mean of the heads", False),
+    ("diagonal", "Attention to the token itself, mean of the heads", False),
+    ("entropy", "Entropy of attention in nats, mean of the heads", False),
+    ("agreement", "Logit lens: tokens predicted as by the last layer", True),
+    ("lens_entropy", "Logit lens: entropy of the prediction in nats", True),
+)
+SHARES = ("special", "diagonal", "agreement")
+
+
+def layers_page(analysis: LayerAnalysis, source: str) -> str:
+    """Return the page; `source` is the name of the texts."""
+    models = analysis.models
+    style, script = page_style("parts/layers.css", "layers_page.css"), bundle()
+    return render(
+        "layers",
+        title="Layers of " + " and ".join(model.name for model in models),
+        under=f"{models[0].texts:,} texts of {source}, measured by bertree layers",
+        tiles=[_tile(model) for model in models],
+        charts=[chart for curve in CURVES if (chart := _chart(models, *curve))],
+        sections=[_similarity(analysis), *_heads(models), Section("Numbers", blocks=[_numbers(m) for m in models])],
+        examples=[example | {"names": [model.name for model in models]} for example in analysis.examples],
+        style=style,
+        script=script,
+        policy=content_policy(style, script),
+    )
+
+
+def bundle() -> Markup:
+    """Return the scripts as one, without their imports: they share one scope."""
+    return asset("report.js") + in_one_scope(EXPORT.sub("", IMPORT.sub("", asset(name))) for name in SCRIPTS)
+
+
+def _tile(model: LayerMeasures) -> Tile:
+    return model.name, f"{len(model.distance)} layers", f"{model.tokens:,} tokens of {model.texts:,} texts"
+
+
+def _chart(models: tuple[LayerMeasures, ...], field: str, title: str, embedded: bool) -> Markup | None:
+    """Draw a measure of all models that have it; None if none has."""
+    series = []
+    for number, model in enumerate(models):
+        values = getattr(model, field)
+        if values is not None and np.isfinite(values := values if values.ndim == 1 else values.mean(1)).any():
+            x = np.arange(len(values), dtype=np.float64) + (0 if embedded else 1)
+            series.append(Series(name=model.name, x=x, y=values, style="dots", colour=number))
+    label = "layer (0: the embeddings)" if embedded else "layer"
+    y = Axis(text=percent, zero=True) if field in SHARES else Axis()
+    return curve_svg(title, series, y=y, x_label=label) if series else None
+
+
+def _similarity(analysis: LayerAnalysis) -> Section:
+    maps = [_cka(f"{m.name}: its layers with each other", "over tokens", m.cka, "") for m in analysis.models]
+    if analysis.cka is not None:
+        first, second = (model.name for model in analysis.models)
+        over = f"over {analysis.over}" + (": the tokenizers differ" if analysis.over == "texts" else "")
+        maps.append(_cka(f"{first} (down) with {second} (across)", over, analysis.cka, "layer"))
+    return Section("Similarity of layers (linear CKA)", maps)
+
+
+def _cka(title: str, over: str, values: np.ndarray, corner: str) -> HeatTable:
+    rows, columns = ([str(number) for number in range(count)] for count in values.shape)
+    return HeatTable(
+        title, f"{over}; 0 is the embeddings, 1 is equal up to rotation", rows, columns, values, corner=corner
+    )
+
+
+def _heads(models: tuple[LayerMeasures, ...]) -> list[Section]:
+    sections = []
+    for model in models:
+        if model.special is None or model.diagonal is None or model.entropy is None:
+            continue
+        rows, columns = ([str(number + 1) for number in range(count)] for count in model.special.shape)
+        top = float(model.entropy.max()) or 1.0
+        maps = (
+            ("To special tokens", "share of a head's attention to [CLS], [SEP] and the like", model.special, 1.0),
+            ("To the token itself", "share on the diagonal", model.diagonal, 1.0),
+            ("Entropy", "in nats; an even spread over n tokens has ln n", model.entropy, top),
+        )
+        tables = [HeatTable(t, u, rows, columns, values, corner="↓→", high=high) for t, u, values, high in maps]
+        sections.append(Section(f"Heads of {model.name}: a row for each layer", tables))
+    return sections
+
+
+def _numbers(model: LayerMeasures) -> PageTable:
+    head, rows = layer_rows(model)
+    return PageTable(head, rows, numbers=range(len(head)), title=model.name)
+
+
+def layer_rows(model: LayerMeasures) -> tuple[list[str], list[list[str]]]:
+    """Return the numbers of each layer as a table: head and rows."""
+    head = ["layer", "L2", "cosine", "norm", "anisotropy", "CKA before", "CKA last"]
+    columns = [model.distance, model.cosine, model.norms, model.anisotropy, np.diagonal(model.cka, 1), model.cka[:, -1]]
+    for name in ("special", "diagonal", "entropy"):
+        if (values := getattr(model, name)) is not None:
+            head.append(name)
+            columns.append(values.mean(1))
+    if model.agreement is not None and model.lens_entropy is not None:
+        head += ["lens agrees", "lens entropy"]
+        columns += [model.agreement, model.lens_entropy]
+    depth = len(model.norms)
+    padded = [np.concatenate([np.full(depth - len(values), np.nan), values]) for values in columns]
+    rows = [
+        [str(layer), *(digits(v) if np.isfinite(v) else "–" for v in numbers)]
+        for layer, numbers in enumerate(zip(*padded, strict=True))
+    ]
+    return head, rows

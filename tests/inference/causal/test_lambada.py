@@ -70,6 +70,6 @@ def test_stop_words_are_left_out_of_the_candidates(monkeypatch: pytest.MonkeyPat
     ranked = logits.argsort(descending=True).tolist()
     place = next(n for n, token in enumerate(ranked) if n and tokenizer.backend.id_to_token(token).isalpha())
     passage = f"the boat of {tokenizer.backend.id_to_token(ranked[place])}"
-    monkeypatch.setattr(last_words, "stop_word_ids", lambda tokenizer: ranked[:place])
+    monkeypatch.setattr(perplexity, "stop_word_ids", lambda tokenizer: ranked[:place])
     predictions = model.last_words([passage])
     assert (predictions.accuracy, predictions.filtered_accuracy) == (0.0, 1.0)

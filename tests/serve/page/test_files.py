@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bertree.report.layers_page import bundle
+from bertree.report.layers import bundle
 from bertree.serve.registry import Registry
 from bertree.serve.routes.page import FILES, POLICY, SHARED, STATIC
 from bertree.serve.settings import ApiKeys, RequestSettings

@@ -15,8 +15,7 @@ from bertree.inference.loaded import LoadedModel
 from bertree.inference.model import Model
 from bertree.inference.states import inspect_text
 from bertree.inference.text_rows import TextRows
-from bertree.report.layers import LayerAnalysis
-from bertree.report.layers_page import layers_page
+from bertree.report.layers import LayerAnalysis, layers_page
 from bertree.text.memory import Rows, takes_rows, task_fields
 
 EXAMPLES, EXAMPLE_TOKENS, CANDIDATES = 3, 64, 3  # single texts in a report, their tokens, and candidates of the lens
