@@ -78,11 +78,11 @@ def adapt(run: "Run", options: SimpleNamespace) -> None:
     from rich.console import Console
 
     from bertree.cli.render import make_table
-    from bertree.report.before_after import HEAD, before_after_rows
+    from bertree.report.run_page import BEFORE_AFTER, before_after_rows
     from bertree.run_folder import METRICS, MODEL, REPORT, SCORES
 
     def show(run: "Run") -> None:
-        Console().print(make_table(*HEAD, rows=before_after_rows(run.metrics)))
+        Console().print(make_table(*BEFORE_AFTER, rows=before_after_rows(run.metrics)))
         print(f"{run.folder}: {MODEL}/, {REPORT}, {SCORES}, {METRICS}")
 
     end_run(run, options.as_json, show)

@@ -1,4 +1,4 @@
-"""The page of a pretraining or fine-tuning run.
+"""The page of a pretraining or fine-tuning run; of an adaptation also its figures before and after.
 
 It shows every metric of the run: terms of the loss and scores of evaluations have the names they have in the metrics.
 """
@@ -14,7 +14,6 @@ from markupsafe import Markup
 
 from bertree.errors import UserError
 from bertree.files.formats import Json, parse_toml, read_json, read_text
-from bertree.report.before_after import before_after_table
 from bertree.report.comparison_page import comparison_of_run
 from bertree.report.curves import Mark, Series, Style, curve_svg
 from bertree.report.formats import (
@@ -31,7 +30,7 @@ from bertree.report.history import History, column, number, read_history
 from bertree.report.html import render, write_report
 from bertree.report.scales import Axis
 from bertree.report.tables import Cell, Lines, PageTable, Piece, Tile, one_line
-from bertree.run_folder import ENVIRONMENT, METRICS, RECIPE
+from bertree.run_folder import ENVIRONMENT, METRICS, RECIPE, SCORES
 
 MASK = re.compile(r"\[MASK\]|<mask>")
 ROWS = 15  # of a sample's table
@@ -282,3 +281,49 @@ def _prediction(mask: Json) -> Lines:
 def _events_title(count: int, shown: int) -> str:
     title = f"{count:,} event{'s' if count != 1 else ''}"
     return title + (f", the first {count - shown:,} left out" if shown < count else "")
+
+
+BEFORE_AFTER = ("", "before", "after", "change")
+
+
+def before_after_rows(metrics: Json) -> list[tuple[str, str, str, str]]:
+    """Return name, before, after and change of every figure in the metrics of an adaptation."""
+    before, after = metrics.get("before"), metrics.get("after")
+    if not isinstance(before, dict) or not isinstance(after, dict):
+        return []
+    rows = [
+        (f"held-out {name}", _shown(name, before[name]), _shown(name, after[name]), _change(name, before, after))
+        for name in before
+        if name in after
+    ]
+    task = metrics.get("task")
+    if isinstance(task, dict) and task.get("difference") is not None:
+        uncertainty = task["uncertainty"]
+        spread = f" ± {100 * uncertainty:.2f}" if uncertainty is not None else ""
+        seeds = len(task["before"]["seeds"])
+        title = f"{task['name']} {task['metric']}, seeds {seeds}, examples {task['examples']:,}"
+        means = [f"{100 * task[name]['mean']:.2f}" for name in ("before", "after")]
+        rows.append((title, means[0], means[1], f"{100 * task['difference']:+.2f}{spread}"))
+    return rows
+
+
+def before_after_table(out: Path) -> PageTable:
+    """Return the table of a run's page; no rows if the run is no adaptation."""
+    try:
+        metrics = read_json(out / SCORES) if (out / SCORES).is_file() else {}
+        rows = [list(row) for row in before_after_rows(metrics)]
+    except (UserError, KeyError, TypeError, ValueError):  # a report does not fail because of another file
+        rows = []
+    under = "± is half of the 95 % interval of the mean difference over seeds, each taken with both models"
+    return PageTable(
+        list(BEFORE_AFTER), rows, numbers=range(1, 4), under=under if any("±" in row[3] for row in rows) else ""
+    )
+
+
+def _shown(name: str, value: float) -> str:
+    return f"{value:.4f}" if name == "loss" else format_metric(name, value)
+
+
+def _change(name: str, before: Json, after: Json) -> str:
+    difference = after[name] - before[name]
+    return f"{100 * difference:+.2f}" if name == "accuracy" else f"{difference:+.4g}"
