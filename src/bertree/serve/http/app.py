@@ -13,10 +13,10 @@ from starlette.routing import Router
 from starlette.types import Receive, Scope, Send
 
 from bertree.serve import routes
-from bertree.serve.http.answers import HttpError, busy_answer, send_bytes, send_error
 from bertree.serve.http.connections import CONNECTION
 from bertree.serve.http.endpoint import Endpoint
 from bertree.serve.http.handlers import ROUTES, Context, RouteSpec, Service
+from bertree.serve.http.messages import HttpError, busy_answer, send_bytes, send_error
 from bertree.serve.settings import RequestSettings
 from bertree.serve.token_queue import Overloaded
 

@@ -13,9 +13,18 @@ from starlette.responses import Response
 from starlette.types import Receive, Send
 
 from bertree.errors import UserError
-from bertree.serve.http.answers import HttpError, send_busy, send_error, send_json, send_response
-from bertree.serve.http.decoding import ClientGone, body_decoder, query_decoder, read_body
 from bertree.serve.http.handlers import Context, RouteSpec, Service, call_route
+from bertree.serve.http.messages import (
+    ClientGone,
+    HttpError,
+    body_decoder,
+    query_decoder,
+    read_body,
+    send_busy,
+    send_error,
+    send_json,
+    send_response,
+)
 from bertree.serve.registry import NotServed
 from bertree.serve.token_queue import DeadlineExceeded, Overloaded, TooLong
 

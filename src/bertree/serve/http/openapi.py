@@ -5,8 +5,8 @@ from typing import Any
 
 import msgspec
 
-from bertree.serve.http.answers import HttpError, error_body
 from bertree.serve.http.handlers import RouteSpec
+from bertree.serve.http.messages import HttpError, error_body
 from bertree.version import __version__
 
 MEANINGS = {

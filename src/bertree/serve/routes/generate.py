@@ -16,8 +16,8 @@ from starlette.responses import StreamingResponse
 
 from bertree.errors import UserError
 from bertree.inference.causal.generation import TextStream
-from bertree.serve.http.answers import HttpError, error_body
 from bertree.serve.http.handlers import Context, Input, route
+from bertree.serve.http.messages import HttpError, error_body
 from bertree.serve.routes import hugging_face
 from bertree.serve.routes.inputs import field_error
 from bertree.serve.served import ServedModel

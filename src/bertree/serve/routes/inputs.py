@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from bertree.errors import UserError
 from bertree.inference.embedding import shorten
-from bertree.serve.http.answers import HttpError
 from bertree.serve.http.handlers import Context
+from bertree.serve.http.messages import HttpError
 from bertree.serve.served import ServedModel
 from bertree.serve.token_queue import Job
 from bertree.text.tokenizer import Encoded

@@ -6,8 +6,8 @@ from typing import Any
 import orjson
 from starlette.responses import Response
 
-from bertree.serve.http.answers import HttpError
 from bertree.serve.http.handlers import ROUTES, Context, route
+from bertree.serve.http.messages import HttpError
 from bertree.serve.http.openapi import openapi_document
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"

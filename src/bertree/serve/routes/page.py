@@ -13,8 +13,8 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from bertree.serve.http.answers import HttpError
 from bertree.serve.http.handlers import Context, route
+from bertree.serve.http.messages import HttpError
 
 STATIC = files("bertree.serve").joinpath("page", "static")
 TYPES = {

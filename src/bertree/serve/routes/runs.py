@@ -6,8 +6,8 @@ from typing import Any
 from bertree.errors import UserError, suggest
 from bertree.files.formats import Json
 from bertree.report.run_folders import RunFolder, describe, find_runs, read_run, read_study
-from bertree.serve.http.answers import HttpError
 from bertree.serve.http.handlers import Context, Input, route
+from bertree.serve.http.messages import HttpError
 from bertree.serve.registry import NotServed
 
 

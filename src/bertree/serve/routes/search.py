@@ -16,8 +16,8 @@ from bertree.errors import UserError
 from bertree.search.passages import Hit
 from bertree.search.ranking import QueryError, choose_mode
 from bertree.search.rerank import CANDIDATES, compares_tokens, own_tokens, sort_again, token_scores, unit_states
-from bertree.serve.http.answers import HttpError
 from bertree.serve.http.handlers import Context, Input, route
+from bertree.serve.http.messages import HttpError
 from bertree.serve.registry import NotServed
 from bertree.serve.routes.inputs import Count, TextOptions, check_text, check_token_count, embed_texts, field_error
 from bertree.serve.routes.scores import class_logits, relevance

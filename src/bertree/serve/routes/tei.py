@@ -6,9 +6,8 @@ from typing import Any, Literal, TypeVar
 import msgspec
 import numpy as np
 
-from bertree.serve.http.answers import HttpError
-from bertree.serve.http.decoding import body_decoder
 from bertree.serve.http.handlers import ROUTES, Context, Input, call_route, route
+from bertree.serve.http.messages import HttpError, body_decoder
 from bertree.serve.routes.inputs import (
     Count,
     TextOptions,
