@@ -149,7 +149,7 @@ worker = types.ModuleType("bertree.serve.worker")  # without models
 worker.run_worker = lambda serving, listener: [print("ready", flush=True), signal.pause()]
 sys.modules["bertree.serve.worker"] = worker
 from bertree.serve.settings import ServerSettings
-from bertree.serve.supervisor import supervise
+from bertree.serve.launch import supervise
 supervise(ServerSettings(sources=("default",), workers=2), socket.socket())
 """
 
