@@ -10,7 +10,7 @@ from contextlib import ExitStack
 import pytest
 
 from bertree.serve.http.telemetry import Log
-from bertree.serve.registry import Registry
+from bertree.serve.served import Registry
 from bertree.serve.settings import ApiKeys, Limits, RequestSettings
 from tests.support import asking
 from tests.support.asking import Asker, in_event_loop, listening

@@ -14,7 +14,7 @@ import torch
 import bertree
 from bertree.errors import UserError
 from bertree.serve.loading import ServedSource, Swapper, load_sources
-from bertree.serve.registry import Registry
+from bertree.serve.served import Registry
 from tests.support import learnable
 
 TEXT = "the boat is fine"

@@ -18,8 +18,8 @@ from bertree.serve.http.connections import ClientConnections
 from bertree.serve.http.handlers import Service
 from bertree.serve.http.telemetry import Log, Metrics
 from bertree.serve.loading import ServedSource, load_sources
-from bertree.serve.registry import Registry
 from bertree.serve.scheduler import Scheduler
+from bertree.serve.served import Registry
 from bertree.serve.settings import RequestSettings
 from bertree.serve.worker import server_config
 

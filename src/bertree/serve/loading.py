@@ -19,8 +19,7 @@ from bertree.report.run_folders import find_runs
 from bertree.search.database import DATABASE
 from bertree.search.index import AnyIndex, open_index
 from bertree.search.postgres.location import SCHEMA, TABLE, TableLocation, is_address
-from bertree.serve.registry import Registry
-from bertree.serve.served import ServedIndex, ServedModel, unit_tokens
+from bertree.serve.served import Registry, ServedIndex, ServedModel, unit_tokens
 from bertree.serve.token_queue import JobKind
 from bertree.tasks.text import TextTask
 

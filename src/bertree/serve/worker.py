@@ -20,8 +20,8 @@ from bertree.serve.http.connections import ClientConnections
 from bertree.serve.http.handlers import Service
 from bertree.serve.http.telemetry import Log, LogHandler, Metrics
 from bertree.serve.loading import ServedSource, Swapper, load_sources
-from bertree.serve.registry import Registry
 from bertree.serve.scheduler import Scheduler
+from bertree.serve.served import Registry
 from bertree.serve.settings import LOOPBACK, ApiKeys, Limits, RequestSettings, ServerSettings, url_of
 
 LINGER = 0.3  # seconds in which a request that was on its way when the signal came may still arrive

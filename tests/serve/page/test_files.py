@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from bertree.report.layers import bundle
-from bertree.serve.registry import Registry
 from bertree.serve.routes.page import FILES, POLICY, SHARED, STATIC
+from bertree.serve.served import Registry
 from bertree.serve.settings import ApiKeys, RequestSettings
 from tests.support import asking
 from tests.support.asking import Asker

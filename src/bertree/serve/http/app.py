@@ -38,7 +38,7 @@ from bertree.serve.http.messages import (
     send_json,
     send_response,
 )
-from bertree.serve.registry import NotServed
+from bertree.serve.served import NotServed
 from bertree.serve.settings import RequestSettings
 from bertree.serve.token_queue import DeadlineExceeded, Overloaded, TooLong
 
@@ -105,7 +105,7 @@ class Application:
 
     It is one plain ASGI application, not a stack of them: each layer would cost as much as routing a request."""
 
-    def __init__(self, service: Service, endpoints: Mapping[str, Endpoint]) -> None:
+    def __init__(self, service: Service, endpoints: Mapping[str, "Endpoint"]) -> None:
         self._service = service
         self._access = Access(service.settings)
         self._plain = {path: endpoint for path, endpoint in endpoints.items() if "{" not in path}

@@ -16,9 +16,8 @@ from starlette.types import Scope
 from bertree.errors import suggest
 from bertree.serve.http.connections import BoundedProtocol
 from bertree.serve.http.telemetry import Log, Metrics
-from bertree.serve.registry import Registry
 from bertree.serve.scheduler import Scheduler
-from bertree.serve.served import ServedModel
+from bertree.serve.served import Registry, ServedModel
 from bertree.serve.settings import Limits, RequestSettings
 from bertree.serve.token_queue import Job, JobKind, Overloaded
 

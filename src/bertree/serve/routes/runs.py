@@ -8,7 +8,7 @@ from bertree.files.formats import Json
 from bertree.report.run_folders import RunFolder, describe, find_runs, read_run, read_study
 from bertree.serve.http.handlers import Context, Input, route
 from bertree.serve.http.messages import HttpError
-from bertree.serve.registry import NotServed
+from bertree.serve.served import NotServed
 
 
 class RunQuery(Input):

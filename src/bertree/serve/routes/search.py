@@ -18,10 +18,9 @@ from bertree.search.ranking import QueryError, choose_mode
 from bertree.search.rerank import CANDIDATES, compares_tokens, own_tokens, sort_again, token_scores, unit_states
 from bertree.serve.http.handlers import Context, Input, route
 from bertree.serve.http.messages import HttpError
-from bertree.serve.registry import NotServed
 from bertree.serve.routes.inputs import Count, TextOptions, check_text, check_token_count, embed_texts, field_error
 from bertree.serve.routes.scores import class_logits, relevance
-from bertree.serve.served import ServedIndex, ServedModel
+from bertree.serve.served import NotServed, ServedIndex, ServedModel
 from bertree.serve.token_queue import Job, JobKind
 
 SEARCH, MAP = 64, 2048  # tokens whose embedding takes about as long as a search, and as a map, until it is measured
