@@ -7,8 +7,7 @@ import msgspec
 from msgspec import Meta
 
 from bertree.errors import UserError
-from bertree.serve.http.handlers import Context, Input, route
-from bertree.serve.routes import hugging_face
+from bertree.serve.http.handlers import Context, Input, InputsForm, InputsRequest, route
 from bertree.serve.routes.inputs import check_text, field_error, report_truncation
 from bertree.serve.routes.scores import task_logits
 from bertree.serve.routes.search import HitReply, SearchRequest, Where, describe_hit, find_hits
@@ -56,7 +55,16 @@ class AnswerReply(msgspec.Struct):
     cut: bool
 
 
-@route("POST", "/answer", reply=AnswerReply, ability="answer", inputs=hugging_face.ANSWER)
+def _write_answer(context: Context, request: InputsRequest, reply: Any) -> Any:
+    places = {name: reply[name] or 0 for name in ("start", "end")}
+    return {"answer": reply["answer"] or "", "score": reply["score"], **places}
+
+
+# Hugging Face's form of the request and of the answer, as its clients send and read them.
+ANSWER = InputsForm({"question": "question", "context": "passage"}, {}, _write_answer)
+
+
+@route("POST", "/answer", reply=AnswerReply, ability="answer", inputs=ANSWER)
 async def answer(context: Context, body: AnswerRequest) -> Any:
     """Return the answer to a question, from a passage or from an index."""
     served = context.model(body.model)

@@ -16,9 +16,8 @@ from starlette.responses import StreamingResponse
 
 from bertree.errors import UserError
 from bertree.inference.causal.generation import TextStream
-from bertree.serve.http.handlers import Context, Input, route
+from bertree.serve.http.handlers import Context, Input, InputsForm, InputsRequest, route
 from bertree.serve.http.messages import HttpError, error_body
-from bertree.serve.routes import hugging_face
 from bertree.serve.routes.inputs import field_error
 from bertree.serve.served import ServedModel
 from bertree.serve.token_queue import DeadlineExceeded, Overloaded
@@ -55,7 +54,25 @@ class GenerateReply(msgspec.Struct):
     ended: bool
 
 
-@route("POST", "/generate", reply=GenerateReply, ability="generate", inputs=hugging_face.GENERATE)
+def _write_text(context: Context, request: InputsRequest, reply: Any) -> Any:
+    before = request.inputs if request.parameters.get("return_full_text") else ""
+    return [{"generated_text": f"{before}{reply['text']}"}]
+
+
+# Hugging Face's form of the request and of the answer, as its clients send and read them.
+GENERATE = InputsForm(
+    "prompt",
+    {
+        "max_new_tokens": "tokens",
+        "repetition_penalty": "penalty",
+        **{name: name for name in ("temperature", "top_k", "top_p", "seed")},
+        **dict.fromkeys(("return_full_text", "details", "decoder_input_details", "watermark"), ""),
+    },
+    _write_text,
+)
+
+
+@route("POST", "/generate", reply=GenerateReply, ability="generate", inputs=GENERATE)
 async def generate(context: Context, body: GenerateRequest) -> Any:
     """Return the text that continues a prompt; with `stream`, as server-sent events."""
     served = context.model(body.model)

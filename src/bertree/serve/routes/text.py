@@ -6,8 +6,7 @@ import msgspec
 
 from bertree.errors import UserError
 from bertree.inference.mask_filling import Candidate
-from bertree.serve.http.handlers import Context, Input, route
-from bertree.serve.routes import hugging_face
+from bertree.serve.http.handlers import Context, Input, InputsForm, InputsRequest, route
 from bertree.serve.routes.inputs import SMALL, Count, check_text, field_error, report_truncation
 from bertree.serve.routes.scores import task_logits
 from bertree.serve.token_queue import Job
@@ -46,7 +45,33 @@ class FillReply(msgspec.Struct):
     cut: bool
 
 
-@route("POST", "/fill", reply=FillReply, ability="fill", inputs=hugging_face.FILL)
+def _write_masks(context: Context, request: InputsRequest, reply: Any) -> Any:
+    """Return the candidates of the mask, or of each mask."""
+    identify = context.service.registry.model(reply["model"]).model.required_tokenizer.backend.token_to_id
+    text: Any = request.inputs
+
+    def describe(mask: Any, candidate: Any) -> dict[str, Any]:
+        word, token = candidate["text"], identify(candidate["token"])
+        sequence = text[: mask["start"]] + word + text[mask["end"] :]
+        return {"score": candidate["probability"], "token": token, "token_str": word, "sequence": sequence}
+
+    masks = [[describe(mask, candidate) for candidate in mask["candidates"]] for mask in reply["masks"]]
+    return masks[0] if len(masks) == 1 else masks
+
+
+def _write_entities(context: Context, request: InputsRequest, reply: Any) -> Any:
+    return [
+        {"entity_group": e["label"], "word": e["text"], "score": e["score"], "start": e["start"], "end": e["end"]}
+        for e in reply["entities"]
+    ]
+
+
+# Hugging Face's forms of the requests and of the answers, as its clients send and read them.
+FILL = InputsForm("text", {"top_k": "k"}, _write_masks)
+ENTITIES = InputsForm("text", {"aggregation_strategy": ""}, _write_entities)
+
+
+@route("POST", "/fill", reply=FillReply, ability="fill", inputs=FILL)
 async def fill(context: Context, body: FillRequest) -> Any:
     """Return likely tokens for the masks of a text."""
     served = context.model(body.model)
@@ -94,7 +119,7 @@ class EntitiesReply(msgspec.Struct):
     cut: bool
 
 
-@route("POST", "/entities", reply=EntitiesReply, ability="entities", inputs=hugging_face.ENTITIES)
+@route("POST", "/entities", reply=EntitiesReply, ability="entities", inputs=ENTITIES)
 async def entities(context: Context, body: EntitiesRequest) -> Any:
     """Return the entities in a text, with their places."""
     served = context.model(body.model)
