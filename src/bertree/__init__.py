@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from bertree.search.index import Index
     from bertree.search.mining import mine_negatives
     from bertree.search.postgres.index import PostgresIndex
-    from bertree.serve.background import start_server
+    from bertree.serve.launch import start_server
     from bertree.study.compare import compare_studies
     from bertree.study.execute import run_study
     from bertree.study.load import studies
@@ -98,7 +98,7 @@ _HOMES = {
     "run_study": "study.execute",
     "show_batch": "data.preview",
     "similar": "embeddings.similar",
-    "start_server": "serve.background",
+    "start_server": "serve.launch",
     "studies": "study.load",
     "study_report": "study.report",
     "train_embeddings": "embeddings.train",
