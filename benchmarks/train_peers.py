@@ -8,8 +8,7 @@ import torch
 from benchmarks.common import Clock
 from bertree.batch import Batch, PretrainingLabels
 from bertree.data.stream import Stream
-from bertree.interop.huggingface.config import config_from_architecture
-from bertree.interop.huggingface.fit import family_of_architecture
+from bertree.interop.huggingface.config import config_from_architecture, family_of_architecture
 from bertree.model.architecture import Architecture
 from bertree.train.device_setup import DeviceSetup
 

@@ -15,7 +15,7 @@ from bertree.errors import BertreeWarning, UserError
 from bertree.inference.load import identify, random_model
 from bertree.interop import folder
 from bertree.interop.contents import Contents
-from bertree.interop.huggingface.fit import family_of_architecture
+from bertree.interop.huggingface.config import family_of_architecture
 from bertree.model.network import build
 from bertree.model.presets import preset
 from bertree.model.readout import Readout

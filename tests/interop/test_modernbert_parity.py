@@ -13,8 +13,8 @@ from bertree.errors import UserError
 from bertree.interop.huggingface.config import (
     architecture_from_config,
     config_from_architecture,
+    family_of_architecture,
 )
-from bertree.interop.huggingface.fit import family_of_architecture
 from bertree.model.cost import parameters
 from bertree.model.presets import PRESETS
 from tests.support.parity import batch_of, flat, gradients, load, outputs, padded, peer, ragged, round_trip

@@ -10,8 +10,8 @@ from bertree.errors import UserError
 from bertree.interop.huggingface.config import (
     architecture_from_config,
     config_from_architecture,
+    family_of_architecture,
 )
-from bertree.interop.huggingface.fit import family_of_architecture
 from bertree.model.architecture import Architecture
 from bertree.model.presets import PRESETS
 

@@ -14,9 +14,8 @@ from bertree.batch import Batch, Continuation
 from bertree.errors import BertreeWarning, UserError
 from bertree.interop import folder
 from bertree.interop.contents import Contents
-from bertree.interop.huggingface.config import require_transformer
+from bertree.interop.huggingface.config import family_of_architecture, require_transformer
 from bertree.interop.huggingface.family import hf_tensor_names
-from bertree.interop.huggingface.fit import family_of_architecture
 from bertree.model.cost import parameters
 from bertree.model.memory import MEMORY
 from bertree.model.network import build

@@ -9,7 +9,7 @@ import bertree
 from bertree.batch import Batch
 from bertree.errors import UserError
 from bertree.inference.load import random_model
-from bertree.interop.huggingface.fit import family_of_architecture
+from bertree.interop.huggingface.config import family_of_architecture
 from bertree.model import cost
 from bertree.model.architecture import Architecture, Transformer
 from bertree.model.network import build

@@ -7,8 +7,7 @@ import torch
 import transformers
 
 from bertree.errors import UserError
-from bertree.interop.huggingface.config import config_from_architecture
-from bertree.interop.huggingface.fit import family_of_architecture
+from bertree.interop.huggingface.config import config_from_architecture, family_of_architecture
 from bertree.model import cost
 from bertree.model.architecture import Transformer, parse_override
 from bertree.model.layers.basic import without_weights

@@ -8,7 +8,7 @@ import transformers
 
 import bertree
 from bertree.batch import Batch
-from bertree.interop.huggingface.fit import family_of_architecture
+from bertree.interop.huggingface.config import family_of_architecture
 from bertree.model.presets import preset
 from bertree.pretraining import recipe
 from tests.pretraining.test_learning import repeated, tried

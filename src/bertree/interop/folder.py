@@ -20,9 +20,8 @@ from bertree.interop import elmo, sentence_transformers, weights
 from bertree.interop.contents import Contents, add_pooling, build_empty, head_classes, maximum_length
 from bertree.interop.description import INT8, Description, checksums, compare_weights, read_description
 from bertree.interop.huggingface import folder as hf_folder
-from bertree.interop.huggingface.config import require_transformer
+from bertree.interop.huggingface.config import family_of_architecture, require_transformer
 from bertree.interop.huggingface.family import hf_tensor_names
-from bertree.interop.huggingface.fit import family_of_architecture
 from bertree.interop.huggingface.folder import make_config, read_huggingface, read_huggingface_architecture
 from bertree.interop.weights import Stored, Weights
 from bertree.model.architecture import Architecture

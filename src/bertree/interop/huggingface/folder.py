@@ -15,11 +15,11 @@ from bertree.interop.huggingface.config import (
     ROBERTAS,
     architecture_from_config,
     config_from_architecture,
+    family_of_architecture,
     family_of_config,
     require_transformer,
 )
 from bertree.interop.huggingface.family import Family, hf_tensor_names
-from bertree.interop.huggingface.fit import family_of_architecture
 from bertree.interop.weights import Stored, Weights
 from bertree.model.architecture import Architecture, Transformer
 from bertree.model.network import FIXED_CLASSES, Network
