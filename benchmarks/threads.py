@@ -13,7 +13,7 @@ import torch
 
 from benchmarks.common import Results, argument_parser
 from bertree.batch import Batch
-from bertree.engines.cores import available_cores, busy_cores
+from bertree.engines.local import available_cores, busy_cores
 from bertree.inference.load import random_model
 from bertree.model.presets import preset
 from bertree.train.device_setup import choose_threads

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bertree.engines import cores
+from bertree.engines import local
 from bertree.errors import BertreeWarning
 from bertree.train import device_setup
 
@@ -45,5 +45,5 @@ def test_a_run_takes_them_and_keeps_them(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_busy_cores_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([([100, 100], [50, 50]), ([200, 200], [150, 60])])
-    monkeypatch.setattr(cores, "_core_times", lambda: next(times))
-    assert cores.busy_cores(seconds=0) == pytest.approx(0.9)
+    monkeypatch.setattr(local, "_core_times", lambda: next(times))
+    assert local.busy_cores(seconds=0) == pytest.approx(0.9)

@@ -15,8 +15,7 @@ from bertree.console import Bar, bar, showing
 from bertree.data.store import Store
 from bertree.data.store_builder import build_store
 from bertree.data.store_files import TOKENIZER
-from bertree.engines.cores import available_cores
-from bertree.engines.local import choose_engine
+from bertree.engines.local import available_cores, choose_engine
 from bertree.errors import Interrupted, UserError
 from bertree.result_table import ResultTable, ShownAsTable
 from bertree.text import tokenizer_training

@@ -1,4 +1,4 @@
-"""Workers as processes of this machine, and the choice of an engine by its name.
+"""Workers as processes of this machine, its cores, and the choice of an engine by its name.
 
 Processes are spawned: forking a process in which other libraries have thread pools can hang. They do not import the
 script that starts them, which `multiprocessing` would do: workers need nothing of it, and a script without
@@ -10,11 +10,13 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing.queues import Queue
+from pathlib import Path
 from typing import Any
 
 from bertree.engines.engine import HERE, Block, Engine, Result, Setup, Workers
@@ -129,3 +131,36 @@ def choose_engine(name: str, address: str | None = None, workers: int | None = N
     if address is not None:
         raise UserError(f"address {address}: is that of a Ray cluster; it needs `engine=ray`")
     return HERE if workers is None or workers == 1 else Processes(workers)
+
+
+def available_cores() -> int:
+    """Return how many cores this process may use, also where a container is limited to some of them."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return cores if quota == "max" else max(1, min(cores, -(-int(quota) // int(period))))
+    except (OSError, ValueError):
+        return cores
+
+
+def busy_cores(seconds: float = 0.25) -> float:
+    """Return how many of the cores this process may use are busy now, measured for some seconds; the load average
+    if the system does not report it."""
+    before = _core_times()
+    if before is None:
+        return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    time.sleep(seconds)
+    after = _core_times() or before
+    total, idle = (sum(later) - sum(earlier) for later, earlier in zip(after, before, strict=True))
+    return len(before[0]) * (1 - idle / total) if total > 0 else 0.0
+
+
+def _core_times() -> tuple[list[int], list[int]] | None:
+    """Return total and idle time of each core since the system started; None if the system does not report them."""
+    try:
+        lines = [line.split() for line in Path("/proc/stat").read_text().splitlines() if line.startswith("cpu")]
+        usable = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+        times = [[int(value) for value in values] for name, *values in lines if name in usable]
+        return [sum(row) for row in times], [row[3] + row[4] for row in times]
+    except (OSError, ValueError, IndexError, AttributeError):
+        return None

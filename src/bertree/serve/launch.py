@@ -24,7 +24,7 @@ from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
-from bertree.engines.cores import available_cores
+from bertree.engines.local import available_cores
 from bertree.errors import UserError, install_hint
 from bertree.serve.settings import ServerSettings
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import uvicorn
 
-from bertree.engines.cores import available_cores
+from bertree.engines.local import available_cores
 from bertree.errors import UserError
 from bertree.serve.http.app import Application, build_app
 from bertree.serve.http.connections import ClientConnections

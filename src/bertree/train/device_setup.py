@@ -13,7 +13,7 @@ import torch
 from bertree.config.precision import has_native_bfloat16
 from bertree.config.sections import Phase, RunSettings
 from bertree.console import note
-from bertree.engines.cores import available_cores, busy_cores
+from bertree.engines.local import available_cores, busy_cores
 from bertree.errors import UserError, device_problem
 from bertree.files.formats import read_json
 from bertree.model import cost

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from bertree.console import note
-from bertree.engines.cores import available_cores
+from bertree.engines.local import available_cores
 from bertree.errors import UserError, install_hint
 from bertree.files.atomic import write_atomically
 from bertree.run_folder import METRICS, TENSORBOARD
