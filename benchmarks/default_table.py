@@ -44,9 +44,8 @@ from bertree.embeddings.correlation import measures
 from bertree.embeddings.evaluate import evaluate_embeddings
 from bertree.errors import BertreeWarning
 from bertree.files.formats import Json, file_hash
-from bertree.inference.embedding import Vectors
+from bertree.inference.embedding import Vectors, pair_similarities, similarity_matrix
 from bertree.inference.load import Model, load
-from bertree.inference.similarity import pair_similarities, similarity_matrix
 from bertree.objectives.pretraining import pretraining_objective
 from bertree.tasks.batches import inference_autocast
 from bertree.tasks.squad.official import read as read_squad

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import bertree
-from bertree.inference.similarity import pair_similarities, percentiles, random_sentences
+from bertree.inference.embedding import pair_similarities, percentiles, random_sentences
 from bertree.text.sentence_splitter import split_sentences
 from tests.support.shared import suite_has
 

@@ -9,9 +9,8 @@ from bertree.console import note, renamed, showing
 from bertree.embeddings import mining
 from bertree.embeddings.embed import Embedder, EmbedOptions, embed_texts
 from bertree.errors import TextsCut, UserError
-from bertree.inference.embedding import Vectors
+from bertree.inference.embedding import Vectors, pair_similarities, percentiles, random_sentences
 from bertree.inference.model import Model
-from bertree.inference.similarity import pair_similarities, percentiles, random_sentences
 from bertree.inference.text_rows import TextRows
 from bertree.result_table import ResultTable, ShownAsTable
 from bertree.text.memory import Rows, takes_rows, task_fields

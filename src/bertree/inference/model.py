@@ -21,17 +21,19 @@ from bertree.inference.causal.generation import Generation, GenerationOptions, T
 from bertree.inference.causal.perplexity import LastWords, Perplexity, Reading, measure_perplexity, predict_last_words
 from bertree.inference.causal.sampling import Sampling
 from bertree.inference.causal.texts import read_texts
-from bertree.inference.embedding import BatchEmbedder, Vectors, embed_all
-from bertree.inference.inputs import Input
-from bertree.inference.loaded import LoadedModel
-from bertree.inference.mask_filling import Candidate, FilledMask, MaskedText
-from bertree.inference.similarity import (
+from bertree.inference.embedding import (
+    BatchEmbedder,
+    Vectors,
+    embed_all,
     pair_similarities,
     pairwise_similarity,
     percentiles,
     random_sentences,
     similarity_matrix,
 )
+from bertree.inference.inputs import Input
+from bertree.inference.loaded import LoadedModel
+from bertree.inference.mask_filling import Candidate, FilledMask, MaskedText
 from bertree.inference.states import Inspection, Layers, hidden_states, inspect_text, text_attentions
 
 if TYPE_CHECKING:
