@@ -80,7 +80,7 @@ def evaluate(scores: "EmbeddingScores", options: SimpleNamespace) -> None:
     bertree embeddings evaluate my-bert --pooling cls --pooling mean --glove glove.6B.300d.txt --data sts
     bertree embeddings evaluate my-model --data pairs.csv --text first --pair second --label score --out scores[/dim]
     """
-    from bertree.cli.render.embeddings import print_embedding_scores
+    from bertree.cli.render.scores import print_embedding_scores
     from bertree.run_folder import PREDICTIONS, REPORT, SCORES
 
     if options.as_json:
