@@ -14,7 +14,7 @@ import pytest
 
 import bertree
 from benchmarks.advice import CHECKED, with_rules
-from bertree.advice import candidates, trial
+from bertree.advice import advise, candidates
 from bertree.advice.advise import _rank
 from bertree.advice.candidates import CandidateModel, TrialRow, expected, make_candidates, rule_applies
 from bertree.advice.knowledge import BYTES, FILE, MILLISECONDS, Request, knowledge, parse_count, parse_measure
@@ -235,7 +235,7 @@ def test_a_mistake_is_one_line(
 def test_data_is_tried_out_and_everything_is_on_the_page(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trial, "SHARES", (0.5, 1.0))
+    monkeypatch.setattr(advise, "SHARES", (0.5, 1.0))
     with (tmp_path / "mail.csv").open("w", newline="") as file:
         rows = [
             (f"The {'ship sank' if n % 2 else 'bread was good'} on day {n}.", "sea" if n % 2 else "food")
