@@ -28,7 +28,7 @@ import numpy as np
 
 import bertree
 from benchmarks.common import Results, argument_parser
-from bertree.search.evaluation.figures import FIGURES, difference
+from bertree.search.evaluation import FIGURES, difference
 
 PARTS = {
     "squad": "squad-v1.1-dev.json",

@@ -41,10 +41,9 @@ if TYPE_CHECKING:
     from bertree.pretraining.plan import plan
     from bertree.pretraining.pretrain import pretrain
     from bertree.pretraining.recipe import recipe, recipes
-    from bertree.search.evaluation.evaluate import evaluate_search
     from bertree.search.index import Index
-    from bertree.search.mining import mine_negatives
     from bertree.search.postgres.index import PostgresIndex
+    from bertree.search.questions import evaluate_search, mine_negatives
     from bertree.serve.launch import start_server
     from bertree.study.compare import compare_studies
     from bertree.study.execute import run_study
@@ -76,7 +75,7 @@ _HOMES = {
     "embed_file": "embeddings.embed",
     "evaluate": "finetuning.evaluate",
     "evaluate_embeddings": "embeddings.evaluate",
-    "evaluate_search": "search.evaluation.evaluate",
+    "evaluate_search": "search.questions",
     "find_pairs": "embeddings.mine_files",
     "finetune": "finetuning.finetune",
     "glue": "comparison.glue",
@@ -84,7 +83,7 @@ _HOMES = {
     "layers": "inference.layers.analyze",
     "load": "inference.load",
     "map_index": "embeddings.clustering",
-    "mine_negatives": "search.mining",
+    "mine_negatives": "search.questions",
     "plan": "pretraining.plan",
     "prepare": "data.prepare",
     "presets": "comparison.info",

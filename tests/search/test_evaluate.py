@@ -8,9 +8,9 @@ import pytest
 
 import bertree
 from bertree.errors import UserError
-from bertree.search.evaluation.evaluate import _choose_weight, _figures, read_questions
-from bertree.search.evaluation.figures import SearchQuestion, difference
+from bertree.search.evaluation import SearchQuestion, difference
 from bertree.search.index import Index
+from bertree.search.questions import _choose_weight, _figures, read_questions
 from tests.support.search_samples import SHIPS
 
 ASKED = [

@@ -127,8 +127,8 @@ def evaluate(
     """
     from bertree.cli.render.index import print_evaluation
     from bertree.inference.load import choose_device, load
-    from bertree.search.evaluation.evaluate import evaluate_search, read_questions
     from bertree.search.index import open_index
+    from bertree.search.questions import evaluate_search, read_questions
     from bertree.search.rerank import CANDIDATES
 
     _check_reranking(rerank, candidates, label)
@@ -174,7 +174,7 @@ def mine(
     bertree embeddings train default --data mined.jsonl --teacher my-reranker/model --out my-student[/dim]
     """
     from bertree.search.index import open_index
-    from bertree.search.mining import mine_negatives
+    from bertree.search.questions import mine_negatives
 
     with open_index(index, None, schema, table) as unloaded:
         chosen = model or unloaded.model_path

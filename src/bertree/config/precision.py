@@ -4,21 +4,21 @@ from functools import cache
 
 from bertree.errors import UserError
 
-SYNONYMS = {
+PRECISIONS = {  # and their synonyms
     "float32": ("fp32", "f32", "float", "single"),
     "bfloat16": ("bf16",),
     "float16": ("fp16", "f16", "half"),
     "int8": ("i8",),
 }
-PRECISIONS = tuple(SYNONYMS)
-_NAMES = {name: precision for precision, synonyms in SYNONYMS.items() for name in (precision, *synonyms)}
+_NAMES = {name: precision for precision, synonyms in PRECISIONS.items() for name in (precision, *synonyms)}
 
 
 def parse_precision(value: object) -> str:
     """Return the name of a precision (float32, bfloat16, float16, int8) from a name, a synonym or a torch dtype."""
     name = str(value).removeprefix("torch.").lower()
     if name not in _NAMES:
-        raise UserError(f"precision '{value}': must be {', '.join(PRECISIONS[:-1])} or {PRECISIONS[-1]}")
+        *others, last = PRECISIONS
+        raise UserError(f"precision '{value}': must be {', '.join(others)} or {last}")
     return _NAMES[name]
 
 

@@ -9,7 +9,7 @@ from bertree.search.index import Index
 from bertree.search.passages import Hit
 
 if TYPE_CHECKING:
-    from bertree.search.evaluation.figures import SearchEvaluation
+    from bertree.search.evaluation import SearchEvaluation
     from bertree.search.postgres.export import ExportSummary
 
 NONE = "none; `bertree index upgrade` makes a word index"
@@ -115,7 +115,7 @@ def _mark_words(hit: Hit) -> str:
 
 def print_evaluation(result: "SearchEvaluation") -> None:
     """Print the figures of each mode, with their intervals."""
-    from bertree.search.evaluation.figures import tuned_line
+    from bertree.search.evaluation import tuned_line
 
     figures = result.json()["modes"]
     rows = [["percent", *next(iter(figures.values()))]]

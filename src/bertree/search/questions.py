@@ -1,7 +1,13 @@
-"""Evaluate an index on questions in each mode, and tune the weight of words. What is counted: figures.py."""
+"""Evaluate an index on questions in each mode, and tune the weight of words (what is counted: evaluation.py); and write
+training rows from an index: questions, the passages that answer them, and passages that only look like it.
+
+Such hard negatives are the best passages of documents that are not an answer. A model learns more from them than from
+passages drawn at random; the first few may be answers that nobody has marked (`skip`).
+"""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertree.errors import UserError, counted, suggest
-from bertree.files.atomic import make_folders, refuse_other, write_atomically
+from bertree.files.atomic import make_folders, refuse_other, write_atomically, write_into_folder
+from bertree.files.formats import Json
 from bertree.report.html import write_report
 from bertree.run_folder import SCORES
-from bertree.search.evaluation.figures import (
+from bertree.search.evaluation import (
     DEPTH,
     FIGURES,
     ModeScores,
@@ -25,12 +32,13 @@ from bertree.search.index import AnyIndex, Index
 from bertree.search.passage_vectors import embed_texts
 from bertree.search.passages import Hit
 from bertree.search.rerank import CANDIDATES, Reranker, rerank_hits
+from bertree.search.searcher import Searcher
 from bertree.search.words.terms import analyzer_for
 from bertree.search.writer import open_writer
 from bertree.text.records import location, read_records
 
 WEIGHTS = tuple(round(0.05 * step, 2) for step in range(21))  # that are tried
-BLOCK = 256  # questions at once
+BLOCK = 256  # questions that are evaluated at once
 
 
 def read_questions(path: str | Path, question: str = "question", document: str = "document") -> list[SearchQuestion]:
@@ -196,3 +204,60 @@ def _figures(ranked: Sequence[str], right: frozenset[str]) -> dict[str, float]:
         "mrr": 1 / places[0] if places and places[0] <= 10 else 0.0,
         "ndcg": gain / ideal,
     }
+
+
+MINED_BLOCK = 64  # questions that are mined for at once
+
+
+@dataclass(frozen=True)
+class MinedNegatives:
+    """Counts of what was written."""
+
+    rows: int  # one for each question
+    missing: int  # questions without a document in the index
+
+
+def mine_negatives(
+    index: AnyIndex,
+    questions: str | Path,
+    out: str | Path,
+    *,
+    question: str = "question",
+    document: str = "document",
+    negatives: int = 5,
+    skip: int = 0,
+    mode: str | None = None,
+) -> MinedNegatives:
+    """Write, for each question, its answer and the best other passages to a .jsonl file that `embeddings train` reads.
+
+    `skip`: leave out so many of the best other passages.
+    """
+    if negatives < 1 or skip < 0:
+        raise UserError(f"negatives {negatives}, skip {skip}: must be at least 1 and 0")
+    if Path(out).suffix != ".jsonl":
+        raise UserError(f"{out}: must be a .jsonl file")
+    refuse_other(Path(out))
+    asked = read_questions(questions, question, document)
+    blocks = (asked[at : at + MINED_BLOCK] for at in range(0, len(asked), MINED_BLOCK))
+    rows = [row for block in blocks for row in _mine(index, block, negatives, skip, mode)]
+    lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows if row is not None]
+    if not lines:
+        raise UserError(f"{index.name}: has no document of the questions; the ids are those of the index")
+    write_into_folder(Path(out), "".join(lines))
+    return MinedNegatives(len(lines), len(rows) - len(lines))
+
+
+def _mine(
+    index: Searcher, asked: Sequence[SearchQuestion], negatives: int, skip: int, mode: str | None
+) -> Iterator[Json | None]:
+    """Yield a row for each question; None for one whose document is not in the index."""
+    results = index.find_unmarked([question.text for question in asked], 4 * (negatives + skip) + 20, mode=mode)
+    for question, hits in zip(asked, results, strict=True):
+        right = [hit for hit in hits if hit.document in question.documents]
+        if not right:
+            right = index.search(question.text, 1, mode="vectors", where={"id": sorted(question.documents)})
+        if not right:
+            yield None
+            continue
+        others = [hit.text for hit in hits if hit.document not in question.documents and hit.text != right[0].text]
+        yield {"query": question.text, "positive": right[0].text, "negatives": others[skip : skip + negatives]}

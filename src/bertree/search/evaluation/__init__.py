@@ -1,1 +1,0 @@
-"""How well an index finds the documents that answer questions."""
