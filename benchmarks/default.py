@@ -29,7 +29,7 @@ import torch
 
 from benchmarks.common import environment
 from benchmarks.standings import key, rows_in, summary
-from bertree.config.model_names import resolve_model_path
+from bertree.config.names import resolve_model_path
 from bertree.errors import UserError
 from bertree.files.formats import Json, file_hash
 from bertree.finetuning import config as configs

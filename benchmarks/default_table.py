@@ -36,7 +36,7 @@ import numpy as np
 from benchmarks.common import Figure, Results, environment
 from benchmarks.default import FOLDERS, attempted
 from benchmarks.standings import rows_in, summary
-from bertree.config.model_names import resolve_model_path
+from bertree.config.names import resolve_model_path
 from bertree.data.prepare import prepare
 from bertree.data.stream import Stream
 from bertree.embeddings import sts

@@ -29,7 +29,7 @@ import torch
 
 import bertree
 from benchmarks.common import CORPUS, Results, argument_parser, medians, real_weights, sentences
-from bertree.config.model_names import resolve_model_path
+from bertree.config.names import resolve_model_path
 from bertree.inference.cpu_linear import linear_class
 from bertree.inference.embedding import Vectors
 from bertree.interop import folder, onnx

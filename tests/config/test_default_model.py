@@ -11,7 +11,7 @@ import torch
 
 import bertree
 from bertree.cli import main
-from bertree.config import model_names
+from bertree.config import names
 from bertree.errors import UserError
 from bertree.inference.load import random_model
 from bertree.interop.description import read_description
@@ -19,7 +19,7 @@ from bertree.model.presets import preset
 from bertree.text.tokenizer import Tokenizer
 from tests.support.batches import axes_of
 
-REAL = model_names.FOLDER
+REAL = names.FOLDER
 MOST = 16_000_000  # bytes, all files together
 SECTIONS = ("What it is", "How it was made", "Data and licenses", "Scores", "Limits", "Use")
 EASY = {  # what may stand there
@@ -46,7 +46,7 @@ def made_up(tmp_path: Path, minilm: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     model.tokenizer = Tokenizer.load(minilm)
     model.save(place, precision="int8")
     (place / "README.md").write_text("# A made-up card\n")
-    monkeypatch.setattr(model_names, "FOLDER", place)
+    monkeypatch.setattr(names, "FOLDER", place)
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     return place

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import bertree
-from bertree.config.model_names import find_cached
+from bertree.config.names import find_cached
 from bertree.errors import UserError
 
 HASH = "0123456789abcdef0123456789abcdef01234567"

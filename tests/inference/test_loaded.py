@@ -9,8 +9,7 @@ import pytest
 import torch
 
 import bertree
-from bertree.config import precision
-from bertree.config.precision import parse_precision
+from bertree.config.names import has_native_bfloat16, parse_precision
 from bertree.errors import BertreeWarning, UserError
 from bertree.inference import cpu_linear
 from bertree.inference.cpu_linear import linear_class
@@ -148,7 +147,7 @@ def test_a_cpu_without_instructions_for_a_precision_computes_in_float32(
         warnings.simplefilter("error")
         assert bertree.load(small_folder).to(precision=wanted).precision == "float32", "it is said once"
     cpu_linear.note_missing.cache_clear()
-    assert isinstance(precision.has_native_bfloat16(), bool)
+    assert isinstance(has_native_bfloat16(), bool)
 
 
 def test_notebooks(model: bertree.Model, small_folder: Path, tmp_path: Path) -> None:

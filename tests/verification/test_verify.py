@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import bertree
-from bertree.config import model_names
+from bertree.config import names
 from bertree.errors import UserError
 from bertree.train.checkpoint import CheckpointFolder
 from tests.support.command import Command
@@ -27,7 +27,7 @@ def test_the_bundled_model_is_undamaged(command: Command) -> None:
     assert report["kind"] == "model"
     assert report["unchecked"] == []
     others = {"README.md", "bertree.toml"}  # its card, and the list of checksums itself
-    count = sum(path.name not in others for path in model_names.FOLDER.iterdir())
+    count = sum(path.name not in others for path in names.FOLDER.iterdir())
     assert report["checked"][0] == f"{count} files by checksum"
 
 

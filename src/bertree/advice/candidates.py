@@ -19,7 +19,7 @@ import torch
 from bertree.advice.knowledge import Conditions, Knowledge, MeasuredRows, Request, Scored, Way
 from bertree.comparison.measure import weight_bytes
 from bertree.comparison.timing import SENTENCES, Runner, TimedModel
-from bertree.config.model_names import resolve_model_path
+from bertree.config.names import resolve_model_path
 from bertree.errors import UserError
 from bertree.inference.load import load, make_model, random_model
 from bertree.inference.model import Model

@@ -65,7 +65,7 @@ def build(
     bertree index build my-model mail.jsonl --text body --id message --out my-mail[/dim]
     """
     from bertree.cli.render.index import describe_contents, print_added
-    from bertree.config.model_names import remembered_name
+    from bertree.config.names import remembered_name
     from bertree.search.documents import total_size
     from bertree.search.index import Index
 

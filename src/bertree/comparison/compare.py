@@ -15,7 +15,7 @@ from bertree.comparison.answers import ModelScores, model_scores
 from bertree.comparison.measure import available_devices, compare_all
 from bertree.comparison.published import published_of_task
 from bertree.comparison.timing import TimedModel
-from bertree.config.model_names import resolve_model_path
+from bertree.config.names import resolve_model_path
 from bertree.console import note, renamed, showing, status
 from bertree.errors import UserError
 from bertree.files.atomic import refuse_other, write_into_folder

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bertree.config import model_names
+from bertree.config import names as model_names
 from bertree.config.overrides import overrides_of
 from bertree.interop.folder import read_architecture, read_max_length
 from bertree.model import cost

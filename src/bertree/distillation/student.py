@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bertree.config.model_names import resolve_model_path
+from bertree.config.names import resolve_model_path
 from bertree.console import note
 from bertree.data.store import Store
 from bertree.distillation.copy_weights import copy_weights

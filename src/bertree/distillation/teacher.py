@@ -24,7 +24,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from bertree.config.model_names import resolve_model_path
+from bertree.config.names import resolve_model_path
 from bertree.console import note
 from bertree.errors import UserError
 from bertree.files.atomic import write_atomically

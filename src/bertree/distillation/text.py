@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from bertree.comparison.compare import compare_to_teacher
-from bertree.config.model_names import resolve_model_path
+from bertree.config.names import resolve_model_path
 from bertree.config.overrides import Override
 from bertree.config.sections import Phase
 from bertree.console import bar

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from bertree.config.precision import parse_precision
+from bertree.config.names import parse_precision
 from bertree.console import bar, note, showing
 from bertree.embeddings import npy_file
 from bertree.embeddings.npy_file import Fingerprint, VectorFile

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bertree.config.precision import has_native_bfloat16
+from bertree.config.names import has_native_bfloat16
 from bertree.console import note
 from bertree.model.torch_internals import (
     int8_linear,

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from bertree.config.model_names import cache_folder, cached_names, is_hub_name, resolve_model_path
-from bertree.config.precision import parse_precision
+from bertree.config.names import cache_folder, cached_names, is_hub_name, parse_precision, resolve_model_path
 from bertree.console import note
 from bertree.errors import UserError, suggest
 from bertree.files.atomic import MODEL_KIND, refuse_other

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from bertree.batch import Batch
-from bertree.config.model_names import cached_name, remembered_name
-from bertree.config.precision import parse_precision
+from bertree.config.names import cached_name, parse_precision, remembered_name
 from bertree.console import note
 from bertree.errors import UserError, counted, device_problem
 from bertree.errors.arguments import methods_check_arguments

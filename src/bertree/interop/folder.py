@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from bertree.config.model_names import MODEL_FILES
+from bertree.config.names import MODEL_FILES
 from bertree.errors import UserError
 from bertree.files.atomic import new_folder, write_text
 from bertree.files.formats import Json

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from bertree.config.model_names import resolve_model_path
+from bertree.config.names import resolve_model_path
 from bertree.config.overrides import Override, overrides_of
 from bertree.console import note, renamed, say, showing
 from bertree.data.prepare import prepare

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bertree.config.model_names import resolve_model_path
+from bertree.config.names import resolve_model_path
 from bertree.config.sections import Phase
 from bertree.console import note
 from bertree.data.held_out import split_held_out

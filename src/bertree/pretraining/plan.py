@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
-from bertree.config import model_names
+from bertree.config import names as model_names
 from bertree.config.overrides import overrides_of
 from bertree.errors import UserError
 from bertree.files.atomic import refuse_other, write_atomically

@@ -10,7 +10,7 @@ from typing import Protocol, Self, TypedDict, Unpack, overload
 
 import numpy as np
 
-from bertree.config.model_names import resolve_model_path
+from bertree.config.names import resolve_model_path
 from bertree.errors import UserError, WrongArgument
 from bertree.errors.arguments import methods_check_arguments
 from bertree.files.formats import Json

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bertree.config.model_names import holds_model, resolve_model_path
+from bertree.config.names import holds_model, resolve_model_path
 from bertree.errors import UserError
 from bertree.inference.load import choose_device, load
 from bertree.inference.model import Model

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from bertree.config.precision import has_native_bfloat16
+from bertree.config.names import has_native_bfloat16
 from bertree.config.sections import Phase, RunSettings
 from bertree.console import note
 from bertree.engines.local import available_cores, busy_cores

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from bertree.config.model_names import resolve_model_path
+from bertree.config.names import resolve_model_path
 from bertree.console import bar, showing
 from bertree.data import store_files
 from bertree.data.store import verify_store

@@ -10,7 +10,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from bertree.cli.render import make_table
-from bertree.config import model_names
+from bertree.config import names as model_names
 from bertree.errors import UserError
 from bertree.interop.folder import read_architecture, read_max_length
 from bertree.model import cost

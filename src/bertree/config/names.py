@@ -1,4 +1,5 @@
-"""Names of models: a folder, `default` for the model bundled with bertree, or a model in the local Hugging Face cache.
+"""Names of models (a folder, `default` for the model bundled with bertree, or a model in the local Hugging Face cache)
+and of precisions. torch is imported only to ask what this CPU can compute.
 
 The folder of a run stands for the model in it. An existing folder is preferred, so a folder called `default` hides the
 bundled model. The network is never used. A cached model is in models--ORG--NAME, where refs/main holds the hash of a
@@ -7,6 +8,7 @@ commit and snapshots/HASH its files.
 
 import os
 import re
+from functools import cache
 from pathlib import Path
 
 from bertree.errors import UserError
@@ -100,3 +102,32 @@ def cached_name(folder: Path) -> str | None:
     if folder.parent.name != "snapshots" or not model.startswith(PREFIX):
         return None
     return model.removeprefix(PREFIX).replace("--", "/")
+
+
+PRECISIONS = {  # and their synonyms
+    "float32": ("fp32", "f32", "float", "single"),
+    "bfloat16": ("bf16",),
+    "float16": ("fp16", "f16", "half"),
+    "int8": ("i8",),
+}
+_NAMES = {name: precision for precision, synonyms in PRECISIONS.items() for name in (precision, *synonyms)}
+
+
+def parse_precision(value: object) -> str:
+    """Return the name of a precision (float32, bfloat16, float16, int8) from a name, a synonym or a torch dtype."""
+    name = str(value).removeprefix("torch.").lower()
+    if name not in _NAMES:
+        *others, last = PRECISIONS
+        raise UserError(f"precision '{value}': must be {', '.join(others)} or {last}")
+    return _NAMES[name]
+
+
+@cache
+def has_native_bfloat16() -> bool:
+    """True if this CPU has instructions for bfloat16 (AVX512-BF16 or AMX on x86, BF16 on ARM).
+
+    Others emulate it, several times slower than float32.
+    """
+    from bertree.model.torch_internals import cpu_has_bfloat16
+
+    return cpu_has_bfloat16()
