@@ -163,7 +163,7 @@ def perplexity(
     bertree perplexity my-xl book.txt --memory 1600 --json
     bertree perplexity my-gpt lambada.jsonl --task lambada[/dim]
     """
-    from bertree.cli.render.language import print_last_words, print_perplexity
+    from bertree.cli.render.texts import print_last_words, print_perplexity
     from bertree.inference.causal.texts import read_texts
 
     if task not in (None, "lambada"):
@@ -212,7 +212,7 @@ def attribute(
     bertree attribute my-ctrl "The ship went down." --code Books --code News
     bertree attribute my-links "The ship went down." --given https://a.org/1890 --given https://a.org/2020[/dim]
     """
-    from bertree.cli.render.language import print_attributions
+    from bertree.cli.render.texts import print_attributions
     from bertree.files.formats import json_text
 
     loaded = _load(model, device, precision, tokenizer)

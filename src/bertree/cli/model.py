@@ -130,7 +130,7 @@ def fill(
     [dim]bertree fill default "The capital of France is \\[MASK]."
     bertree fill my-model "He went to \\[MASK]." -k 10[/dim]
     """
-    from bertree.cli.render.language import print_candidates
+    from bertree.cli.render.texts import print_candidates
     from bertree.console import note
     from bertree.inference.load import choose_device, load
     from bertree.inference.mask_filling import Candidate
