@@ -31,9 +31,8 @@ if TYPE_CHECKING:
     from bertree.finetuning.features import write_features
     from bertree.finetuning.finetune import finetune
     from bertree.inference.layers.analyze import layers
-    from bertree.inference.load import convert, load
+    from bertree.inference.load import Run, convert, load
     from bertree.inference.model import Model
-    from bertree.inference.trained_run import Run
     from bertree.model.presets import register_preset
     from bertree.objectives.embedding_losses import EmbeddingLoss, register_loss
     from bertree.objectives.pretraining import register_objective
@@ -61,7 +60,7 @@ _HOMES = {
     "Index": "search.index",
     "Model": "inference.model",
     "PostgresIndex": "search.postgres.index",
-    "Run": "inference.trained_run",
+    "Run": "inference.load",
     "TextTask": "tasks.text",
     "Tokenizer": "text.tokenizer",
     "UserError": "errors",

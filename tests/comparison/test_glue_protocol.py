@@ -13,7 +13,7 @@ from bertree.comparison import glue_protocol
 from bertree.comparison.glue_scores import GlueProtocol
 from bertree.errors import UserError
 from bertree.finetuning.config import FineTuneConfig
-from bertree.inference.trained_run import Run
+from bertree.inference.load import Run
 from bertree.tasks.glue import TEXT_TASKS
 from tests.support import learnable
 from tests.support.command import Command

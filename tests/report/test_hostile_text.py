@@ -23,7 +23,7 @@ from bertree.embeddings.correlation import EncoderScores, evaluation_page
 from bertree.embeddings.sts import PairPart, PairSet
 from bertree.files.formats import Json
 from bertree.finetuning.page import finetuning_page
-from bertree.inference.trained_run import Run
+from bertree.inference.load import Run
 from bertree.report.calibration import calibrate
 from bertree.report.comparison import (
     AnsweredExample,

@@ -29,7 +29,7 @@ from bertree.errors import BertreeWarning, UserError
 from bertree.scale.launch import launched
 
 if TYPE_CHECKING:
-    from bertree.inference.trained_run import Run
+    from bertree.inference.load import Run
 
 LOOK, DATA, TRAIN, USE, SEARCH, SERVE, CHECK = PANELS = (
     "Look at models",

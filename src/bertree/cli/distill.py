@@ -9,7 +9,7 @@ from bertree.cli.command import CHECK, TRAIN, end_run, print_json, python_verb
 from bertree.cli.options import Option
 
 if TYPE_CHECKING:
-    from bertree.inference.trained_run import Run
+    from bertree.inference.load import Run
     from bertree.report.comparison import Comparison
 
 

@@ -11,7 +11,7 @@ from bertree.objectives.embedding_losses import loss_choices, loss_defaults_help
 
 if TYPE_CHECKING:
     from bertree.embeddings.evaluate import EmbeddingScores
-    from bertree.inference.trained_run import Run
+    from bertree.inference.load import Run
 
 TRAIN_HELP = f"""Train an encoder to make vectors of sentences that lie near each other where their meanings do.
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from bertree.comparison.glue import GlueSummary
     from bertree.finetuning.evaluate import Scores
     from bertree.finetuning.features import FeatureFiles
-    from bertree.inference.trained_run import Run
+    from bertree.inference.load import Run
 
 FILE_NAME = re.compile(r"\S+\.(?:txt|csv|tsv|jsonl|parquet)(?:\.(?:gz|xz|zst))?")
 CHUNK = 1024  # lines read at once

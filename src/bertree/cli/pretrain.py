@@ -10,7 +10,7 @@ from bertree.cli.command import LOOK, TRAIN, end_run, print_json, python_verb
 from bertree.cli.options import Option
 
 if TYPE_CHECKING:
-    from bertree.inference.trained_run import Run
+    from bertree.inference.load import Run
     from bertree.scale.plan.plan import Plan
 
 RECIPE = {"name": Option(metavar="RECIPE", help="A built-in recipe, or the path of a .toml file.")}

@@ -8,8 +8,7 @@ from bertree.config.overrides import Override, overrides_of
 from bertree.distillation.task import distill_on_task
 from bertree.distillation.text import distill_on_text
 from bertree.errors import UserError
-from bertree.inference.load import stored_task
-from bertree.inference.trained_run import Run
+from bertree.inference.load import Run, stored_task
 from bertree.tasks.files import TaskFiles
 from bertree.tasks.registry import make_task
 from bertree.tasks.task import Task

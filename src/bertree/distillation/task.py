@@ -40,8 +40,8 @@ from bertree.finetuning.job import (
     with_layout,
     with_task_tokens,
 )
+from bertree.inference.load import Run
 from bertree.inference.model import Model
-from bertree.inference.trained_run import Run
 from bertree.objectives.distill_task import task_distillation_objective
 from bertree.objectives.supervised import HEAD_KINDS
 from bertree.report.temperature import read_temperature

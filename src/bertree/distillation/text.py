@@ -22,9 +22,8 @@ from bertree.distillation.student import build_text_student, last_layers, parse_
 from bertree.distillation.teacher_cache import TeacherCache
 from bertree.embeddings.correlation import measures
 from bertree.errors import UserError
-from bertree.inference.load import load
+from bertree.inference.load import Run, load
 from bertree.inference.model import Model
-from bertree.inference.trained_run import Run
 from bertree.interop.contents import Contents
 from bertree.interop.weights import weights_hash
 from bertree.model import cost

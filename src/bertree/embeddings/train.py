@@ -20,9 +20,8 @@ from bertree.errors import UserError
 from bertree.finetuning import config as configs
 from bertree.finetuning.execute import execute_job
 from bertree.finetuning.job import EncodedJob, TaskJob, split_examples, with_layout, with_task_tokens
-from bertree.inference.load import choose_device, identify, load_or_take
+from bertree.inference.load import Run, choose_device, identify, load_or_take
 from bertree.inference.model import Model
-from bertree.inference.trained_run import Run
 from bertree.interop.contents import Contents
 from bertree.model.network import Network
 from bertree.objectives.embedding import embedding_objective

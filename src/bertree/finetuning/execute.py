@@ -37,7 +37,7 @@ from bertree.finetuning.job import EncodedJob, TaskJob, encode_job
 from bertree.finetuning.page import write_page
 from bertree.finetuning.scored import training_digest
 from bertree.finetuning.tuner import FEWEST_FOR_CHANCE, FEWEST_PREDICTIONS, TrainedSeed, advice, degenerate_reason
-from bertree.inference.trained_run import Run
+from bertree.inference.load import Run
 from bertree.interop import folder
 from bertree.interop.contents import Contents
 from bertree.model.network import Network

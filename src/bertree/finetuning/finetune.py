@@ -16,9 +16,8 @@ from bertree.finetuning.config import FineTuneConfig
 from bertree.finetuning.execute import execute_job
 from bertree.finetuning.job import TaskJob, draw_examples, find_splits, read_examples, with_layout, with_task_tokens
 from bertree.finetuning.solved_head import FewShot, HeadSolving
-from bertree.inference.load import identify, load, load_or_take, stored_task
+from bertree.inference.load import Run, identify, load, load_or_take, stored_task
 from bertree.inference.model import Model
-from bertree.inference.trained_run import Run
 from bertree.model.architecture import Transformer
 from bertree.objectives.embedding import CLASS_CONTRAST
 from bertree.tasks.files import TaskFiles

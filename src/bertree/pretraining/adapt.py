@@ -28,9 +28,8 @@ from bertree.errors import UserError
 from bertree.files.atomic import make_folders, write_into_folder
 from bertree.files.formats import Json, json_text, read_json
 from bertree.finetuning.finetune import finetune
-from bertree.inference.load import load
+from bertree.inference.load import Run, load
 from bertree.inference.model import Model
-from bertree.inference.trained_run import Run
 from bertree.objectives.pretraining import pretraining_objective
 from bertree.pretraining import adapted_recipe, build
 from bertree.pretraining.held_out import held_out_questions

@@ -25,7 +25,7 @@ from bertree.data.store import Store
 from bertree.errors import UserError
 from bertree.files.atomic import RUN_KIND, exclusive_lock, make_folders, refuse_other, remove_leftovers
 from bertree.files.formats import Json
-from bertree.inference.trained_run import Run
+from bertree.inference.load import Run
 from bertree.interop import folder
 from bertree.interop.contents import Contents
 from bertree.interop.folder import write_together

@@ -6,7 +6,7 @@ from typing import Any
 
 from bertree.config.overrides import overrides_of
 from bertree.errors import UserError
-from bertree.inference.trained_run import Run
+from bertree.inference.load import Run
 from bertree.objectives.pretraining import pretraining_objective
 from bertree.pretraining import build
 from bertree.pretraining import recipe as recipes

@@ -19,9 +19,8 @@ from bertree.files.formats import Json
 from bertree.finetuning.evaluate import evaluate
 from bertree.finetuning.finetune import finetune
 from bertree.finetuning.store_evaluation import evaluate_on_store
-from bertree.inference.load import load
+from bertree.inference.load import Run, load
 from bertree.inference.model import Model
-from bertree.inference.trained_run import Run
 from bertree.model import cost
 from bertree.pretraining import recipe as recipes
 from bertree.pretraining.plan import plan

@@ -14,7 +14,7 @@ from bertree.embeddings.correlation import KINDS, MEASURES, EncoderScores, Figur
 from bertree.embeddings.evaluate import EmbeddingScores
 from bertree.embeddings.sts import PairSet
 from bertree.finetuning.evaluate import Scores, teacher_line
-from bertree.inference.trained_run import Run
+from bertree.inference.load import Run
 from bertree.report.comparison import Comparison, PublishedRow, read_comparison, verdict
 from bertree.report.comparison_details import published_cells
 from bertree.report.comparison_page import comparison_rows, method
