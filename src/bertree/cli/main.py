@@ -11,7 +11,6 @@ from typing import Annotated, NoReturn
 import typer
 
 from bertree.cli import (
-    advise,
     data,
     distill,
     embeddings,
@@ -55,7 +54,6 @@ def _root(
 
 for module in (
     model,
-    advise,
     pretrain,
     data,
     distill,
