@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from bertree.cli.render.kernels import NEEDS
+from bertree.cli.render.devices import NEEDS
 from bertree.model.kernels.layout import Case
 from bertree.model.kernels.table import KERNELS, choose
 from bertree.model.masks import NAMES

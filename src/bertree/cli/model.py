@@ -69,8 +69,8 @@ def info(
     from bertree.errors import UserError
 
     if kernels:
-        from bertree.cli.render.kernels import as_json as kernels_json
-        from bertree.cli.render.kernels import print_kernels
+        from bertree.cli.render.devices import as_json as kernels_json
+        from bertree.cli.render.devices import print_kernels
 
         if name is not None:
             raise UserError(f"--kernels: shows the kernels of a device, not of a model ({name})")

@@ -142,7 +142,7 @@ def plan(memory_plan: "Plan", options: SimpleNamespace) -> None:
     bertree plan megatron-bert-3.9b --devices 8 --plot plan.svg[/dim]
     """
     from bertree.cli.render import make_console
-    from bertree.cli.render.plan import print_plan
+    from bertree.cli.render.devices import print_plan
 
     if options.as_json:
         print_json(memory_plan.as_dict())
