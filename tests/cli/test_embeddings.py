@@ -9,7 +9,7 @@ import pytest
 from scipy.stats import pearsonr, spearmanr
 
 import bertree
-from bertree.cli.similar import _percent
+from bertree.cli.embeddings import _percent
 from bertree.model.pooling import PoolingConfig
 from tests.support.command import Command
 from tests.support.topics import JUDGED

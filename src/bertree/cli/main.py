@@ -20,7 +20,6 @@ from bertree.cli import (
     model,
     pretrain,
     serve,
-    similar,
     study,
 )
 from bertree.cli.command import PanelGroup
@@ -58,9 +57,8 @@ for module in (
     data,
     distill,
     finetune,
-    embeddings,
     left_to_right,
-    similar,
+    embeddings,
     index,
     serve,
     study,
