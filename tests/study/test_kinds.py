@@ -8,10 +8,10 @@ import pytest
 
 from bertree.errors import UserError
 from bertree.finetuning.linear_head import fit_classifier
-from bertree.study import probe
-from bertree.study.context import effective_length
+from bertree.study import measures
 from bertree.study.execute import run_study
 from bertree.study.load import load_study
+from bertree.study.measures import effective_length
 from bertree.study.steps import attribution
 from tests.support.language_models import CODES, language_model
 
@@ -128,7 +128,7 @@ def test_time_pairs_sts_info_and_plan(tmp_path: Path, token_store: Path, tasks: 
 def test_an_untrained_objective_is_probed_and_marked(
     tmp_path: Path, token_store: Path, tasks: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(probe, "fit_classifier", partial(fit_classifier, strength=1.0))  # it is chosen otherwise
+    monkeypatch.setattr(measures, "fit_classifier", partial(fit_classifier, strength=1.0))  # it is chosen otherwise
     figures = run(
         tmp_path,
         token_store,

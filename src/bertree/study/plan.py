@@ -13,10 +13,9 @@ from bertree.distillation.text_recipe import find_recipe
 from bertree.errors import UserError
 from bertree.model.presets import PRESETS
 from bertree.pretraining import recipe as recipes
-from bertree.study.checks import check_step
 from bertree.study.definition import ALONE, BASES, JOINING, Study, StudyCell, StudySize, StudyStep
 from bertree.study.load import check_names
-from bertree.study.planned import PlannedStep
+from bertree.study.planned import PlannedStep, check_step
 
 FEW: dict[str, Any] = {"rounds": 1, "texts": 40, "timed": 10}  # of timed steps in a short trial of a study
 FEW_EXAMPLES, SMALL_BATCH = 32, 2048

@@ -11,8 +11,8 @@ from bertree.report.formats import duration
 from bertree.report.html import render, write_report
 from bertree.report.tables import Block, Cell, PageTable, Piece, Section, Tile, one_line
 from bertree.study.definition import ALONE, Column, Study, StudyCell
+from bertree.study.measures import PROBE
 from bertree.study.plots import plots
-from bertree.study.probe import PROBE
 from bertree.study.results import HOLDS, REVERSED, ROWS, Estimate, StudyResults, read_results
 
 TABLE = "table.md"

@@ -20,8 +20,8 @@ from bertree.result_table import ResultTable, ShownAsTable
 from bertree.run_folder import METRICS
 from bertree.study.definition import BUNDLED, EXACT, Column, Pattern, Study, StudyCell, StudyStep
 from bertree.study.load import load_study
+from bertree.study.measures import PROBE
 from bertree.study.plan import StudyPlan
-from bertree.study.probe import PROBE
 
 STUDY, PLAN, ROWS, STEPS, RESULT = "study.toml", "plan.json", "rows.jsonl", "steps", "result.json"
 IN_PLAN = ("cell", "seed", "step", "do", "folder")  # fields of a row that the plan has too

@@ -26,10 +26,8 @@ from bertree.pretraining import recipe as recipes
 from bertree.pretraining.plan import plan
 from bertree.pretraining.pretrain import pretrain
 from bertree.run_folder import MODEL
-from bertree.study.checks import axes
-from bertree.study.context import context_lengths
-from bertree.study.planned import PlannedStep
-from bertree.study.probe import probe_pairs
+from bertree.study.measures import context_lengths, probe_pairs
+from bertree.study.planned import PlannedStep, axes
 from bertree.study.timing import read_documents, time_pairs, time_step
 from bertree.text.records import read_records
 
