@@ -15,7 +15,7 @@ from bertree.config.names import holds_model, resolve_model_path
 from bertree.errors import UserError
 from bertree.inference.load import choose_device, load
 from bertree.inference.model import Model
-from bertree.report.run_folders import find_runs
+from bertree.report.history import find_runs
 from bertree.search.database import DATABASE
 from bertree.search.index import AnyIndex, open_index
 from bertree.search.postgres.location import SCHEMA, TABLE, TableLocation, is_address

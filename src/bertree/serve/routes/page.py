@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from bertree.errors import UserError, suggest
 from bertree.files.formats import Json
-from bertree.report.run_folders import RunFolder, describe, find_runs, read_run, read_study
+from bertree.report.history import RunFolder, describe, find_runs, read_run, read_study
 from bertree.serve.http.handlers import Context, Input, route
 from bertree.serve.http.messages import HttpError
 from bertree.serve.served import NotServed
