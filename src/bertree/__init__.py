@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from bertree.finetuning.evaluate import evaluate
     from bertree.finetuning.features import write_features
     from bertree.finetuning.finetune import finetune
-    from bertree.inference.layers.analyze import layers
+    from bertree.inference.layer_report import layers
     from bertree.inference.load import Run, convert, load
     from bertree.inference.model import Model
     from bertree.model.presets import register_preset
@@ -79,7 +79,7 @@ _HOMES = {
     "finetune": "finetuning.finetune",
     "glue": "comparison.glue",
     "info": "comparison.info",
-    "layers": "inference.layers.analyze",
+    "layers": "inference.layer_report",
     "load": "inference.load",
     "map_index": "embeddings.clustering",
     "mine_negatives": "search.questions",

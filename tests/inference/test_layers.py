@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import bertree
 from bertree.cli.main import app
 from bertree.errors import UserError
-from bertree.inference.layers.measure import ModelSums, analyze, lens_tokens
+from bertree.inference.layer_sums import ModelSums, analyze, lens_tokens
 from tests.inference.test_inspection import small_model
 from tests.support import learnable
 

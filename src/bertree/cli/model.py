@@ -26,7 +26,7 @@ def register(app: typer.Typer) -> None:
         "out": Option(help="The .html file to write."),
         "max_length": Option(min=0, help="Tokens of a text; 0: the maximum of the models."),
     }
-    python_verb(app, "inference.layers.analyze.layers", ("model", "other"), panel=LOOK, own=own)(layers)
+    python_verb(app, "inference.layer_report.layers", ("model", "other"), panel=LOOK, own=own)(layers)
     verb(app, panel=USE)(fill)
     folders = {
         "source": Option(metavar="SRC", help="Model folder to read, of either kind, a run, or: default."),

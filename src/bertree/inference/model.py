@@ -16,10 +16,10 @@ from bertree.console import note, showing
 from bertree.errors import TextsCut, Unable, UserError
 from bertree.errors.arguments import methods_check_arguments
 from bertree.inference import mask_filling, mteb
-from bertree.inference.causal.attribution import Attribution, Prior, attribute
 from bertree.inference.causal.generation import Generation, GenerationOptions, TextStream, generate
 from bertree.inference.causal.perplexity import LastWords, Perplexity, Reading, measure_perplexity, predict_last_words
 from bertree.inference.causal.sampling import Sampling
+from bertree.inference.causal.scoring import Attribution, Prior, attribute
 from bertree.inference.causal.texts import read_texts
 from bertree.inference.embedding import (
     BatchEmbedder,
@@ -152,7 +152,7 @@ class Model(LoadedModel):
 
         Texts are read once, and only sums are kept. `bertree.layers` compares two models and writes a page.
         """
-        from bertree.inference.layers.measure import analyze
+        from bertree.inference.layer_sums import analyze
 
         with showing(progress):
             return analyze([self], texts, max_length, batch_tokens).models[0]

@@ -1,5 +1,5 @@
 """What layers do to texts, as plain arrays and as JSON, and the page of `bertree layers`: curves over the layers, heat
-maps, and single texts to explore. `bertree.inference.layers` measures it.
+maps, and single texts to explore. `bertree.inference.layer_sums` measures it.
 
 The texts are explored by the scripts that the playground uses too (`assets/parts/`); they are bundled into the page.
 """

@@ -14,8 +14,8 @@ from rich.text import Text
 
 from bertree.cli.render import make_console, make_table
 from bertree.data.preview import BLANK, ExamplePreview, PreviewToken
-from bertree.inference.causal.attribution import Attribution
 from bertree.inference.causal.perplexity import LastWords, Perplexity
+from bertree.inference.causal.scoring import Attribution
 from bertree.inference.mask_filling import Candidate
 
 SHOWN = 100  # characters of a text

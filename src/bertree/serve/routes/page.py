@@ -1,25 +1,30 @@
-"""The playground: a fixed set of static files, served with a strict content security policy, and what it shows of the
-served folders: the list of runs and studies, the curves of a run, the table of a study.
+"""The playground: a fixed set of static files, served with a strict content security policy, and what it shows: the
+design space with the costs of presets and points, the runs and studies of served folders.
 
 The files are read once and held in memory; no part of a request's path is ever opened as a file. The page is open to
 everyone who reaches the server: it holds no data, and asks for the API key where the server wants one.
 """
 
 from contextlib import suppress
-from functools import cache
+from functools import cache, lru_cache
 from hashlib import sha256
 from importlib.resources import files
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
+from msgspec import Meta
 from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from bertree.errors import UserError, suggest
 from bertree.files.formats import Json
+from bertree.model import space
+from bertree.model.presets import PRESETS, preset
 from bertree.report.history import RunFolder, describe, find_runs, read_run, read_study
 from bertree.serve.http.handlers import Context, Input, route
 from bertree.serve.http.messages import HttpError
+from bertree.serve.routes.inputs import field_error
 from bertree.serve.served import NotServed
 
 STATIC = files("bertree.serve").joinpath("page", "static")
@@ -126,3 +131,44 @@ def _read(context: Context, name: str, kind: str) -> Json:
     except (UserError, OSError) as error:
         context.service.log.write("run failed", id=context.request_id, run=name, reason=str(error))
         raise HttpError(503, f"the files of '{name}' cannot be read; the server's log says why") from None
+
+
+class PointRequest(Input):
+    """A preset with other values on some axes, and the batch of a training step."""
+
+    preset: str
+    changes: dict[str, str | int | float | bool] = msgspec.field(default_factory=dict)
+    length: Annotated[int, Meta(ge=1)] | None = None
+    batch: Annotated[int, Meta(ge=1)] = 1
+
+
+class SpaceQuery(Input):
+    """The batch that the presets' memory and operations are computed for; texts are no longer than a preset reads."""
+
+    length: Annotated[int, Meta(ge=1, le=2**20)] = 512
+    batch: Annotated[int, Meta(ge=1, le=2**20)] = 1
+
+
+@route("GET", "/space")
+async def design_space(context: Context, query: SpaceQuery) -> Any:
+    """Return the presets, what they cost, and the axes of the design space."""
+    return await context.call_in_helper(_space, tuple(PRESETS), query.length, query.batch)
+
+
+@lru_cache(maxsize=32)
+def _space(names: tuple[str, ...], length: int, batch: int) -> dict[str, Any]:
+    return {"presets": space.describe_presets(length, batch), "axes": space.describe_axes()}
+
+
+@route("POST", "/space")
+async def design_point(context: Context, body: PointRequest) -> Any:
+    """Return parameters, memory and operations of a point, or why there is no such point."""
+    try:
+        preset(body.preset)
+    except UserError as error:
+        raise field_error("preset", error) from None
+    try:
+        point = await context.call_in_helper(space.describe_point, body.preset, body.changes, body.length, body.batch)
+        return {"valid": True} | point
+    except UserError as error:
+        return {"valid": False, "message": str(error)}

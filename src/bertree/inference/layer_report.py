@@ -9,7 +9,7 @@ from bertree.console import note, showing
 from bertree.errors import UserError
 from bertree.files.atomic import refuse_other, write_into_folder
 from bertree.files.formats import Json
-from bertree.inference.layers.measure import analyze
+from bertree.inference.layer_sums import analyze
 from bertree.inference.load import choose_device, load, load_or_take
 from bertree.inference.loaded import LoadedModel
 from bertree.inference.model import Model
