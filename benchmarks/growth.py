@@ -47,7 +47,10 @@ from bertree.model.presets import preset
 BUNDLED = Path(bertree.__file__).parent / "default"
 BERTREE = [sys.executable, "-m", "bertree"]
 ADDED, QUERIES, SECONDS = 1000, 100, 10
-STEPS = (2, 8)
+FEWEST_STEPS, TIMED_TOKENS = (
+    6,
+    100_000,
+)  # that are timed: small steps are repeated, or the start of the process blurs them
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 Figures = dict[str, float]
 
@@ -144,13 +147,13 @@ def measure_prepare(size: int, work: Path) -> dict[str, Figures]:
 def measure_step(size: int, work: Path) -> dict[str, Figures]:
     """Measure steps of so many tokens: the CPU time of further steps of a run."""
     bertree.prepare(CORPUS, BUNDLED, work / "store", workers=1)
-    runs = []
-    for steps in STEPS:
+    runs, timed = [], max(FEWEST_STEPS, TIMED_TOKENS // size)
+    for steps in (2, 2 + timed):
         phases = f"phases=[{{steps={steps}, max_length=128, batch_tokens={size}}}]"
         command = ["pretrain", "bert-base-tiny", "--store", str(work / "store"), "--out", str(work / f"run-{steps}")]
         command += [phases, "schedule.warmup=1", f"run.eval_every={steps}", f"run.save_every={steps}", "-q"]
         runs.append(run_command([*BERTREE, *command])[0])
-    seconds = (runs[1]["cpu_seconds"] - runs[0]["cpu_seconds"]) / (STEPS[1] - STEPS[0])
+    seconds = (runs[1]["cpu_seconds"] - runs[0]["cpu_seconds"]) / timed
     memory = {key: runs[1][key] for key in ("peak_mb", "mapped_mb")}
     return {"step": {"step_cpu_ms": round(1000 * seconds), **memory}}
 
