@@ -47,10 +47,7 @@ from bertree.model.presets import preset
 BUNDLED = Path(bertree.__file__).parent / "default"
 BERTREE = [sys.executable, "-m", "bertree"]
 ADDED, QUERIES, SECONDS = 1000, 100, 10
-FEWEST_STEPS, TIMED_TOKENS = (
-    6,
-    100_000,
-)  # that are timed: small steps are repeated, or the start of the process blurs them
+FEWEST_STEPS, TIMED_TOKENS = 6, 100_000  # of a training step
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 Figures = dict[str, float]
 
