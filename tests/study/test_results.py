@@ -18,7 +18,7 @@ from bertree.study.load import load_study
 from bertree.study.plan import plan_study
 from bertree.study.planned import PlannedStep
 from bertree.study.report import markdown_table, study_page
-from bertree.study.results import HOLDS, UNRESOLVED, StudyResults
+from bertree.study.results import HOLDS, UNRESOLVED, StudyResults, read_results
 from bertree.study.schedule import startable
 
 STUDY = """
@@ -161,10 +161,16 @@ def test_a_copy_without_the_runs_continues(
     rows = [json.loads(line) for line in (tmp_path / "out" / "rows.jsonl").read_text().splitlines()]
     assert [row for row in results.rows if row["cell"] == "large"] == rows
     shutil.rmtree(copy / "steps")
-    rows[0]["folder"] = "steps/../../elsewhere"
-    (copy / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    with pytest.raises(UserError, match="is no folder of a step"):
-        run_study(study_file, store=token_store, out=copy)
+    for change, message in (
+        ({"folder": "steps/../../elsewhere"}, "is no folder of a step"),
+        ({"folder": None}, "'None' is no folder of a step"),
+        ({"seconds": "1"}, "seconds is missing or of another type"),
+    ):
+        (copy / "rows.jsonl").write_text("\n".join(map(json.dumps, [rows[0] | change, *rows[1:]])))
+        with pytest.raises(UserError, match=message):
+            run_study(study_file, store=token_store, out=copy)
+        with pytest.raises(UserError, match=message):
+            read_results(copy)
     assert not (tmp_path / "elsewhere").exists()
 
 
@@ -210,7 +216,9 @@ def test_two_folders_are_compared_by_their_standard_errors(study_file: Path, tmp
         (folder / "study.toml").write_text(STUDY)
         plan = {"study": "speed", "size": "tiny", "shared": [], "steps": []}
         (folder / "plan.json").write_text(json.dumps(plan))
-        rows = [row("large", seed, "pretrain", {"loss": loss}, folder=str(seed)) for seed, loss in enumerate(losses)]
+        rows = [
+            row("large", seed, "pretrain", {"loss": loss}, folder=f"steps/{seed}") for seed, loss in enumerate(losses)
+        ]
         (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (difference,) = compare_studies(tmp_path / "one", tmp_path / "two").differences
     assert difference.difference == pytest.approx(1.0)

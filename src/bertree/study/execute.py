@@ -26,7 +26,7 @@ from bertree.comparison.timing import processor
 from bertree.console import note, showing
 from bertree.errors import UserError
 from bertree.files.atomic import exclusive_lock, make_folder, make_folders, refuse_other, write_into_folder
-from bertree.files.formats import Json, json_text, read_json, read_json_lines
+from bertree.files.formats import Json, json_text, read_json
 from bertree.inference.load import choose_device
 from bertree.report.formats import duration
 from bertree.run_folder import CHECKPOINTS, MODEL
@@ -36,11 +36,11 @@ from bertree.study.planned import PlannedStep
 from bertree.study.report import write_tables
 from bertree.study.results import (
     RESULT,
-    ROWS,
     StudyResults,
     end_session,
     is_copy,
     read_results,
+    read_rows,
     restore_steps,
     write_plan,
 )
@@ -131,7 +131,7 @@ def run_study(
 def _ended(plan: StudyPlan, folder: Path) -> dict[str, Json]:
     """Return the results of the steps that have ended, by identity."""
     if is_copy(folder):
-        results = {row["folder"]: row for row in read_json_lines(folder / ROWS)}
+        results = {row["folder"]: row for row in read_rows(folder)}
     else:
         paths = {step.folder: folder / step.folder / RESULT for step in plan.distinct}
         results = {name: read_json(path) for name, path in paths.items() if path.is_file()}

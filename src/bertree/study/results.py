@@ -25,6 +25,7 @@ from bertree.study.plan import StudyPlan
 
 STUDY, PLAN, ROWS, STEPS, RESULT = "study.toml", "plan.json", "rows.jsonl", "steps", "result.json"
 IN_PLAN = ("cell", "seed", "step", "do", "folder")  # fields of a row that the plan has too
+ROW = {"cell": str, "seed": int, "step": str, "state": str, "seconds": int | float, "figures": dict}
 POINTS = 100  # of a curve
 ERRORS = 2.0  # standard errors that a difference must exceed to be resolved
 OF_MEDIAN = math.sqrt(math.pi / 2)  # standard error of a median, as a multiple of that of the mean
@@ -248,16 +249,24 @@ def is_copy(folder: Path) -> bool:
     return not (folder / STEPS).is_dir() and (folder / ROWS).is_file()
 
 
+def read_rows(folder: Path) -> list[Json]:
+    """Read the rows of a copy and check what everything else relies on."""
+    rows = list(read_json_lines(folder / ROWS))
+    for row in rows:
+        if re.fullmatch(rf"{STEPS}/\w[\w.-]*", str(row.get("folder"))) is None:
+            raise UserError(f"{folder / ROWS}: '{row.get('folder')}' is no folder of a step")
+        if wrong := next((key for key, kind in ROW.items() if not isinstance(row.get(key), kind)), None):
+            raise UserError(f"{folder / ROWS}: {row['folder']}: {wrong} is missing or of another type")
+    return rows
+
+
 def restore_steps(folder: Path) -> None:
     """Write the results of the steps of a copy from its rows, so that the study continues where it stopped."""
     restored = folder / "restored"
     shutil.rmtree(restored, ignore_errors=True)
-    for row in read_json_lines(folder / ROWS):
-        step = re.fullmatch(rf"{STEPS}/(\w[\w.-]*)", str(row.get("folder")))
-        if step is None:
-            raise UserError(f"{folder / ROWS}: '{row.get('folder')}' is no folder of a step")
+    for row in read_rows(folder):
         result = {key: value for key, value in row.items() if key not in IN_PLAN}
-        write_into_folder(restored / step[1] / RESULT, json_text(result, 1) + "\n")
+        write_into_folder(restored / Path(row["folder"]).name / RESULT, json_text(result, 1) + "\n")
     restored.rename(folder / STEPS)
 
 
@@ -272,7 +281,7 @@ def read_results(folder: str | Path) -> StudyResults:
     order = {cell.name: index for index, cell in enumerate(study.cells)}
     rows = []
     if is_copy(folder):
-        rows = list(read_json_lines(folder / ROWS))
+        rows = read_rows(folder)
     else:
         drawn = {plot.step for plot in study.plots}
         for step in sorted(plan["steps"], key=lambda step: (order.get(step["cell"], 0), step["seed"])):
