@@ -280,8 +280,8 @@ def _study(perplexity: float) -> Callable[[Library, Path], None]:
         plan = {"study": "bert-size", "size": "tiny", "shared": [], "steps": []}
         (path / "plan.json").write_text(json.dumps(plan))
         row = {"cell": load_study("bert-size").cells[0].name, "seed": 0, "step": "held-out", "do": "evaluate"}
-        figures = {"mlm_perplexity": perplexity}
-        (path / "rows.jsonl").write_text(json.dumps(row | {"state": "done", "seconds": 1.0, "figures": figures}) + "\n")
+        row |= {"folder": "steps/held-out", "state": "done", "seconds": 1.0}
+        (path / "rows.jsonl").write_text(json.dumps(row | {"figures": {"mlm_perplexity": perplexity}}) + "\n")
 
     return make
 
