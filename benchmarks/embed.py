@@ -1,6 +1,7 @@
 """Vectors a second: bertree beside sentence-transformers, transformers, ONNX Runtime and OpenVINO, in one run.
 
     python -m benchmarks.embed                                     # two cores, real MiniLM weights, under four minutes
+    python -m benchmarks.embed --preset bert-base --texts 16 --join 20    # texts of 256 tokens
     python -m benchmarks.embed --device cuda --dtype float16 --preset bert-base --texts 20000
 
 The same ragged texts for all. sentence-transformers encodes with its defaults. The others are used as a careful user
@@ -52,6 +53,7 @@ def main() -> None:
     parser.add_argument("--preset", help="random weights of this preset instead of the real MiniLM")
     parser.add_argument("--file", type=Path, default=CORPUS, help="one text a line")
     parser.add_argument("--texts", type=int, default=500)
+    parser.add_argument("--join", type=int, default=1, help="lines in one text: 20 fill 256 tokens")
     parser.add_argument("--max-length", type=int, default=256)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--batch-sizes", type=int, nargs="+")
@@ -77,7 +79,8 @@ def model_folder(preset: str | None, scratch: Path) -> Path:
 
 def compare(place: Path, options: argparse.Namespace, scratch: Path) -> None:
     """Time everything in turns and print one table."""
-    texts = sentences(options.file, options.texts)
+    lines = sentences(options.file, options.texts * options.join)
+    texts = [" ".join(lines[i :: options.texts]) for i in range(options.texts)]
     reader = bertree.load(place)
     ids = [e.ids for e in reader.tokenize(texts, options.max_length)]
     wanted = bertree.load(place, device=options.device).embed(texts, max_length=options.max_length)
@@ -92,7 +95,8 @@ def compare(place: Path, options: argparse.Namespace, scratch: Path) -> None:
         )
     if encode := theirs(place, options):
         runs["sentence-transformers, from texts"] = lambda: encode(texts)
-    for dtype in [options.dtype or "float16"] if options.device == "cuda" else ["float32", "bfloat16", "int8"]:
+    halves = ["bfloat16"] if computes_bfloat16() else []
+    for dtype in [options.dtype or "float16"] if options.device == "cuda" else ["float32", *halves, "int8"]:
         for start in ("ids", "texts"):
             runs[f"bertree {dtype}, from {start}"] = ours(place, options, dtype, start, texts)
     if options.device == "cpu":
@@ -104,9 +108,12 @@ def compare(place: Path, options: argparse.Namespace, scratch: Path) -> None:
     packages = [n for n in ("transformers", "sentence-transformers", "onnxruntime", "openvino") if installed(n)]
     note = (
         f"{len(texts)} texts of {min(lengths)} to {max(lengths)} tokens, {sum(lengths) / len(texts):.1f} on average, "
-        f"medians of {options.repeats}; {tiles()}."
+        f"medians of {options.repeats}; {', '.join(tiles()) or 'no VNNI'}."
     )
-    results = Results(f"embed/{options.preset or 'minilm'}", options.out, packages, note)
+    kind = f"{options.preset or 'minilm'}{'-full' * (options.join > 1)}"
+    if options.device == "cpu" and "amx_int8" not in tiles():
+        kind += "-without-amx"
+    results = Results(f"embed/{kind}", options.out, packages, note)
     for name, seconds in times.items():
         results.add(
             name,
@@ -117,10 +124,15 @@ def compare(place: Path, options: argparse.Namespace, scratch: Path) -> None:
     results.print_table()
 
 
-def tiles() -> str:
+def tiles() -> list[str]:
     """What the CPU brings for 8-bit integers and bfloat16: it decides which precision pays."""
     flags = Path("/proc/cpuinfo").read_text().split() if Path("/proc/cpuinfo").exists() else []
-    return ", ".join(name for name in ("amx_bf16", "amx_int8", "avx512_vnni", "avx_vnni") if name in flags) or "no VNNI"
+    return [name for name in ("amx_bf16", "amx_int8", "avx512_bf16", "avx512_vnni", "avx_vnni") if name in flags]
+
+
+def computes_bfloat16() -> bool:
+    """Whether the CPU has instructions for it; without them OpenVINO takes minutes and bertree computes in float32."""
+    return bool({"amx_bf16", "avx512_bf16"} & set(tiles()))
 
 
 def closeness(embedded: Vectors, wanted: Vectors) -> float:
@@ -188,7 +200,8 @@ def peers(place: Path, options: argparse.Namespace, scratch: Path, ids: Ids) -> 
     if installed("openvino") and files:
         calibrated(files["float32"], scratch / "static.onnx", ids[:CALIBRATION])
         runners["OpenVINO float32, sorted"] = openvino_peer(files["float32"], "f32")
-        runners["OpenVINO bfloat16, sorted"] = openvino_peer(files["float32"], "bf16")
+        if computes_bfloat16():
+            runners["OpenVINO bfloat16, sorted"] = openvino_peer(files["float32"], "bf16")
         runners["OpenVINO int8 (static), sorted"] = openvino_peer(scratch / "static.onnx", "")
     return runners
 

@@ -34,6 +34,7 @@ ALGORITHMS = {"gelu": ("gelu", "none"), "gelu-tanh": ("gelu", "tanh"), "relu": (
 TINY = 1e-20  # smallest scale, for a token whose states are all 0
 STEPS = 127.0  # of an 8-bit integer, on each side of 0
 MIDDLE = 128  # zero point of the states: VNNI multiplies unsigned integers by signed ones
+ROUNDING = 1.5 * 2**23  # a float this large has no fraction, so adding it leaves the nearest integer in the low bits
 
 
 class PackedLinear(Protocol):
@@ -116,14 +117,14 @@ class Int8Linear:
         scale_o = weight_oi.abs().amax(1).clamp_(min=TINY).div_(STEPS)
         int8_oi = (weight_oi / scale_o[:, None]).round_().to(torch.int8)
         self.packed = pack_int8_weight(int8_oi)
+        self.rounding_i = torch.full((weight_oi.shape[1],), ROUNDING + MIDDLE)
         self.scale_o, self.zero_o = scale_o, torch.zeros(len(scale_o), dtype=torch.int32)
         bias_o = _bias(linear)
         self.bias_o = torch.zeros_like(scale_o) if bias_o is None else bias_o.float()
 
     def __call__(self, x_ti: Tensor) -> Tensor:
         """Apply the layer."""
-        scale_t1 = _scales(x_ti)
-        return self._product(x_ti / scale_t1, scale_t1)
+        return self._product(x_ti)
 
     def with_activation(self, x_ti: Tensor, activation: str) -> Tensor:
         """Apply the layer, then an activation."""
@@ -131,12 +132,13 @@ class Int8Linear:
 
     def add_residual(self, x_ti: Tensor, residual_to: Tensor) -> Tensor:
         """Apply the layer and add the residual. Overwrites its input."""
-        scale_t1 = _scales(x_ti)
-        return self._product(x_ti.div_(scale_t1), scale_t1).add_(residual_to)
+        return self._product(x_ti, out=x_ti).add_(residual_to)
 
-    def _product(self, steps_ti: Tensor, scale_t1: Tensor) -> Tensor:
-        rounded_ti = steps_ti.add_(MIDDLE + 0.5).to(torch.uint8)  # truncated, so half a step more rounds
-        product_to = int8_linear(rounded_ti, MIDDLE, self.packed, self.scale_o, self.zero_o)
+    def _product(self, x_ti: Tensor, out: Tensor | None = None) -> Tensor:
+        scale_t1 = _scales(x_ti)
+        rounded_ti = torch.addcmul(self.rounding_i, x_ti, scale_t1.reciprocal(), out=out)
+        steps_ti = rounded_ti.view(torch.int32).to(torch.uint8)  # the lowest eight bits, twice as fast as from floats
+        product_to = int8_linear(steps_ti, MIDDLE, self.packed, self.scale_o, self.zero_o)
         return torch.addcmul(self.bias_o, product_to, scale_t1, out=product_to)
 
 
