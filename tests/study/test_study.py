@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from bertree.batch import PretrainingLabels
+from bertree.config.names import FOLDER as DEFAULT
 from bertree.data.store import Store
 from bertree.data.stream import Stream
 from bertree.errors import UserError
@@ -257,6 +258,27 @@ def test_columns_of_other_columns_cells_and_steps(study_file: Path) -> None:
     study_file.write_text(study_file.read_text().replace('["mlm", "seconds"]', '["mlm"]'))
     with pytest.raises(UserError, match="columns: 'per_second': ratio: must be two columns"):
         load_study(study_file)
+
+
+def test_a_model_folder_is_recognized_by_its_content(tmp_path: Path, tasks: Path) -> None:
+    for name in ("model", "copy"):
+        shutil.copytree(DEFAULT, tmp_path / name)
+
+    def identity(model: Path | str) -> str:
+        (tmp_path / "of-a-folder.toml").write_text(
+            'title = "T"\nquestion = "Q?"\npaper = "P"\nvaried = "nothing"\ncells = [{name = "only"}]\n'
+            'columns = [{name = "sst2", figure = "finetune.accuracy"}]\n'
+            f'steps = [{{do = "finetune", model = "{model}", task = "sst-2", data = "SST-2"}}]\n[sizes.tiny]\n'
+        )
+        study = load_study(tmp_path / "of-a-folder.toml")
+        return plan_study(study, "tiny", tasks=tasks, store=None, seeds=1).steps[0].identity
+
+    same = identity(tmp_path / "model")
+    assert identity(tmp_path / "copy") == identity("default") == same
+    (tmp_path / "copy" / "README.md").write_text("another model")
+    assert identity(tmp_path / "copy") != same
+    with pytest.raises(UserError, match="nowhere"):
+        identity("nowhere")
 
 
 def test_studies_are_listed_by_name() -> None:

@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from bertree.config.names import resolve_model_path
 from bertree.console import note
 from bertree.data.store import Store
 from bertree.distillation.text_recipe import find_recipe
@@ -15,7 +16,7 @@ from bertree.model.presets import PRESETS
 from bertree.pretraining import recipe as recipes
 from bertree.study.definition import ALONE, BASES, JOINING, Study, StudyCell, StudySize, StudyStep
 from bertree.study.load import check_names
-from bertree.study.planned import PlannedStep, check_step
+from bertree.study.planned import PlannedStep, check_step, is_folder
 
 FEW: dict[str, Any] = {"rounds": 1, "texts": 40, "timed": 10}  # of timed steps in a short trial of a study
 FEW_EXAMPLES, SMALL_BATCH = 32, 2048
@@ -157,6 +158,8 @@ def _plan_cell(
         model, student = size.recipes.get(step.model, step.model), size.recipes.get(step.student, step.student)
         data = tuple(_find_data(step, name, inputs.tasks) for name in (step.data, *step.more_data) if name)
         glove = _find_data(step, step.glove, inputs.tasks) if step.glove else None
+        read = ["" if source else model, "" if step.student in planned else student]
+        folders = [resolve_model_path(name) for name in read if is_folder(name)]
         changes = (step.set, size.set.get(step.do), size.set.get(step.name), cell.set.get(step.do))
         settings = [text for part in (*changes, cell.set.get(step.name)) for text in part or ()]
         planned[step.key] = PlannedStep(
@@ -165,8 +168,8 @@ def _plan_cell(
             seed=seed if step.seeded else 0,
             settings=tuple(settings),
             recipe=size.recipes.get(step.recipe, step.recipe + size.suffix) if step.recipe else "",
-            model="" if source else model,
-            student="" if step.student in planned else student,
+            model=read[0],
+            student=read[1],
             model_step=source,
             student_step=planned.get(step.student),
             chosen_by=next((choice for choice in first if choice.step.key == step.key), None) if step.choose else None,
@@ -174,7 +177,11 @@ def _plan_cell(
             text=inputs.text if step.reads_store or model in PRESETS else "",
             data=data,
             glove=glove,
-            contents=(*map(inputs.hash_of, data), inputs.hash_of(glove) if glove else ""),
+            contents=(
+                *map(inputs.hash_of, data),
+                inputs.hash_of(glove) if glove else "",
+                *map(inputs.hash_of, folders),
+            ),
             median=study.median,
             device=inputs.device,
         )

@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 
 from bertree.comparison.info import find_point
+from bertree.config.names import holds_model, resolve_model_path
 from bertree.config.settings import as_tree
 from bertree.data.formats import Format
 from bertree.data.masking import Masking
@@ -23,7 +24,7 @@ from bertree.errors import UserError
 from bertree.files.formats import json_text
 from bertree.finetuning import config as finetune_config
 from bertree.finetuning.store_evaluation import OBJECTIVES
-from bertree.inference.load import identify
+from bertree.interop.folder import read_architecture
 from bertree.model.presets import PRESETS
 from bertree.objectives.embedding_losses import CROSS, loss_named
 from bertree.pretraining import build
@@ -59,7 +60,7 @@ class PlannedStep:
     text: str  # fingerprint of the store, if the step reads it
     data: tuple[Path, ...]
     glove: Path | None
-    contents: tuple[str, ...]  # hashes of the data and of the word vectors
+    contents: tuple[str, ...]  # hashes of the data, of the word vectors and of the folders of models
     device: str = field(default="", compare=False)  # on which the study runs
     median: bool = field(default=False, compare=False)  # of fine-tuning seeds, instead of the mean
 
@@ -78,8 +79,8 @@ class PlannedStep:
             "seed": self.seed if self.step.seeded else 0,
             "text": self.text,
             "data": list(self.contents),
-            "model": self.model_step.identity if self.model_step else self.model,
-            "student": self.student_step.identity if self.student_step else self.student,
+            "model": self.model_step.identity if self.model_step else _unless_folder(self.model),
+            "student": self.student_step.identity if self.student_step else _unless_folder(self.student),
             "members": [member.identity for member in self.members],
         }
         return hashlib.sha256(json_text(parts).encode()).hexdigest()[:12]
@@ -105,11 +106,20 @@ class PlannedStep:
         return self.store / TOKENIZER if self.store is not None and self.model in PRESETS else None
 
 
+def is_folder(model: str) -> bool:
+    """Return whether a name is that of a model's folder, or of the bundled model."""
+    return bool(model) and model not in PRESETS and holds_model(resolve_model_path(model))
+
+
+def _unless_folder(model: str) -> str:
+    return "" if is_folder(model) else model  # a folder is recognized by its content
+
+
 def check_step(planned: PlannedStep, brief: bool = False) -> None:
     """Raise an error if a step cannot be computed. `brief`: a short trial, whose masks need not repeat."""
     step = planned.step
     if planned.model and planned.model not in PRESETS:
-        identify(planned.model)
+        read_architecture(resolve_model_path(planned.model))
     if planned.model in PRESETS and planned.store is None and step.do not in ("info", "plan"):
         raise UserError(f"{planned.model}: is a preset, which has no tokenizer; give a token store with `store`")
     check_names(step.objectives, OBJECTIVES, "objectives")
