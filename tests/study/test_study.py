@@ -117,6 +117,12 @@ def test_a_study_runs_shares_models_and_goes_on(study_file: Path, token_store: P
         dev.write("good\t1\n")
     changed = plans[0] - {step.folder for step in plan_study(same, **cells, tasks=moved).steps}
     assert changed == {row["folder"] for row in results.rows if row["step"] == "sst2"}
+    # Another study does not go into its folder, and a dry run says so.
+    other = study_file.with_name("other.toml")
+    other.write_text(SMALL)
+    for dry_run in (True, False):
+        with pytest.raises(UserError, match="holds the study masks at size tiny; give another `out` for other"):
+            run_study(other, store=token_store, tasks=tasks, out=out, dry_run=dry_run)
 
 
 def without_times(rows: str) -> list[dict[str, object]]:

@@ -37,6 +37,7 @@ from bertree.study.report import write_tables
 from bertree.study.results import (
     RESULT,
     StudyResults,
+    earlier_plan,
     end_session,
     is_copy,
     read_results,
@@ -101,6 +102,7 @@ def run_study(
             steps=steps,
         )
         refuse_other(folder)
+        earlier_plan(folder, plan)
         ended = _ended(plan, folder)
         waiting = _waiting(plan, folder, ended)
         note(_estimate(plan, waiting, ended, jobs))

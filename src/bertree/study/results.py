@@ -211,6 +211,21 @@ class StudyResults(ShownAsTable):
         return sum(seconds.values()) / 60
 
 
+def earlier_plan(folder: Path, plan: StudyPlan) -> Json:
+    """Return the plan of earlier calls, or nothing; one of another study, size or number of steps is refused."""
+    if not (folder / PLAN).is_file():
+        return {}
+    before = read_json(folder / PLAN)
+    if before["study"] != plan.study.name or before["size"] != plan.size:
+        raise UserError(
+            f"{folder}: holds the study {before['study']} at size {before['size']}; give another `out` for "
+            f"{plan.study.name} at size {plan.size}"
+        )
+    if before.get("brief", 0) != plan.brief:
+        raise UserError(f"{folder}: `steps={before.get('brief', 0)}` there, {plan.brief} now; give another `out`")
+    return before
+
+
 def write_plan(folder: Path, plan: StudyPlan, source: str | Path, session: Json) -> None:
     """Write what is run; cells and seeds of an earlier call stay, another study or size is refused."""
     sessions = [session]
@@ -219,15 +234,7 @@ def write_plan(folder: Path, plan: StudyPlan, source: str | Path, session: Json)
         {"cell": step.cell, "seed": step.seed, "step": step.step.key, "do": step.step.do, "folder": step.folder}
         for step in plan.steps
     ]
-    if (folder / PLAN).is_file():
-        before = read_json(folder / PLAN)
-        if before["study"] != plan.study.name or before["size"] != plan.size:
-            raise UserError(
-                f"{folder}: holds the study {before['study']} at size {before['size']}; give another `out` for "
-                f"{plan.study.name} at size {plan.size}"
-            )
-        if before.get("brief", 0) != plan.brief:
-            raise UserError(f"{folder}: `steps={before.get('brief', 0)}` there, {plan.brief} now; give another `out`")
+    if before := earlier_plan(folder, plan):
         cells = {(step["cell"], step["seed"]) for step in steps}
         steps = [step for step in before["steps"] if (step["cell"], step["seed"]) not in cells] + steps
         sessions = [*before.get("sessions", ()), session]
