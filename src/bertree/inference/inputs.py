@@ -15,6 +15,7 @@ from torch import Tensor
 from bertree.batch import Batch
 from bertree.console import note
 from bertree.errors import TextsCut, UserError
+from bertree.inference.cpu_encoder import round_up
 from bertree.model.architecture import Architecture
 from bertree.text.memory import is_table
 from bertree.text.tokenizer import Encoded, Tokenizer
@@ -129,7 +130,11 @@ def batch_by_length(lengths: Sequence[int], device: torch.device, tokens: int = 
     if tokens < 0:
         raise UserError(f"batch_tokens: must not be negative, not {tokens}")
     sizes = np.asarray(lengths, np.int64)
-    limit = min(tokens or BATCH_TOKENS["cuda" if device.type == "cuda" else "cpu"], int(sizes.sum()))
+    total = int(sizes.sum())
+    limit = min(tokens or BATCH_TOKENS["cuda" if device.type == "cuda" else "cpu"], total)
+    if not tokens and device.type == "cpu" and total > limit:  # as many for each thread
+        threads = torch.get_num_threads()
+        limit = min(limit, round_up(-(-total // (-(-total // (limit * threads)) * threads))))
     order = np.argsort(-sizes, kind="stable")
     ends = np.cumsum(sizes[order])
     start = 0
