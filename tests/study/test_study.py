@@ -10,7 +10,7 @@ from bertree.batch import PretrainingLabels
 from bertree.config.names import FOLDER as DEFAULT
 from bertree.data.store import Store
 from bertree.data.stream import Stream
-from bertree.errors import UserError
+from bertree.errors import BertreeWarning, UserError
 from bertree.study.execute import run_study
 from bertree.study.load import load_study, studies
 from bertree.study.plan import plan_study
@@ -159,6 +159,13 @@ def test_mistakes_are_named_before_anything_is_trained(
     with pytest.raises(UserError, match=message):
         run_study(study_file, store=token_store, tasks=tasks, out=study_file.parent / "out")
     assert not (study_file.parent / "out").exists()
+
+
+def test_a_note_that_many_steps_have_is_shown_once(study_file: Path, token_store: Path) -> None:
+    study_file.write_text(SMALL.replace('"schedule.warmup=1", ', ""))
+    with pytest.warns(BertreeWarning) as caught:
+        run_study(study_file, store=token_store, dry_run=True)
+    assert len([warning for warning in caught if "schedule.warmup" in str(warning.message)]) == 1
 
 
 def test_unknown_names_are_refused(study_file: Path, token_store: Path) -> None:

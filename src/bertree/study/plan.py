@@ -1,6 +1,7 @@
 """The work of a study at one size: every step of every cell and seed, and which step takes whose model."""
 
 import hashlib
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -118,13 +119,17 @@ def plan_study(
             if step.step.do in JOINING:
                 work.append(_with_members(step, study.cell(name).members or (name,), seed, by_cell))
     checked: set[str] = set()
-    for step in work:
-        try:
-            if step.identity not in checked:
-                check_step(step, brief=steps > 0)
-        except UserError as error:
-            raise UserError(f"{study.name}: cell '{step.cell}': {step.step.key}: {error}") from None
-        checked.add(step.identity)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step in work:
+            try:
+                if step.identity not in checked:
+                    check_step(step, brief=steps > 0)
+            except UserError as error:
+                raise UserError(f"{study.name}: cell '{step.cell}': {step.step.key}: {error}") from None
+            checked.add(step.identity)
+    for message in dict.fromkeys(str(warning.message) for warning in caught):  # many steps say the same
+        note(message)
     if tasks is None and any(step.data for step in study.steps):
         note("`tasks`: no folder with the data of the tasks, so only the figures of pretraining are computed")
     return StudyPlan(study=study, size=size, steps=work, brief=steps)
