@@ -117,7 +117,7 @@ def compare(place: Path, options: argparse.Namespace, scratch: Path) -> None:
     for name, seconds in times.items():
         results.add(
             name,
-            texts_per_second=round(len(texts) / seconds),
+            texts_per_second=round(len(texts) / seconds, 1 if len(texts) < 100 * seconds else None),
             times_sentence_transformers=round(base / seconds, 2) if base else None,
             cosine_with_float32=round(near[name], 5) if name in near else None,
         )
