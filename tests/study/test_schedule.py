@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from bertree.console import note
+from bertree.errors import BertreeWarning
 from bertree.study.schedule import compute_all, startable
 from bertree.study.steps import Stopped
 
@@ -23,6 +25,12 @@ def wait_for_signal(planned: Any, folder: Path, keep: bool) -> str:
     """Tell that a step is running, then take very long."""
     (folder / planned.identity).touch()
     time.sleep(600)
+    return "done"
+
+
+def compute_with_a_note(planned: Any, folder: Path, keep: bool) -> str:
+    """Compute nothing, and note something about it."""
+    note(f"about {planned.identity}")
     return "done"
 
 
@@ -46,3 +54,11 @@ def test_signal_to_the_study_alone_ends_the_steps_that_run_beside_it(tmp_path: P
     with pytest.raises(Stopped) as stopped:
         compute_all([step("a")], tmp_path, 2, wait_for_signal, progress, ())
     assert stopped.value.args == (signal.SIGTERM,)
+
+
+@pytest.mark.process
+def test_notes_of_steps_side_by_side_are_those_of_the_first_process(tmp_path: Path) -> None:
+    progress: Any = SimpleNamespace(finish=lambda step: "")
+    with pytest.warns(BertreeWarning) as caught:
+        compute_all([step("a"), step("b")], tmp_path, 2, compute_with_a_note, progress, ())
+    assert sorted(str(warning.message) for warning in caught) == ["about a", "about b"]

@@ -5,14 +5,17 @@ With several GPUs each process has one of them, so `jobs` steps are spread over 
 
 import multiprocessing
 import os
+import warnings
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from bertree.console import bar, say
+from bertree.console import bar, note, say
+from bertree.errors import BertreeWarning
 from bertree.study.definition import ALONE
 from bertree.study.plan import StudyPlan
 from bertree.study.planned import PlannedStep
@@ -63,7 +66,7 @@ def compute_all(
             cards.put(str(number % torch.cuda.device_count()) if torch.cuda.device_count() > 1 else "")
         done: set[str] = set()
         names = {step.identity for step in waiting}
-        left, running = list(waiting), dict[Future[str], PlannedStep]()
+        left, running = list(waiting), dict[Future[tuple[str, list[str]]], PlannedStep]()
         others = set(multiprocessing.active_children())
         with (
             catch_signals() as signals,
@@ -74,16 +77,27 @@ def compute_all(
                     _stop(set(multiprocessing.active_children()) - others, running, signals.caught)
                 free = 0 if any(step.step.do in ALONE for step in running.values()) else jobs - len(running)
                 for step in startable(left, free, names - done, jobs) if free else ():
-                    running[pool.submit(compute, step, folder, step.identity in kept)] = step
+                    running[pool.submit(_compute, compute, step, folder, step.identity in kept)] = step
                     left.remove(step)
                 for finished in wait(running, timeout=POLL, return_when=FIRST_COMPLETED).done:
                     step = running.pop(finished)
                     done.add(step.identity)
-                    say(f"[{progress.finish(step)}] {finished.result()}")
+                    line, notes = finished.result()
+                    for message in notes:
+                        note(message)
+                    say(f"[{progress.finish(step)}] {line}")
                     shown.advance(1)
 
 
-def _stop(workers: Collection[BaseProcess], running: Collection[Future[str]], number: int) -> None:
+def _compute(compute: Compute, step: PlannedStep, folder: Path, keep: bool) -> tuple[str, list[str]]:
+    """Compute a step in a process of its own; return its line and its notes, which the first process shows."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", BertreeWarning)
+        line = compute(step, folder, keep)
+    return line, [str(warning.message) for warning in caught if issubclass(warning.category, BertreeWarning)]
+
+
+def _stop(workers: Collection[BaseProcess], running: Collection[Future[Any]], number: int) -> None:
     """Pass a signal on to the processes, wait until they have saved what is needed to continue, and end the study."""
     for worker in workers:
         if worker.pid is not None and worker.is_alive():
