@@ -118,7 +118,7 @@ def _unless_folder(model: str) -> str:
 def check_step(planned: PlannedStep, brief: bool = False) -> None:
     """Raise an error if a step cannot be computed. `brief`: a short trial, whose masks need not repeat."""
     step = planned.step
-    if planned.model and planned.model not in PRESETS:
+    if planned.model and planned.model not in PRESETS and not planned.members:  # those have the name of their step
         read_architecture(resolve_model_path(planned.model))
     if planned.model in PRESETS and planned.store is None and step.do not in ("info", "plan"):
         raise UserError(f"{planned.model}: is a preset, which has no tokenizer; give a token store with `store`")
