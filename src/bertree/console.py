@@ -91,6 +91,16 @@ def notes_shown(on: bool) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def collect_notes() -> Iterator[list[str]]:
+    """Collect the notes of the block, in a list that is complete after it, instead of showing them."""
+    notes: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", BertreeWarning)
+        yield notes
+    notes += [str(warning.message) for warning in caught if issubclass(warning.category, BertreeWarning)]
+
+
 def is_showing() -> bool:
     """Whether lines and progress bars are shown."""
     return _SHOWING.get()

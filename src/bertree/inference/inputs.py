@@ -1,5 +1,6 @@
 """Inputs of a model: texts, pairs of texts or token ids, checked, tokenized, packed and batched by length."""
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -132,9 +133,10 @@ def batch_by_length(lengths: Sequence[int], device: torch.device, tokens: int = 
     sizes = np.asarray(lengths, np.int64)
     total = int(sizes.sum())
     limit = min(tokens or BATCH_TOKENS["cuda" if device.type == "cuda" else "cpu"], total)
-    if not tokens and device.type == "cpu" and total > limit:  # as many for each thread
+    if not tokens and device.type == "cpu" and total > limit:
         threads = torch.get_num_threads()
-        limit = min(limit, round_up(-(-total // (-(-total // (limit * threads)) * threads))))
+        batches = threads * math.ceil(total / (limit * threads))  # as many for each thread
+        limit = min(limit, round_up(math.ceil(total / batches)))
     order = np.argsort(-sizes, kind="stable")
     ends = np.cumsum(sizes[order])
     start = 0

@@ -1,7 +1,6 @@
 """The work of a study at one size: every step of every cell and seed, and which step takes whose model."""
 
 import hashlib
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -9,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bertree.config.names import resolve_model_path
-from bertree.console import note
+from bertree.console import collect_notes, note
 from bertree.data.store import Store
 from bertree.distillation.text_recipe import find_recipe
 from bertree.errors import UserError
@@ -119,8 +118,7 @@ def plan_study(
             if step.step.do in JOINING:
                 work.append(_with_members(step, study.cell(name).members or (name,), seed, by_cell))
     checked: set[str] = set()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with collect_notes() as notes:
         for step in work:
             try:
                 if step.identity not in checked:
@@ -128,7 +126,7 @@ def plan_study(
             except UserError as error:
                 raise UserError(f"{study.name}: cell '{step.cell}': {step.step.key}: {error}") from None
             checked.add(step.identity)
-    for message in dict.fromkeys(str(warning.message) for warning in caught):  # many steps say the same
+    for message in dict.fromkeys(notes):  # many steps have the same
         note(message)
     if tasks is None and any(step.data for step in study.steps):
         note("`tasks`: no folder with the data of the tasks, so only the figures of pretraining are computed")
@@ -163,8 +161,8 @@ def _plan_cell(
         model, student = size.recipes.get(step.model, step.model), size.recipes.get(step.student, step.student)
         data = tuple(_find_data(step, name, inputs.tasks) for name in (step.data, *step.more_data) if name)
         glove = _find_data(step, step.glove, inputs.tasks) if step.glove else None
-        read = ["" if source else model, "" if step.student in planned else student]
-        folders = [resolve_model_path(name) for name in read if is_folder(name)]
+        outside = ["" if source else model, "" if step.student in planned else student]  # that no step makes
+        folders = [resolve_model_path(name) for name in outside if is_folder(name)]
         changes = (step.set, size.set.get(step.do), size.set.get(step.name), cell.set.get(step.do))
         settings = [text for part in (*changes, cell.set.get(step.name)) for text in part or ()]
         planned[step.key] = PlannedStep(
@@ -173,8 +171,8 @@ def _plan_cell(
             seed=seed if step.seeded else 0,
             settings=tuple(settings),
             recipe=size.recipes.get(step.recipe, step.recipe + size.suffix) if step.recipe else "",
-            model=read[0],
-            student=read[1],
+            model=outside[0],
+            student=outside[1],
             model_step=source,
             student_step=planned.get(step.student),
             chosen_by=next((choice for choice in first if choice.step.key == step.key), None) if step.choose else None,

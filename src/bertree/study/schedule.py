@@ -5,7 +5,6 @@ With several GPUs each process has one of them, so `jobs` steps are spread over 
 
 import multiprocessing
 import os
-import warnings
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from multiprocessing.process import BaseProcess
@@ -14,8 +13,7 @@ from typing import Any
 
 import torch
 
-from bertree.console import bar, note, say
-from bertree.errors import BertreeWarning
+from bertree.console import bar, collect_notes, note, say
 from bertree.study.definition import ALONE
 from bertree.study.plan import StudyPlan
 from bertree.study.planned import PlannedStep
@@ -91,10 +89,9 @@ def compute_all(
 
 def _compute(compute: Compute, step: PlannedStep, folder: Path, keep: bool) -> tuple[str, list[str]]:
     """Compute a step in a process of its own; return its line and its notes, which the first process shows."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", BertreeWarning)
+    with collect_notes() as notes:
         line = compute(step, folder, keep)
-    return line, [str(warning.message) for warning in caught if issubclass(warning.category, BertreeWarning)]
+    return line, notes
 
 
 def _stop(workers: Collection[BaseProcess], running: Collection[Future[Any]], number: int) -> None:
