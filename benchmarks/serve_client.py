@@ -237,15 +237,15 @@ def start_bertree(folder: Path, *options: str) -> Server:
 
 
 def start_without_model(folder: Path) -> Server:
-    """Start our server with a model that computes nothing."""
-    command = [sys.executable, str(HERE / "serve_peers.py"), "without-model", str(folder), "{port}"]
+    """Start our server with a model that computes nothing. -P: our kernels.py would hide a library of this name."""
+    command = [sys.executable, "-P", str(HERE / "serve_peers.py"), "without-model", str(folder), "{port}"]
     settings = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     return Server("without-model", command, "/v1/embeddings", "minilm", settings)
 
 
 def start_sentence_transformers(folder: Path, python: str) -> Server:
     """Start sentence-transformers behind FastAPI."""
-    command = [python, str(HERE / "serve_peers.py"), "sentence-transformers", str(folder), "{port}"]
+    command = [python, "-P", str(HERE / "serve_peers.py"), "sentence-transformers", str(folder), "{port}"]
     return Server("sentence-transformers", command, "/v1/embeddings", "minilm", {"HF_HUB_OFFLINE": "1"})
 
 
