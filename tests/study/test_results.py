@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from bertree.config.names import FOLDER as DEFAULT
 from bertree.errors import BertreeWarning, UserError
 from bertree.files.formats import Json
 from bertree.study import execute, steps
@@ -230,6 +231,52 @@ def test_two_folders_are_compared_by_their_standard_errors(study_file: Path, tmp
     )
     with pytest.raises(UserError, match="is not the folder of a study"):
         compare_studies(tmp_path / "one", tmp_path)
+
+
+def test_a_model_takes_the_place_of_pretraining(tmp_path: Path, token_store: Path, fake: list[PlannedStep]) -> None:
+    (tmp_path / "SST-2").mkdir()
+    (tmp_path / "SST-2" / "train.tsv").write_text("sentence\tlabel\n" + "good\t1\nbad\t0\n" * 4)
+    (tmp_path / "study.toml").write_text(
+        'title = "T"\nquestion = "Q?"\npaper = "P"\nvaried = "nothing"\ncells = [{name = "a"}, {name = "b"}]\n'
+        'columns = [{name = "loss", figure = "taught.loss"}]\n'
+        'steps = [{do = "pretrain", name = "first", recipe = "bert-base", seeded = false},\n'
+        '{do = "finetune", name = "teacher", model = "first", task = "sst-2", data = "SST-2", seeded = false},\n'
+        '{do = "finetune", name = "features", task = "sst-2", data = "SST-2", frozen = "last"},\n'
+        '{do = "finetune", name = "alone", model = "bilstm", task = "sst-2", data = "SST-2"},\n'
+        '{do = "distill", name = "taught", model = "teacher", student = "half", task = "sst-2", data = "SST-2"}]\n'
+        '[sizes.tiny]\nsuffix = "-tiny"\nset = {first = ["phases.0.steps=2"]}\n'
+    )
+    shutil.copytree(DEFAULT, tmp_path / "copy")
+    out, call = tmp_path / "out", {"study": tmp_path / "study.toml", "tasks": tmp_path, "seeds": 1}
+    results = run_study(**call, model="default", out=out)
+    begins = {planned.step.key: (planned.model, planned.model_step and planned.model_step.step.key) for planned in fake}
+    assert begins == {
+        "teacher": ("default", None),
+        "features": ("default", None),
+        "alone": ("bilstm", None),
+        "taught": ("", "teacher"),
+    }
+    (alone,) = (planned for planned in fake if planned.step.key == "alone")
+    assert alone.tokenizer == DEFAULT, "a preset reads the tokens of the model"
+    table = markdown_table(results)
+    assert "Nothing was pretrained: all cells begin with the model `default`." in table
+    assert "phases.0.steps" not in table
+    assert markdown_table(read_results(out)) == table
+    steps_of_a_copy = plan_study(
+        load_study(tmp_path / "study.toml"), "tiny", store=None, tasks=tmp_path, seeds=1, model=str(tmp_path / "copy")
+    ).steps
+    assert {step.identity for step in steps_of_a_copy} == {planned.identity for planned in fake}
+    with pytest.raises(UserError, match="begins with `model=default`; give another `out` for this"):
+        run_study(**call, store=token_store, out=out)
+    with pytest.raises(UserError, match="nowhere"):
+        run_study(**call, model="nowhere", out=tmp_path / "other")
+
+
+def test_a_model_is_refused_where_cells_pretrain_in_different_ways_or_not_at_all(study_file: Path) -> None:
+    with pytest.raises(UserError, match="its cells pretrain in different ways, so `model=default` cannot take"):
+        run_study(study_file, model="default")
+    with pytest.raises(UserError, match="zero-memory: it pretrains no model, so `model=default` cannot take"):
+        run_study("zero-memory", model="default")
 
 
 def test_a_template_is_a_study(tmp_path: Path, token_store: Path) -> None:

@@ -24,6 +24,10 @@ RUN_OPTIONS = {
         metavar="DIR",
         help="Folder with the data of the tasks (MNLI, SST-2, squad ...). None: only pretraining figures.",
     ),
+    "model": Option(
+        metavar="MODEL",
+        help="Model to begin with, in place of pretraining; for studies whose cells all pretrain the same model.",
+    ),
     "out": Option(help="Folder of the study."),
     "seeds": Option(help="Seeds of every cell. 0: those of the size."),
     "jobs": Option(help="Steps that are computed at a time."),
@@ -130,6 +134,7 @@ def run(results: "StudyResults", options: SimpleNamespace) -> None:
 
     [dim]bertree study run bert-size --store my-store --tasks glue --out bert-size
     bertree study run my-study.toml --store my-store --out mine --seeds 3 --jobs 2
+    bertree study run bilstm-glue --model default --tasks glue --out bilstm
     bertree study run albert-sop --store my-store --out sop --dry-run
     bertree study run --template my-study.toml[/dim]
     """

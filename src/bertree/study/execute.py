@@ -59,6 +59,7 @@ def run_study(
     size: str = "tiny",
     store: str | Path | None = None,
     tasks: str | Path | None = None,
+    model: str | Path | None = None,
     out: str | Path = "study",
     seeds: int = 0,
     jobs: int = 1,
@@ -73,10 +74,11 @@ def run_study(
     """Run a study: a table of a paper, computed again at a size you can afford.
 
     `study` is the name of a built-in one (`bertree.studies()`) or a TOML file of your own. `store` is the token store
-    that models are pretrained on, `tasks` the folder with the data of the tasks. `seeds=0` is the number of the size.
-    `jobs` steps are computed at a time, spread over the GPUs there are; steps that measure time run alone. `only` names
-    cells; `skip` names steps to leave out, for example a task whose data you do not have. Call it again to continue
-    after an interruption, or with more seeds or cells to add them.
+    that models are pretrained on, `tasks` the folder with the data of the tasks. `model` takes the place of
+    pretraining, where all cells pretrain the same model. `seeds=0` is the number of the size. `jobs` steps are computed
+    at a time, spread over the GPUs there are; steps that measure time run alone. `only` names cells; `skip` names steps
+    to leave out, for example a task whose data you do not have. Call it again to continue after an interruption, or
+    with more seeds or cells to add them.
     With `dry_run=True` everything is checked and nothing is computed. With `steps` every run takes only so many steps,
     to try a study out. `template` is a file to which a study of your own is written, with comments; nothing is run.
 
@@ -98,6 +100,7 @@ def run_study(
             seeds=seeds,
             only=only,
             skip=skip,
+            model="" if model is None else str(model),
             device="" if device == "auto" else device,
             steps=steps,
         )

@@ -10,6 +10,7 @@ from typing import Any
 from bertree.config.names import resolve_model_path
 from bertree.console import collect_notes, note
 from bertree.data.store import Store
+from bertree.data.store_files import TOKENIZER
 from bertree.distillation.text_recipe import find_recipe
 from bertree.errors import UserError
 from bertree.model.presets import PRESETS
@@ -30,6 +31,7 @@ class StudyPlan:
     study: Study
     size: str
     steps: Sequence[PlannedStep]  # cell by cell, seed by seed; ensembles last
+    model: str = ""  # that takes the place of pretraining
     brief: int = 0  # steps of every run, if the study is only tried out
 
     @cached_property
@@ -59,14 +61,23 @@ class StudyPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """What the steps read: a token store with its fingerprint, and the folder of the tasks."""
+    """What the steps read: a token store with its fingerprint, the folder of the tasks, and a pretrained model."""
 
     store: Path | None
     text: str
     tasks: Path | None
+    model: str  # takes the place of pretraining; "": every cell pretrains
     device: str
     steps: int  # of every run, to try the study out; 0: all
+    replaced: set[tuple[str, ...]] = field(default_factory=set)  # recipes with settings, whose place the model takes
     hashes: dict[Path, str] = field(default_factory=dict)
+
+    @cached_property
+    def tokenizer(self) -> Path | None:
+        """The tokenizer of presets: that of the model, or of the token store."""
+        if is_folder(self.model):
+            return resolve_model_path(self.model)
+        return self.store / TOKENIZER if self.store is not None else None
 
     def hash_of(self, path: Path) -> str:
         """Return a hash of a file or of the files of a folder: where they lie does not decide a result."""
@@ -89,22 +100,22 @@ def plan_study(
     seeds: int,
     only: Sequence[str] = (),
     skip: Sequence[str] = (),
+    model: str = "",
     device: str = "",
     steps: int = 0,
 ) -> StudyPlan:
     """Return the work of a study; every setting, file and model is checked.
 
-    `steps`: a short trial with so many steps of every run, on few examples."""
+    `model`: a folder or preset in place of the model that all cells pretrain. `steps`: a short trial with so many steps
+    of every run, on few examples."""
     if seeds > MOST_SEEDS:
         raise UserError(f"seeds: must be at most {MOST_SEEDS:,}, not {seeds:,}")
     check_names(skip, [step.key for step in study.steps], f"{study.name}: steps")
     chosen, cells = study.size(size), study.running(only)
-    if store is None and any(step.reads_store for cell in cells for step in study.steps_of(cell, chosen)):
-        raise UserError(f"{study.name}: needs a token store (`store=DIR`): `bertree prepare` makes one of your text")
     if tasks is not None and not tasks.is_dir():
         raise UserError(f"{tasks}: no such folder; `tasks` is the folder with the data of the tasks")
     text = Store.open(store).fingerprint if store is not None else ""
-    inputs = Inputs(store=store, text=text, tasks=tasks, device=device, steps=steps)
+    inputs = Inputs(store=store, text=text, tasks=tasks, model=model, device=device, steps=steps)
     by_cell: dict[tuple[str, int], list[PlannedStep]] = {}
     for cell in cells:
         first: list[PlannedStep] = []
@@ -112,6 +123,11 @@ def plan_study(
             of_cell = replace(cell, set=cell.at.get(size, cell.set))
             by_cell[cell.name, seed] = _plan_cell(study, chosen, of_cell, seed, inputs, skip, first)
             first = first or by_cell[cell.name, seed]
+    if model and len(inputs.replaced) != 1:
+        why = "its cells pretrain in different ways" if inputs.replaced else "it pretrains no model"
+        raise UserError(f"{study.name}: {why}, so `model={model}` cannot take the place of pretraining")
+    if store is None and any(step.step.reads_store for planned in by_cell.values() for step in planned):
+        raise UserError(f"{study.name}: needs a token store (`store=DIR`): `bertree prepare` makes one of your text")
     work = [step for planned in by_cell.values() for step in planned if step.step.do not in JOINING]
     for (name, seed), planned in by_cell.items():
         for step in planned:
@@ -130,7 +146,7 @@ def plan_study(
         note(message)
     if tasks is None and any(step.data for step in study.steps):
         note("`tasks`: no folder with the data of the tasks, so only the figures of pretraining are computed")
-    return StudyPlan(study=study, size=size, steps=work, brief=steps)
+    return StudyPlan(study=study, size=size, steps=work, model=model, brief=steps)
 
 
 def _plan_cell(
@@ -144,9 +160,15 @@ def _plan_cell(
 ) -> list[PlannedStep]:
     """Plan the steps of a cell and seed; `first` are those of the cell's first seed."""
     planned: dict[str, PlannedStep] = {}
-    names = {step.key for step in study.steps}
+    names, replaced = {step.key for step in study.steps}, set[str]()
     for step in study.steps_of(cell, size):
-        others = names - {step.key}  # a student may have the name of its step
+        changes = (step.set, size.set.get(step.do), size.set.get(step.name), cell.set.get(step.do))
+        settings = [text for part in (*changes, cell.set.get(step.name)) for text in part or ()]
+        if inputs.model and step.do == "pretrain":
+            inputs.replaced.add((step.recipe, *settings))
+            replaced.add(step.key)
+            continue
+        others = names - replaced - {step.key}  # a student may have the name of its step
         missing = [name for name in (step.model, step.student) if name in others and name not in planned]
         if step.key in skip or (inputs.tasks is None and (step.data or step.glove)):
             continue
@@ -158,13 +180,15 @@ def _plan_cell(
         takes_model = step.do not in ("pretrain", "ensemble") and not step.recipe and not step.glove
         newest = bases[-1] if bases and takes_model and not step.model else None
         source = planned.get(step.model, newest) if takes_model else None
+        if takes_model and not source and (step.model in replaced or (replaced and not step.model)):
+            step = replace(step, model=inputs.model)
         model, student = size.recipes.get(step.model, step.model), size.recipes.get(step.student, step.student)
         data = tuple(_find_data(step, name, inputs.tasks) for name in (step.data, *step.more_data) if name)
         glove = _find_data(step, step.glove, inputs.tasks) if step.glove else None
         outside = ["" if source else model, "" if step.student in planned else student]  # that no step makes
         folders = [resolve_model_path(name) for name in outside if is_folder(name)]
-        changes = (step.set, size.set.get(step.do), size.set.get(step.name), cell.set.get(step.do))
-        settings = [text for part in (*changes, cell.set.get(step.name)) for text in part or ()]
+        tokenizer = inputs.tokenizer if outside[0] in PRESETS else None
+        folders += [tokenizer] if tokenizer and inputs.model else []
         planned[step.key] = PlannedStep(
             step=replace(step, **FEW) if inputs.steps and step.do in ALONE else step,
             cell=cell.name,
@@ -177,9 +201,10 @@ def _plan_cell(
             student_step=planned.get(step.student),
             chosen_by=next((choice for choice in first if choice.step.key == step.key), None) if step.choose else None,
             store=inputs.store,
-            text=inputs.text if step.reads_store or model in PRESETS else "",
+            text=inputs.text if step.reads_store or (model in PRESETS and not inputs.model) else "",
             data=data,
             glove=glove,
+            tokenizer=tokenizer,
             contents=(
                 *map(inputs.hash_of, data),
                 inputs.hash_of(glove) if glove else "",

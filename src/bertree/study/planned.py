@@ -16,7 +16,6 @@ from bertree.config.settings import as_tree
 from bertree.data.formats import Format
 from bertree.data.masking import Masking
 from bertree.data.store import Store
-from bertree.data.store_files import TOKENIZER
 from bertree.data.stream import check_codes
 from bertree.distillation.text_recipe import find_recipe
 from bertree.embeddings import sts
@@ -60,6 +59,7 @@ class PlannedStep:
     text: str  # fingerprint of the store, if the step reads it
     data: tuple[Path, ...]
     glove: Path | None
+    tokenizer: Path | None = field(default=None, compare=False)  # for a preset, which has none of its own
     contents: tuple[str, ...]  # hashes of the data, of the word vectors and of the folders of models
     device: str = field(default="", compare=False)  # on which the study runs
     median: bool = field(default=False, compare=False)  # of fine-tuning seeds, instead of the mean
@@ -100,11 +100,6 @@ class PlannedStep:
         """The steps that must be done before it."""
         return [*self.sources, *([self.chosen_by] if self.chosen_by else [])]
 
-    @property
-    def tokenizer(self) -> Path | None:
-        """The store's tokenizer, for a preset, which has none of its own."""
-        return self.store / TOKENIZER if self.store is not None and self.model in PRESETS else None
-
 
 def is_folder(model: str) -> bool:
     """Return whether a name is that of a model's folder, or of the bundled model."""
@@ -120,7 +115,7 @@ def check_step(planned: PlannedStep, brief: bool = False) -> None:
     step = planned.step
     if planned.model and planned.model not in PRESETS and not planned.members:  # those have the name of their step
         read_architecture(resolve_model_path(planned.model))
-    if planned.model in PRESETS and planned.store is None and step.do not in ("info", "plan"):
+    if planned.model in PRESETS and planned.tokenizer is None and step.do not in ("info", "plan"):
         raise UserError(f"{planned.model}: is a preset, which has no tokenizer; give a token store with `store`")
     check_names(step.objectives, OBJECTIVES, "objectives")
     if step.do == "pretrain" or step.measure == "training":

@@ -218,16 +218,19 @@ def _settings(results: StudyResults) -> list[tuple[str, list[tuple[str, str]]]]:
     study = results.study
     changes = [("all cells", study.size(results.size).set)]
     changes += [(cell.name, cell.at.get(results.size, cell.set)) for cell in results.cells if cell.run]
-    return [
-        (name, [(step, " ".join(texts)) for step, texts in settings.items() if texts])
+    replaced = {"pretrain", *(step.key for step in study.steps if step.do == "pretrain")} if results.model else set()
+    by_step = [
+        (name, [(step, " ".join(texts)) for step, texts in settings.items() if texts and step not in replaced])
         for name, settings in changes
-        if any(settings.values())
     ]
+    return [(name, texts) for name, texts in by_step if texts]
 
 
 def remarks(results: StudyResults) -> list[str]:
     """Return what a reader of the figures must know: choices, probes, extrapolated times, steps side by side."""
     lines = dict.fromkeys(line for row in results.rows for line in _remarks_on(row))
+    if results.model:
+        lines[f"Nothing was pretrained: all cells begin with the model `{results.model}`."] = None
     if results.brief:
         lines[f"Only tried out, with {results.brief} steps of every run: the figures mean nothing."] = None
     if results.study.median:

@@ -71,6 +71,7 @@ class StudyResults(ShownAsTable):
     shared: Sequence[str] = ()
     signal: int | None = None  # that ended the run of the study early
     sessions: Sequence[Json] = ()  # calls that computed steps: machine, torch, jobs, minutes
+    model: str = ""  # that took the place of pretraining
     brief: int = 0  # steps of every run, if the study was only tried out
 
     def estimate(self, cell: str, column: str | Column) -> Estimate | None:
@@ -221,6 +222,11 @@ def earlier_plan(folder: Path, plan: StudyPlan) -> Json:
             f"{folder}: holds the study {before['study']} at size {before['size']}; give another `out` for "
             f"{plan.study.name} at size {plan.size}"
         )
+    if (model := before.get("model", "")) != plan.model:
+        begins = f"begins with `model={model}`" if model else "pretrains its models"
+        raise UserError(
+            f"{folder}: {begins}; give another `out` for {f'`model={plan.model}`' if plan.model else 'this'}"
+        )
     if before.get("brief", 0) != plan.brief:
         raise UserError(f"{folder}: `steps={before.get('brief', 0)}` there, {plan.brief} now; give another `out`")
     return before
@@ -240,6 +246,7 @@ def write_plan(folder: Path, plan: StudyPlan, source: str | Path, session: Json)
         sessions = [*before.get("sessions", ()), session]
     write_atomically(folder / STUDY, path.read_bytes())
     content: Json = {"study": plan.study.name, "size": plan.size, "shared": plan.shared, "steps": steps}
+    content |= {"model": plan.model} if plan.model else {}
     content |= {"brief": plan.brief} if plan.brief else {}
     write_atomically(folder / PLAN, json_text(content | {"sessions": sessions}, 1) + "\n")
 
@@ -301,6 +308,7 @@ def read_results(folder: str | Path) -> StudyResults:
         rows=rows,
         shared=plan["shared"],
         sessions=plan.get("sessions", ()),
+        model=plan.get("model", ""),
         brief=plan.get("brief", 0),
     )
 
