@@ -106,6 +106,7 @@ def test_mistakes(trained: Trained, letters: Path, tmp_path: Path, command: Comm
             ("index", "query", out, "x", "--where", "form=Ida"),
         ),
         ("question: is empty", ("index", "query", out, " ")),
+        ("--schema and --table are for an index in PostgreSQL", ("index", "query", out, "x", "--schema", "library")),
         ("is not an index", ("index", "info", tmp_path)),
         ("--where key=value", ("index", "remove", out)),
         ("no document to remove", ("index", "remove", out, "nobody")),

@@ -13,6 +13,7 @@ from bertree.errors import UserError
 if TYPE_CHECKING:
     from bertree.inference.model import Model
     from bertree.search.faiss_index import Watch
+    from bertree.search.index import AnyIndex
 
 
 def _folder(path: str) -> Path:
@@ -94,3 +95,13 @@ def show_progress(what: str, total: int | None) -> "Iterator[Watch]":
                 progress.move_to(count)
 
         yield watch
+
+
+def open_at(index: str, model: "Model | None", schema: str, table: str) -> "AnyIndex":
+    """Open the index in a folder, or at an address; a schema or table for a folder is refused."""
+    from bertree.search.index import open_index
+    from bertree.search.postgres.location import SCHEMA, TABLE, is_address
+
+    if not is_address(index) and (schema, table) != (SCHEMA, TABLE):
+        raise UserError(f"{index}: is no postgresql:// address; --schema and --table are for an index in PostgreSQL")
+    return open_index(index, model, schema, table)

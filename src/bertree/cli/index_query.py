@@ -15,6 +15,7 @@ from bertree.cli.index_options import (
     WhereOption,
     filters,
     load_encoder,
+    open_at,
 )
 from bertree.cli.options import DeviceOption, JsonOption, PrecisionOption, SchemaOption, TableOption
 from bertree.console import bar, note
@@ -61,12 +62,11 @@ def query(
     """
     from bertree.cli.render.index import print_hits
     from bertree.inference.load import choose_device, load
-    from bertree.search.index import open_index
     from bertree.search.ranking import choose_mode
     from bertree.search.rerank import CANDIDATES
 
     _check_reranking(rerank, candidates, label)
-    with open_index(index, None, schema, table) as unloaded:
+    with open_at(index, None, schema, table) as unloaded:
         name, passages, state = unloaded.name, len(unloaded), unloaded.state
         chosen_mode = choose_mode(mode, unloaded.has_words, name)
         chosen = "" if chosen_mode == "words" else model or unloaded.model_path
@@ -75,7 +75,7 @@ def query(
     if not getattr(state, "complete", True):
         note(f"{name}: is not finished; what is there is searched (run `bertree index build` again to go on)")
     encoder = load_encoder(chosen, device, precision) if chosen else None
-    with open_index(index, encoder, schema, table) as opened:
+    with open_at(index, encoder, schema, table) as opened:
         reranker = load(rerank, device=choose_device(device)) if rerank else None
         hits = opened.search(
             question,
@@ -127,16 +127,15 @@ def evaluate(
     """
     from bertree.cli.render.index import print_evaluation
     from bertree.inference.load import choose_device, load
-    from bertree.search.index import open_index
     from bertree.search.questions import evaluate_search, read_questions
     from bertree.search.rerank import CANDIDATES
 
     _check_reranking(rerank, candidates, label)
     asked = read_questions(questions, question, document)  # raises for a wrong file before a model is loaded
-    with open_index(index, None, schema, table) as unloaded:
+    with open_at(index, None, schema, table) as unloaded:
         chosen = model or unloaded.model_path
     reranker = load(rerank, device=choose_device(device)) if rerank else None
-    with open_index(index, load_encoder(chosen, device, precision), schema, table) as opened:
+    with open_at(index, load_encoder(chosen, device, precision), schema, table) as opened:
         most = candidates or CANDIDATES
         result = evaluate_search(opened, asked, rerank=reranker, candidates=most, label=label, tune=tune, out=out)
     print_json(result.json()) if as_json else print_evaluation(result)
@@ -173,13 +172,12 @@ def mine(
     bertree embeddings train default --data mined.jsonl --loss cross --out my-reranker
     bertree embeddings train default --data mined.jsonl --teacher my-reranker/model --out my-student[/dim]
     """
-    from bertree.search.index import open_index
     from bertree.search.questions import mine_negatives
 
-    with open_index(index, None, schema, table) as unloaded:
+    with open_at(index, None, schema, table) as unloaded:
         chosen = model or unloaded.model_path
     columns = {"question": question, "document": document}
-    with open_index(index, load_encoder(chosen, device, precision), schema, table) as opened:
+    with open_at(index, load_encoder(chosen, device, precision), schema, table) as opened:
         mined = mine_negatives(opened, questions, out, negatives=negatives, skip=skip, mode=mode, **columns)
     if mined.missing:
         note(f"{counted(mined.missing, 'question')} without a document in the index")
@@ -198,9 +196,9 @@ def info(
     [dim]bertree index info my-index --json[/dim]
     """
     from bertree.cli.render.index import print_exported_info, print_index_info
-    from bertree.search.index import Index, open_index
+    from bertree.search.index import Index
 
-    with open_index(index, None, schema, table) as opened:
+    with open_at(index, None, schema, table) as opened:
         if isinstance(opened, Index):
             if check:
                 opened.verify()
