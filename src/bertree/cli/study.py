@@ -120,6 +120,8 @@ def show(
             for step, fields in cell.change.items()
         ]
         print(f"- {cell.name}: {'; '.join(parts) or 'as the study'}")
+    if all(len(loaded.pretraining(loaded.running(), size)) == 1 for size in loaded.sizes.values()):
+        print("\nAll cells pretrain the same model; --model MODEL of `study run` takes its place.")
     print("\nCost (~: an estimate):\n")
     for size in loaded.sizes:
         print(f"- {_cost(loaded, size)[1]}")

@@ -210,6 +210,17 @@ class Study:
         steps = [step for step in self.steps if not cell.steps or step.key in cell.steps]
         return [changed(changed(step, size.change, self.name), cell.change, self.name) for step in steps]
 
+    def pretraining(self, cells: Sequence[StudyCell], size: StudySize) -> set[tuple[str, ...]]:
+        """Return how the cells pretrain: each recipe with its settings."""
+        steps = [(step, cell) for cell in cells for step in self.steps_of(cell, size) if step.do == "pretrain"]
+        return {(step.recipe, *settings_of(step, cell, size)) for step, cell in steps}
+
+
+def settings_of(step: StudyStep, cell: StudyCell, size: StudySize) -> tuple[str, ...]:
+    """Return all settings of a step of a cell."""
+    parts = (step.set, *(part.get(name, ()) for part in (size.set, cell.set) for name in (step.do, step.name)))
+    return tuple(text for part in parts for text in part)
+
 
 def changed(step: StudyStep, changes: Changes, where: str) -> StudyStep:
     """Return a step with other fields: those for its kind, then those for its name. Settings are added to its own."""

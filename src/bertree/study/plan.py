@@ -15,7 +15,7 @@ from bertree.distillation.text_recipe import find_recipe
 from bertree.errors import UserError
 from bertree.model.presets import PRESETS
 from bertree.pretraining import recipe as recipes
-from bertree.study.definition import ALONE, BASES, JOINING, Study, StudyCell, StudySize, StudyStep
+from bertree.study.definition import ALONE, BASES, JOINING, Study, StudyCell, StudySize, StudyStep, settings_of
 from bertree.study.load import check_names
 from bertree.study.planned import PlannedStep, check_step, is_folder
 
@@ -69,7 +69,6 @@ class Inputs:
     model: str  # takes the place of pretraining; "": every cell pretrains
     device: str
     steps: int  # of every run, to try the study out; 0: all
-    replaced: set[tuple[str, ...]] = field(default_factory=set)  # recipes with settings, whose place the model takes
     hashes: dict[Path, str] = field(default_factory=dict)
 
     @cached_property
@@ -111,7 +110,14 @@ def plan_study(
     if seeds > MOST_SEEDS:
         raise UserError(f"seeds: must be at most {MOST_SEEDS:,}, not {seeds:,}")
     check_names(skip, [step.key for step in study.steps], f"{study.name}: steps")
-    chosen, cells = study.size(size), study.running(only)
+    chosen = study.size(size)
+    cells = [replace(cell, set=cell.at.get(size, cell.set)) for cell in study.running(only)]
+    if model and len(ways := study.pretraining(cells, chosen)) != 1:
+        why = "its cells pretrain in different ways" if ways else "it pretrains no model"
+        raise UserError(f"{study.name}: {why}, so `model={model}` cannot take the place of pretraining")
+    kept = [step for cell in cells for step in study.steps_of(cell, chosen) if not (model and step.do == "pretrain")]
+    if store is None and any(step.reads_store for step in kept):
+        raise UserError(f"{study.name}: needs a token store (`store=DIR`): `bertree prepare` makes one of your text")
     if tasks is not None and not tasks.is_dir():
         raise UserError(f"{tasks}: no such folder; `tasks` is the folder with the data of the tasks")
     text = Store.open(store).fingerprint if store is not None else ""
@@ -120,14 +126,8 @@ def plan_study(
     for cell in cells:
         first: list[PlannedStep] = []
         for seed in range(seeds or chosen.seeds):
-            of_cell = replace(cell, set=cell.at.get(size, cell.set))
-            by_cell[cell.name, seed] = _plan_cell(study, chosen, of_cell, seed, inputs, skip, first)
+            by_cell[cell.name, seed] = _plan_cell(study, chosen, cell, seed, inputs, skip, first)
             first = first or by_cell[cell.name, seed]
-    if model and len(inputs.replaced) != 1:
-        why = "its cells pretrain in different ways" if inputs.replaced else "it pretrains no model"
-        raise UserError(f"{study.name}: {why}, so `model={model}` cannot take the place of pretraining")
-    if store is None and any(step.step.reads_store for planned in by_cell.values() for step in planned):
-        raise UserError(f"{study.name}: needs a token store (`store=DIR`): `bertree prepare` makes one of your text")
     work = [step for planned in by_cell.values() for step in planned if step.step.do not in JOINING]
     for (name, seed), planned in by_cell.items():
         for step in planned:
@@ -162,10 +162,7 @@ def _plan_cell(
     planned: dict[str, PlannedStep] = {}
     names, replaced = {step.key for step in study.steps}, set[str]()
     for step in study.steps_of(cell, size):
-        changes = (step.set, size.set.get(step.do), size.set.get(step.name), cell.set.get(step.do))
-        settings = [text for part in (*changes, cell.set.get(step.name)) for text in part or ()]
         if inputs.model and step.do == "pretrain":
-            inputs.replaced.add((step.recipe, *settings))
             replaced.add(step.key)
             continue
         others = names - replaced - {step.key}  # a student may have the name of its step
@@ -193,7 +190,7 @@ def _plan_cell(
             step=replace(step, **FEW) if inputs.steps and step.do in ALONE else step,
             cell=cell.name,
             seed=seed if step.seeded else 0,
-            settings=tuple(settings),
+            settings=settings_of(step, cell, size),
             recipe=size.recipes.get(step.recipe, step.recipe + size.suffix) if step.recipe else "",
             model=outside[0],
             student=outside[1],
