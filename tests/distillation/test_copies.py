@@ -31,6 +31,20 @@ def test_copies_are_labeled_by_the_teacher(name: str, command: Command, trained:
     assert first["soft"] > 0
 
 
+def test_copies_are_made_of_the_examples_that_are_drawn_alone(
+    command: Command, trained: Trained, tmp_path: Path
+) -> None:
+    """Were rows drawn from examples and copies together, most of them would be copies."""
+    out = tmp_path / "out"
+    command.well(*command_of(trained, "classification", out, "examples=20", "copies=3", "ngram=0", "epochs=0.1"))
+    alone = tmp_path / "alone"
+    command.well(*command_of(trained, "classification", alone, "examples=20", "epochs=0.1"))
+    scores, drawn = (load_file(folder / teacher.SCORES_FILE)["scores"] for folder in (out, alone))
+    assert len(drawn) == 20
+    assert 40 < len(scores) <= 80
+    assert abs(scores[:20] - drawn).max() < 1e-4, "the same examples come first"
+
+
 def test_masks_are_spelled_as_each_tokenizer_does(command: Command, trained: Trained, tmp_path: Path) -> None:
     """The student's mask is <mask>, the teacher's [MASK]: to the teacher, both runs read the same texts."""
     text = " ".join(WORDS)

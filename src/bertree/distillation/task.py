@@ -35,6 +35,7 @@ from bertree.finetuning.job import (
     EncodedJob,
     TaskExamples,
     TaskJob,
+    draw_examples,
     find_splits,
     read_examples,
     with_layout,
@@ -84,6 +85,7 @@ def distill_on_task(
         reorder_classes(model, teacher, data.task)
         length = _max_length(config, data.task, model, teacher)
         shared = teacher.check(data.task, student, model.required_tokenizer, length)
+        data = draw_examples(data, config.train, config.run.seed)  # before the copies, which are not drawn from
         data, mask = _add_copies(data, config.distill, model.required_tokenizer)
         about = f"{student}{f' of layers {layers}' if layers else ''} taught by {teacher_path}"
         settings = replace(config, note=about, train=replace(config.train, max_length=length))
