@@ -4,6 +4,7 @@ import json
 import math
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -275,8 +276,49 @@ def test_a_model_takes_the_place_of_pretraining(tmp_path: Path, token_store: Pat
 def test_a_model_is_refused_where_cells_pretrain_in_different_ways_or_not_at_all(study_file: Path) -> None:
     with pytest.raises(UserError, match="its cells pretrain in different ways, so `model=default` cannot take"):
         run_study(study_file, model="default")
-    with pytest.raises(UserError, match="zero-memory: it pretrains no model, so `model=default` cannot take"):
+    with pytest.raises(UserError, match="zero-memory: its cells pretrain no model, so `model=default` cannot take"):
         run_study("zero-memory", model="default")
+
+
+def test_what_cannot_be_run_is_refused_before_anything_is_written(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "own.txt").write_text("text")
+    (tmp_path / "bilstm").mkdir()
+    tasks = tmp_path / "tasks"
+    for name in ("SST-2", "QQP", "MNLI"):
+        (tasks / name).mkdir(parents=True)
+        (tasks / name / "train.tsv").write_text("sentence\tlabel\n" + "good\t1\nbad\t0\n" * 4)
+    taught: dict[str, Any] = {"study": "bilstm-glue", "model": "default", "tasks": tasks, "skip": ["qqp", "mnli"]}
+    for message, call in (
+        ("`device` 'gpu': cannot be used here", {"device": "gpu"}),
+        ("`seeds`: must be 0 to 1,000, not -1", {"seeds": -1}),
+        ("`steps`: must be at least 0, not -2", {"steps": -2}),
+        ("data: holds other files; give another `out`", {"out": "data"}),
+        ("own.txt: is a file; give another `out`", {"out": "data/own.txt"}),
+        ("own.txt: is a file; `tasks` is the folder", {"tasks": "data/own.txt"}),
+        ("no step is left to compute; give `tasks`", {"study": "distil-speed"}),
+        ("nowhere: no such folder or preset", taught | {"model": "nowhere"}),
+        ("the chosen cells pretrain no model, so", taught | {"only": ["BiLSTM"]}),
+        ("bilstm: is a preset here, but a file or folder of this name hides it", taught),
+    ):
+        with pytest.raises(UserError, match=message):
+            run_study(**({"study": "zero-memory", "out": "new", "dry_run": True} | call))
+    (tmp_path / "bilstm").rmdir()
+    with pytest.raises(UserError, match="bilstm: would hide the preset 'bilstm', which the study uses"):
+        run_study(**taught, out="bilstm", dry_run=True)
+    assert not (tmp_path / "new").exists()
+
+
+def test_rows_of_other_settings_are_noted_and_bars_in_names_are_no_borders(tmp_path: Path) -> None:
+    results = run_study("zero-memory", out=tmp_path / "out")
+    plan = json.loads((tmp_path / "out" / "plan.json").read_text())
+    plan["steps"][0]["folder"] += "0"
+    (tmp_path / "out" / "plan.json").write_text(json.dumps(plan))
+    with pytest.warns(BertreeWarning, match="1 step of earlier calls had other text, data or settings"):
+        run_study("zero-memory", out=tmp_path / "out", dry_run=True)
+    named = replace(results.study, varied="|u-v|")
+    assert r"| \|u-v\| |" in markdown_table(replace(results, study=named))
 
 
 def test_a_template_is_a_study(tmp_path: Path, token_store: Path) -> None:

@@ -8,7 +8,7 @@ import typer
 
 from bertree.cli.command import TRAIN, print_json, python_verb, verb
 from bertree.cli.options import JsonOption, Option
-from bertree.console import say
+from bertree.console import note, say
 from bertree.errors import UserError, counted
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ RUN_OPTIONS = {
     "device": Option(metavar="auto|cpu|cuda", help="Device of all steps."),
     "only": Option(metavar="CELL", help="Compute this cell alone; may be repeated."),
     "skip": Option(metavar="STEP", help="Leave out this step, for example a task without data; may be repeated."),
-    "steps": Option(help="Only try the study out: so many steps of every run, on few examples. 0: all."),
+    "steps": Option(help="Only try the study out: so many steps of pretraining, few examples of a task. 0: all."),
     "dry_run": Option(help="Check everything and print what would be computed."),
     "template": Option(metavar="FILE", help="Write a study of your own (or a copy of STUDY) to this file, and stop."),
 }
@@ -136,7 +136,7 @@ def run(results: "StudyResults", options: SimpleNamespace) -> None:
 
     [dim]bertree study run bert-size --store my-store --tasks glue --out bert-size
     bertree study run my-study.toml --store my-store --out mine --seeds 3 --jobs 2
-    bertree study run bilstm-glue --model default --tasks glue --out bilstm
+    bertree study run bilstm-glue --model default --tasks glue --out from-default
     bertree study run albert-sop --store my-store --out sop --dry-run
     bertree study run --template my-study.toml[/dim]
     """
@@ -146,6 +146,9 @@ def run(results: "StudyResults", options: SimpleNamespace) -> None:
     report(results, options)
     if results.signal is not None:
         raise typer.Exit(128 + results.signal)
+    if failed := sum(row["state"] not in ("done", "diverged") for row in results.rows):
+        note(f"{counted(failed, 'row')} without figures, because a step failed; the same command tries again")
+        raise typer.Exit(1)
 
 
 def report(results: "StudyResults", options: SimpleNamespace) -> None:

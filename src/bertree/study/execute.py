@@ -14,6 +14,7 @@ import math
 import shutil
 import time
 import traceback
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import version
@@ -24,10 +25,11 @@ import torch
 
 from bertree.comparison.timing import processor
 from bertree.console import note, showing
-from bertree.errors import UserError
+from bertree.errors import UserError, counted
 from bertree.files.atomic import exclusive_lock, make_folder, make_folders, refuse_other, write_into_folder
 from bertree.files.formats import Json, json_text, read_json
 from bertree.inference.load import choose_device
+from bertree.model.presets import PRESETS
 from bertree.report.formats import duration
 from bertree.run_folder import CHECKPOINTS, MODEL
 from bertree.study.load import load_study, write_template
@@ -35,11 +37,14 @@ from bertree.study.plan import StudyPlan, plan_study
 from bertree.study.planned import PlannedStep
 from bertree.study.report import write_tables
 from bertree.study.results import (
+    PLAN,
     RESULT,
+    STUDY,
     StudyResults,
     earlier_plan,
     end_session,
     is_copy,
+    note_other_steps,
     read_results,
     read_rows,
     restore_steps,
@@ -47,6 +52,7 @@ from bertree.study.results import (
 )
 from bertree.study.schedule import StudyProgress, compute_all
 from bertree.study.steps import NO_MODEL, RUN, STEPS, Stopped
+from bertree.train.device_setup import usable_device
 
 # Of a run with one of the settings that a step chooses among: its folder, and its figures.
 CHOICE, TRIAL = "choice-{}", "choice-{}.json"
@@ -87,10 +93,11 @@ def run_study(
     if template is not None:
         return StudyResults(study=write_template(Path(template), str(study)), size=size, rows=())
     if jobs < 1:
-        raise UserError(f"jobs: must be at least 1, not {jobs}")
+        raise UserError(f"`jobs`: must be at least 1, not {jobs}")
     if not study:
         raise UserError("give the name of a study (`bertree study list`) or a .toml file of your own")
     loaded, folder = load_study(study), Path(out)
+    usable_device(device, "`device`")
     with showing(progress):
         plan = plan_study(
             loaded,
@@ -105,11 +112,17 @@ def run_study(
             steps=steps,
         )
         refuse_other(folder)
-        earlier_plan(folder, plan)
+        used = {name for step in plan.steps for name in (step.model, step.student)}
+        if hidden := next((name for name in used & PRESETS.keys() if Path(name).resolve() == folder.resolve()), None):
+            raise UserError(f"{out}: would hide the preset '{hidden}', which the study uses; give another `out`")
+        _check_folder(folder)
+        note_other_steps(earlier_plan(folder, plan), plan)
         ended = _ended(plan, folder)
         waiting = _waiting(plan, folder, ended)
         note(_estimate(plan, waiting, ended, jobs))
         if dry_run:
+            counts = Counter(step.step.key for step in waiting)
+            note(f"to compute: {', '.join(f'{name} x {count}' for name, count in counts.items()) or 'nothing'}")
             return StudyResults(study=loaded, size=size, rows=())
         with make_folders(folder), exclusive_lock(folder):
             machine = processor(torch.device(choose_device(device)))
@@ -131,6 +144,16 @@ def run_study(
             results = replace(read_results(folder), signal=signal)
             write_tables(folder, results)
     return results
+
+
+def _check_folder(folder: Path) -> None:
+    """Refuse a folder that is not a study's and has other files."""
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder}: is a file; give another `out`")
+    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    others = [name for name in names if name != STUDY and not name.startswith(".")]  # a call that was killed early
+    if PLAN not in names and others:
+        raise UserError(f"{folder}: holds other files; give another `out`")
 
 
 def _ended(plan: StudyPlan, folder: Path) -> dict[str, Json]:
@@ -179,9 +202,10 @@ def _estimate(plan: StudyPlan, waiting: Sequence[PlannedStep], ended: dict[str, 
     basis = "as a run has taken" if size.measured else "as the study file estimates"
     source = f"on {size.machine}, {basis}" if unmeasured else "as measured here"
     beside = f", {jobs} at a time" if jobs > 1 else ", one at a time"
+    time_left = f"; about {duration(seconds / max(1, min(jobs, len(waiting))))} {source}{beside}"
     return (
-        f"{plan.study.name}, {plan.size}: {runs} runs of cells, {len(waiting)} of {len(plan.distinct)} steps to "
-        f"compute; about {duration(seconds / jobs)} {source}{beside}"
+        f"{plan.study.name}, {plan.size}: {runs} combinations of cell and seed, {len(waiting)} of "
+        f"{counted(len(plan.distinct), 'step')} to compute{time_left if waiting and not plan.brief else ''}"
     )
 
 

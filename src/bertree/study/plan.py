@@ -107,19 +107,23 @@ def plan_study(
 
     `model`: a folder or preset in place of the model that all cells pretrain. `steps`: a short trial with so many steps
     of every run, on few examples."""
-    if seeds > MOST_SEEDS:
-        raise UserError(f"seeds: must be at most {MOST_SEEDS:,}, not {seeds:,}")
+    if not 0 <= seeds <= MOST_SEEDS:
+        raise UserError(f"`seeds`: must be 0 to {MOST_SEEDS:,}, not {seeds:,}")
+    if steps < 0:
+        raise UserError(f"`steps`: must be at least 0, not {steps}")
     check_names(skip, [step.key for step in study.steps], f"{study.name}: steps")
     chosen = study.size(size)
     cells = [replace(cell, set=cell.at.get(size, cell.set)) for cell in study.running(only)]
     if model and len(ways := study.pretraining(cells, chosen)) != 1:
-        why = "its cells pretrain in different ways" if ways else "it pretrains no model"
-        raise UserError(f"{study.name}: {why}, so `model={model}` cannot take the place of pretraining")
+        cells_here = "the chosen cells" if only else "its cells"
+        why = f"{cells_here} pretrain in different ways" if ways else f"{cells_here} pretrain no model"
+        raise UserError(f"{study.name}: {why}, so `model={model}` cannot take the place of pretraining; leave it out")
     kept = [step for cell in cells for step in study.steps_of(cell, chosen) if not (model and step.do == "pretrain")]
     if store is None and any(step.reads_store for step in kept):
         raise UserError(f"{study.name}: needs a token store (`store=DIR`): `bertree prepare` makes one of your text")
     if tasks is not None and not tasks.is_dir():
-        raise UserError(f"{tasks}: no such folder; `tasks` is the folder with the data of the tasks")
+        what = "is a file" if tasks.exists() else "no such folder"
+        raise UserError(f"{tasks}: {what}; `tasks` is the folder with the data of the tasks")
     text = Store.open(store).fingerprint if store is not None else ""
     inputs = Inputs(store=store, text=text, tasks=tasks, model=model, device=device, steps=steps)
     by_cell: dict[tuple[str, int], list[PlannedStep]] = {}
@@ -133,6 +137,9 @@ def plan_study(
         for step in planned:
             if step.step.do in JOINING:
                 work.append(_with_members(step, study.cell(name).members or (name,), seed, by_cell))
+    if not work:
+        why = "give `tasks`, the folder with their data" if tasks is None else "skip fewer steps"
+        raise UserError(f"{study.name}: no step is left to compute; {why}")
     checked: set[str] = set()
     with collect_notes() as notes:
         for step in work:

@@ -114,7 +114,12 @@ def check_step(planned: PlannedStep, brief: bool = False) -> None:
     """Raise an error if a step cannot be computed. `brief`: a short trial, whose masks need not repeat."""
     step = planned.step
     if planned.model and planned.model not in PRESETS and not planned.members:  # those have the name of their step
-        read_architecture(resolve_model_path(planned.model))
+        if not (path := resolve_model_path(planned.model)).exists():
+            raise UserError(f"{planned.model}: no such folder or preset")
+        read_architecture(path)
+    for name in {planned.model, planned.student} & PRESETS.keys():
+        if Path(name).exists():
+            raise UserError(f"{name}: is a preset here, but a file or folder of this name hides it; rename that")
     if planned.model in PRESETS and planned.tokenizer is None and step.do not in ("info", "plan"):
         raise UserError(f"{planned.model}: is a preset, which has no tokenizer; give a token store with `store`")
     check_names(step.objectives, OBJECTIVES, "objectives")

@@ -94,7 +94,8 @@ def figure_with_published(results: StudyResults, cell: StudyCell, column: Column
 
 
 def _row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+    escaped = [cell.replace("|", "\\|") for cell in cells]  # |u-v| is no border
+    return f"| {' | '.join(escaped)} |"
 
 
 def _estimate(estimate: Estimate | None, column: Column) -> str:
@@ -232,7 +233,9 @@ def remarks(results: StudyResults) -> list[str]:
     if results.model:
         lines[f"Nothing was pretrained: all cells begin with the model `{results.model}`."] = None
     if results.brief:
-        lines[f"Only tried out, with {results.brief} steps of every run: the figures mean nothing."] = None
+        lines[
+            f"Only tried out, with {results.brief} steps of pretraining and few examples: the figures mean nothing."
+        ] = None
     if results.study.median:
         lines["Figures are medians; the standard error of a median is taken as 1.25 times that of the mean."] = None
     jobs = max((session["jobs"] for session in results.sessions), default=1)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean, median, stdev
 
+from bertree.console import note
 from bertree.errors import UserError, counted
 from bertree.files.atomic import write_atomically, write_into_folder
 from bertree.files.formats import Json, json_text, read_json, read_json_lines
@@ -230,6 +231,17 @@ def earlier_plan(folder: Path, plan: StudyPlan) -> Json:
     if before.get("brief", 0) != plan.brief:
         raise UserError(f"{folder}: `steps={before.get('brief', 0)}` there, {plan.brief} now; give another `out`")
     return before
+
+
+def note_other_steps(before: Json, plan: StudyPlan) -> None:
+    """Note the steps of earlier calls that were not the same as they are now."""
+    folders = {(step.cell, step.seed, step.step.key): step.folder for step in plan.steps}
+    earlier = {(step["cell"], step["seed"], step["step"]): step["folder"] for step in before.get("steps", ())}
+    if others := sum(folders.get(key, folder) != folder for key, folder in earlier.items()):
+        note(
+            f"{counted(others, 'step')} of earlier calls had other text, data or settings, or belong to another "
+            "version; their rows are left out, and they are computed again"
+        )
 
 
 def write_plan(folder: Path, plan: StudyPlan, source: str | Path, session: Json) -> None:

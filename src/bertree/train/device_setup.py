@@ -39,12 +39,7 @@ class DeviceSetup:
     @classmethod
     def from_settings(cls, run: RunSettings) -> "DeviceSetup":
         """Return the device and precision of the settings; `auto` is the best choice on this machine."""
-        name = run.device if run.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
-        try:
-            device = torch.device(name)
-            torch.empty(0, device=device)
-        except (RuntimeError, AssertionError) as error:
-            raise UserError(f"run.device '{name}': cannot be used here ({device_problem(error)})") from None
+        device = usable_device(run.device, "run.device")
         gpu = device.type == "cuda"
         bf16 = run.precision == "bf16" or (run.precision == "auto" and gpu and torch.cuda.is_bf16_supported())
         if bf16 and device.type == "cpu" and not has_native_bfloat16():
@@ -56,6 +51,17 @@ class DeviceSetup:
     def description(self) -> str:
         """Device and precision, for the first lines of a run."""
         return f"{self.device}, {'bf16' if self.bf16 else 'fp32'}"
+
+
+def usable_device(name: str, setting: str) -> torch.device:
+    """Return the device of a name; `auto` is a GPU if there is one. One that cannot be used is refused."""
+    name = name if name != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"{setting} '{name}': cannot be used here ({device_problem(error)})") from None
+    return device
 
 
 def set_deterministic(deterministic: bool) -> None:
