@@ -124,16 +124,8 @@ class DecoderWeights:
         """Return the logits of states after the last layer (s x v).
 
         `banned_v`: -inf for tokens that are not to be chosen; needed only where outputs are screened."""
-        x_sh = _transform(self.head, x_sh if self.norm is None else self.norm(x_sh))
+        x_sh = self.head.transform(x_sh if self.norm is None else self.norm(x_sh))
         return self.output(x_sh, banned_v) if isinstance(self.output, ScreenedOutput) else self.output(x_sh)
-
-
-def _transform(head: MaskHead, x_sh: Tensor) -> Tensor:
-    """Return what the output matrix of a head is multiplied with."""
-    if head.dense is None or head.norm is None:
-        return x_sh
-    transformed_sh: Tensor = head.norm(head.activation(head.dense(x_sh)))
-    return transformed_sh
 
 
 @dataclass
