@@ -149,9 +149,9 @@ def cut_shard(
             return _cut_documents(documents, room, separated)
         return _cut_stream(documents, room) if separated else _cut_evenly(int(documents[-1]), room)
     if format.paired:
-        units = _cut_long_sentences(sentences, room, room // 2, even=True)
+        units = cut_long_ranges(sentences, room, room // 2, even=True)
         return _cut_pairs(format, room, units, documents, keyed_random.key(seed, "short"), first_token)
-    units = _cut_long_sentences(sentences, room, room, even=False)
+    units = cut_long_ranges(sentences, room, room, even=False)
     return _cut_sentences(units, documents, room, format.kind == "full-sentences", owned=prefix > 0)
 
 
@@ -173,7 +173,7 @@ def _cut_evenly(tokens: int, room: int) -> Examples:
 def _cut_documents(documents: Ints, room: int, separated: bool) -> Examples:
     """Cut each document, with the separator after it, into equal pieces."""
     bounds = documents + np.arange(documents.size) * separated
-    units = _cut_long_sentences(bounds, room, room, even=True)
+    units = cut_long_ranges(bounds, room, room, even=True)
     document = np.searchsorted(bounds, units[:-1], "right") - 1
     contents, counts = np.diff(units), (separated & (units[1:] == bounds[document + 1])).astype(np.int64)
     return Examples(contents, counts, contents[counts > 0] - 1, document)
@@ -231,8 +231,9 @@ def _cut_pairs(format: Format, room: int, units: Ints, documents: Ints, key: np.
     return Examples(stops - starts, counts, marks, owner)
 
 
-def _cut_long_sentences(bounds: Ints, limit: int, piece: int, even: bool) -> Ints:
-    """Return sentence bounds with sentences over the limit cut into equal pieces, or into full pieces and a rest."""
+def cut_long_ranges(bounds: Ints, limit: int, piece: int, even: bool) -> Ints:
+    """Return bounds, of sentences or documents, with ranges over the limit cut into equal pieces, or into full pieces
+    and a rest."""
     lengths = np.diff(bounds)
     if lengths.max(initial=0) <= limit:
         return bounds

@@ -21,6 +21,7 @@ import torch
 
 from bertree import keyed_random
 from bertree.batch import Batch, Permutation, PretrainingLabels
+from bertree.data.formats import cut_long_ranges
 from bertree.data.masking import Masker, Masking
 from bertree.data.sequences.shuffle_group import CLS_SEGMENT
 from bertree.data.store import DecodedShard, Shard, Store
@@ -147,7 +148,8 @@ class MaskedDocuments:
     def one_epoch(self) -> Iterator[Batch]:
         """Yield the text in batches."""
         ids, documents, masked, targets = self._text
-        edges = _equal_parts(documents, self.max_length - SPECIAL_TOKENS)
+        room = self.max_length - SPECIAL_TOKENS
+        edges = cut_long_ranges(documents, room, room, even=True)
         sizes = np.diff(edges) + SPECIAL_TOKENS
         batches = np.concatenate(([0], np.cumsum(sizes))) // self.batch_tokens
         borders = [0, *(np.flatnonzero(np.diff(batches[:-1])) + 1).tolist(), sizes.size]
@@ -204,12 +206,3 @@ class HiddenDocuments(MaskedDocuments):
             order = Permutation(ranks, hidden, edges, int(edges.diff().max()))
             labels = PretrainingLabels(masked=ids.numel() + torch.arange(hidden.numel()), targets=targets)
             yield replace(batch, ids=ids, permutation=order, labels=labels)
-
-
-def _equal_parts(bounds: Ints, room: int) -> Ints:
-    """Return where the sequences start, and where the last one ends: documents in equal parts of at most `room`."""
-    sizes = np.diff(bounds)
-    parts = -(-sizes // room)
-    numbers = np.arange(int(parts.sum())) - np.repeat(np.cumsum(parts) - parts, parts)
-    starts = np.repeat(bounds[:-1], parts) + numbers * np.repeat(sizes, parts) // np.repeat(parts, parts)
-    return np.append(starts, bounds[-1])
