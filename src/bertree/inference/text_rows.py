@@ -14,7 +14,7 @@ from bertree.errors import UserError, suggest
 from bertree.files.formats import parse_json
 from bertree.text import records
 from bertree.text.cleaning import replace_surrogates
-from bertree.text.readers import MAX_RECORD, open_parquet
+from bertree.text.readers import MAX_RECORD, last_character_end, open_parquet
 from bertree.text.sources import STANDARD_INPUT, find_sources, open_source
 
 LONGEST = 1 << 15  # characters of a text; 512 tokens are about 2,500
@@ -84,7 +84,7 @@ class TextRows:
             while not rest.endswith(b"\n") and (rest := stream.readline(most)):
                 longer = True  # the rest is skipped, a piece at a time
             if longer:  # one character too many, so that it is counted as cut
-                yield self._decode(_complete_characters(data)).ljust(LONGEST + 1)
+                yield self._decode(data[: last_character_end(data)]).ljust(LONGEST + 1)
             else:
                 yield self._decode(data).rstrip("\r\n")
 
@@ -146,13 +146,3 @@ class TextRows:
         if value is not None and not isinstance(value, str):
             raise UserError(f"{where}: holds {type(value).__name__} {value!r:.40}, not text; choose with `text`")
         return value or ""
-
-
-def _complete_characters(data: bytes) -> bytes:
-    """Cut off an incomplete character at the end."""
-    for length in (1, 2, 3):
-        if data[-length] >= 0xC0:  # the first byte of several
-            return data[:-length]
-        if data[-length] < 0x80:
-            break
-    return data

@@ -114,7 +114,7 @@ def _decode_lines(stream: IO[bytes], counts: CorpusCounts) -> Iterator[str]:
             data, first = data.removeprefix(b"\xef\xbb\xbf"), False
         data, rest = rest + data, b""
         if len(data) >= MAX_DOCUMENT and not data.endswith(b"\n"):
-            cut = data.rfind(b" ") + 1 or _last_character_end(data)
+            cut = data.rfind(b" ") + 1 or last_character_end(data)
             data, rest = data[:cut], data[cut:]
         if data:
             yield _decode(data, counts)
@@ -122,8 +122,8 @@ def _decode_lines(stream: IO[bytes], counts: CorpusCounts) -> Iterator[str]:
         yield _decode(rest, counts)
 
 
-def _last_character_end(data: bytes) -> int:
-    """Return where the last complete UTF-8 character ends."""
+def last_character_end(data: bytes) -> int:
+    """Return where the last complete UTF-8 character of some bytes ends."""
     for back in range(1, 4):
         if data[-back] & 0xC0 == 0xC0:
             return len(data) - back
