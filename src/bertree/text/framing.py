@@ -12,12 +12,13 @@ add none, so new tokens are added to the vocabulary, and to the template in toke
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from tokenizers import AddedToken, Encoding, processors
+from tokenizers import Encoding, processors
 from tokenizers import Tokenizer as Backend
 
 from bertree.errors import UserError
 from bertree.text import tokenizer_checks
 from bertree.text.cleaning import replace_surrogates
+from bertree.text.sentencepiece import add_special
 from bertree.text.tokenizer import KINDS, Encoded, Tokenizer
 
 Ids = Sequence[int]
@@ -122,7 +123,7 @@ def add_task_tokens(tokenizer: Tokenizer) -> Tokenizer:
     """Return a tokenizer that writes start, delimiter and extract, which are new tokens, around every text."""
     with tokenizer_checks.LibraryErrors(tokenizer.name, "cannot be changed"):
         backend = Backend.from_str(tokenizer.backend.to_str())
-        backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in TASK_TOKENS])
+        add_special(backend, TASK_TOKENS)
         template = processors.TemplateProcessing(
             single=f"{START} $A {EXTRACT}",
             pair=f"{START}:0 $A:0 {DELIMITER}:0 $B:0 {EXTRACT}:0",

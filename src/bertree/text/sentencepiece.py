@@ -1,6 +1,7 @@
 """Read the models of SentencePiece, and build tokenizers that give the same ids as SentencePiece."""
 
 import struct
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
@@ -114,8 +115,13 @@ def build_plain(model: PieceModel) -> Tokenizer:
         [*unframed, decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
     )
     special = [piece for (piece, _), kind in zip(model.pieces, model.kinds, strict=True) if kind in (UNKNOWN, CONTROL)]
-    tokenizer.add_special_tokens([AddedToken(piece, special=True, normalized=False) for piece in special if piece])
+    add_special(tokenizer, filter(None, special))
     return tokenizer
+
+
+def add_special(tokenizer: Tokenizer, tokens: Iterable[str], mask: str = "") -> None:
+    """Make tokens special; `mask` includes the space before it."""
+    tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False, lstrip=t == mask) for t in tokens])
 
 
 def _unigram_scores(model: PieceModel) -> list[tuple[str, float]]:

@@ -244,10 +244,7 @@ def _unigram(documents: Documents, vocab_size: int, lower: bool, special: list[s
     # The original's character map is NFKC with uniform white space; these two steps do the same.
     steps += [normalizers.NFKC(), normalizers.Replace(Regex(r"\s+"), " ")]
     backend.normalizer = normalizers.Sequence(steps)
-    backend.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="always")]
-    )
-    backend.decoder = decoders.Metaspace(replacement="▁", prepend_scheme="always")
+    vocabulary_files.split_at_spaces(backend)
     trainer = trainers.UnigramTrainer(
         vocab_size=vocab_size, special_tokens=special, unk_token="<unk>", show_progress=False
     )

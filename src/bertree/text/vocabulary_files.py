@@ -10,14 +10,15 @@ ELMo's vocabulary is whole words. It reads their characters, so words outside th
 (`cleaning.py`).
 """
 
+from collections.abc import Sequence
 from typing import Any
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from bertree.errors import UserError
 from bertree.files.formats import Json, parse_json
 from bertree.text.cleaning import WORDS
-from bertree.text.sentencepiece import UNIGRAM, PieceModel, build_plain, read_sentencepiece
+from bertree.text.sentencepiece import SPACE, UNIGRAM, PieceModel, add_special, build_plain, read_sentencepiece
 
 ELMO = ["<S>", "</S>", "<UNK>"]
 ELMO_CHARACTERS = 50
@@ -94,9 +95,20 @@ def build_word_level(lines: list[str], config: Json) -> Tokenizer:
     if config.get("lower_case", False):
         tokenizer.normalizer = normalizers.Lowercase()
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    special = [token for token in (unknown, "<eos>") if token in vocab]
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
+    _add_present(tokenizer, (unknown, "<eos>"))
     return tokenizer
+
+
+def _add_present(tokenizer: Tokenizer, names: Sequence[str], mask: str = "") -> set[str]:
+    """Make those tokens special that the vocabulary has, and return them; `mask` includes the space before it."""
+    present = [token for token in names if tokenizer.token_to_id(token) is not None]
+    add_special(tokenizer, present, mask)
+    return set(present)
+
+
+def _set_template(tokenizer: Tokenizer, single: str, pair: str, tokens: Sequence[str]) -> None:
+    ids = [(token, tokenizer.token_to_id(token)) for token in tokens]
+    tokenizer.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=ids)
 
 
 def set_bert_template(tokenizer: Tokenizer, mask_takes_space: bool = False) -> None:
@@ -105,17 +117,9 @@ def set_bert_template(tokenizer: Tokenizer, mask_takes_space: bool = False) -> N
     ALBERT's mask token includes the space before it, since a space is part of the piece that follows it.
     """
     names = ("[PAD]", "<pad>", "[UNK]", "<unk>", "[CLS]", "[SEP]", "[MASK]")
-    special = [token for token in names if tokenizer.token_to_id(token) is not None]
-    takes = {"[MASK]"} if mask_takes_space else set()
-    tokenizer.add_special_tokens(
-        [AddedToken(token, special=True, normalized=False, lstrip=token in takes) for token in special]
-    )
-    if {"[CLS]", "[SEP]"} <= set(special):
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single="[CLS]:0 $A:0 [SEP]:0",
-            pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
-            special_tokens=[(t, tokenizer.token_to_id(t)) for t in ("[CLS]", "[SEP]")],
-        )
+    if {"[CLS]", "[SEP]"} <= _add_present(tokenizer, names, "[MASK]" if mask_takes_space else ""):
+        pair = "[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1"
+        _set_template(tokenizer, "[CLS]:0 $A:0 [SEP]:0", pair, ("[CLS]", "[SEP]"))
 
 
 def build_bpe(vocab: bytes, merges: bytes, config: Json) -> Tokenizer:
@@ -147,13 +151,8 @@ def build_byte_bpe(vocab: dict[str, int], pairs: Pairs, config: Json) -> Tokeniz
 def set_roberta_template(tokenizer: Tokenizer, prefix: bool = False) -> None:
     """Set RoBERTa's template: <s> A </s> or <s> A </s></s> B </s>, all in segment 0; <mask> includes the space before
     it."""
-    special = [
-        t for t in ("<s>", "</s>", "<unk>", "<pad>", "<mask>", "<|endoftext|>") if tokenizer.token_to_id(t) is not None
-    ]
-    tokenizer.add_special_tokens(
-        [AddedToken(token, special=True, normalized=False, lstrip=token == "<mask>") for token in special]
-    )
-    if {"<s>", "</s>"} <= set(special):
+    names = ("<s>", "</s>", "<unk>", "<pad>", "<mask>", "<|endoftext|>")
+    if {"<s>", "</s>"} <= _add_present(tokenizer, names, "<mask>"):
         start, end = ((token, tokenizer.token_to_id(token) or 0) for token in ("<s>", "</s>"))
         tokenizer.post_processor = processors.RobertaProcessing(end, start, True, prefix)
 
@@ -182,10 +181,7 @@ def build_unigram(model: PieceModel, config: Json, xlnet: bool) -> Tokenizer:
         steps.append(normalizers.Precompiled(model.charsmap))
     steps.append(normalizers.Replace(Regex(" {2,}"), " "))
     tokenizer.normalizer = normalizers.Sequence(steps)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="always")]
-    )
-    tokenizer.decoder = decoders.Metaspace(replacement="▁", prepend_scheme="always")
+    split_at_spaces(tokenizer)
     if xlnet:
         set_xlnet_template(tokenizer)
     else:
@@ -193,18 +189,19 @@ def build_unigram(model: PieceModel, config: Json, xlnet: bool) -> Tokenizer:
     return tokenizer
 
 
+def split_at_spaces(tokenizer: Tokenizer) -> None:
+    """Split texts into words that begin with a mark for the space before them, and join them again."""
+    marked = pre_tokenizers.Metaspace(SPACE, "always")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), marked])
+    tokenizer.decoder = decoders.Metaspace(SPACE, "always")
+
+
 def set_xlnet_template(tokenizer: Tokenizer) -> None:
     """Set XLNet's template: A <sep> <cls> or A <sep> B <sep> <cls>, the second part in segment 1, <cls> in 2; <mask>
     includes the space before it."""
-    special = [token for token in XLNET if tokenizer.token_to_id(token) is not None]
-    tokenizer.add_special_tokens(
-        [AddedToken(token, special=True, normalized=False, lstrip=token == "<mask>") for token in special]
-    )
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="$A:0 <sep>:0 <cls>:2",
-        pair="$A:0 <sep>:0 $B:1 <sep>:1 <cls>:2",
-        special_tokens=[(token, tokenizer.token_to_id(token)) for token in ("<sep>", "<cls>")],
-    )
+    _add_present(tokenizer, XLNET, "<mask>")
+    pair = "$A:0 <sep>:0 $B:1 <sep>:1 <cls>:2"
+    _set_template(tokenizer, "$A:0 <sep>:0 <cls>:2", pair, ("<sep>", "<cls>"))
 
 
 def first_word_end(pairs: Pairs) -> str | None:
@@ -255,7 +252,7 @@ def _word_bpe(vocab: dict[str, int], pairs: Pairs, config: Json) -> models.BPE:
 
 def _finish_word_bpe(tokenizer: Tokenizer, config: Json) -> Tokenizer:
     tokenizer.decoder = decoders.BPEDecoder(suffix=WORD_END)
-    tokenizer.add_special_tokens([AddedToken(_unknown(config), special=True, normalized=False)])
+    add_special(tokenizer, [_unknown(config)])
     return tokenizer
 
 
@@ -263,12 +260,8 @@ def build_words(vocab: dict[str, int]) -> Tokenizer:
     """Build ELMo's tokenizer of whole words: <S> A </S>, or <S> A </S> B </S>."""
     tokenizer = Tokenizer(models.WordLevel(vocab, "<UNK>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(WORDS), "removed", invert=True)
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in ELMO])
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="<S> $A </S>",
-        pair="<S>:0 $A:0 </S>:0 $B:0 </S>:0",
-        special_tokens=[(token, tokenizer.token_to_id(token)) for token in ("<S>", "</S>")],
-    )
+    add_special(tokenizer, ELMO)
+    _set_template(tokenizer, "<S> $A </S>", "<S>:0 $A:0 </S>:0 $B:0 </S>:0", ("<S>", "</S>"))
     return tokenizer
 
 
@@ -278,7 +271,7 @@ def build_bytes() -> Tokenizer:
     tokenizer = Tokenizer(models.BPE(vocab, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in BYTE_SPECIAL])
+    add_special(tokenizer, BYTE_SPECIAL)
     return tokenizer
 
 
