@@ -3,14 +3,15 @@
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
+from bertree.config.settings import AtLeast, AtMost, OneOf, Share, read
 from bertree.errors import UserError
 from bertree.files.formats import Json, parse_json
 from bertree.search.chunks import Chunking
-from bertree.search.faiss_index import SETTINGS
+from bertree.search.faiss_index import KINDS, SETTINGS
 from bertree.search.vector_files import IndexFile
 
 FORMAT = 3  # 1: without words; 2: without checksums of rows and of the state
@@ -37,23 +38,23 @@ class IndexState:
 
     model: str  # path of the model
     digest: str  # of its weights
-    dimension: int
+    dimension: Annotated[int, AtLeast(1), AtMost(1 << 20)]
     chunking: Chunking
     prompts: tuple[str, str] = ("", "")  # names of the model's prompts for passages and queries; "": none
-    generation: int = 0
+    generation: Annotated[int, AtLeast(0)] = 0
     complete: bool = False  # False while a build is under way
-    next: int = 0  # number of the next vector
-    dead: int = 0  # vectors in the files whose passage was removed
+    next: Annotated[int, AtLeast(0)] = 0  # number of the next vector
+    dead: Annotated[int, AtLeast(0)] = 0  # vectors in the files whose passage was removed
     parts: tuple[IndexFile, ...] = ()
-    kind: str = "flat"
-    asked: str = "auto"  # the requested kind
+    kind: Annotated[str, OneOf(KINDS)] = "flat"
+    asked: Annotated[str, OneOf((*KINDS, "auto"))] = "auto"  # the requested kind
     why: str = ""
     graph: IndexFile | None = None  # the FAISS file; its count is how many of the first vectors it covers
     settings: Mapping[str, int] = field(default_factory=dict)  # search settings of the kind
     versions: Mapping[str, str] = field(default_factory=dict)
     words: tuple[IndexFile, ...] = ()  # word tables, one per file of vectors
     word_version: int = 0  # version of what made their terms; 0: the index has no words
-    word_weight: float = WORD_WEIGHT
+    word_weight: Annotated[float, Share(closed=True)] = WORD_WEIGHT
     rows: RowTotals = field(default_factory=RowTotals)
 
     @property
@@ -87,9 +88,7 @@ class IndexState:
                     value |= {"words": [], "word_version": 0, "word_weight": WORD_WEIGHT}
                 if version < FORMAT:
                     value["rows"] = asdict(RowTotals())
-                return cls(
-                    **_check_fields({key: item for key, item in value.items() if key not in ("format", CHECKSUM)})
-                )
+                return _read_fields({key: item for key, item in value.items() if key not in ("format", CHECKSUM)})
         except (KeyError, TypeError, ValueError, AttributeError, UserError) as error:
             raise UserError(f"{path}: has no valid state ({error}); build the index again") from None
         raise UserError(f"{path}: has format {version}, newer than this bertree reads ({FORMAT}); upgrade bertree")
@@ -101,47 +100,19 @@ def seal(value: Json) -> str:
     return json.dumps(value | {CHECKSUM: hashlib.sha256(json.dumps(value).encode()).hexdigest()})
 
 
-def _check_fields(value: Json) -> Json:
-    """Return the fields of a state; raise KeyError, TypeError, ValueError or UserError if one is invalid."""
-    for names, kind in (
-        (("model", "digest", "kind", "asked", "why"), str),
-        (("dimension", "generation", "next", "dead", "word_version"), int),
-        (("word_weight",), float),
-        (("complete",), bool),
-        (("parts", "words", "prompts"), list),
-        (("chunking", "settings", "versions", "rows"), dict),
-    ):
-        for name in names:
-            _check_type(value[name], kind, name)
-    chunking = value["chunking"]
-    for name in ("tokens", "overlap"):
-        _check_type(chunking[name], int, name)
-    _check_type(chunking["language"], str, "language")
-    parts, words = (tuple(map(IndexFile.from_json, value[name])) for name in ("parts", "words"))
-    graph = IndexFile.from_json(value["graph"]) if value["graph"] is not None else None
-    vectors = sum(part.count for part in parts)
-    if not 1 <= value["dimension"] <= 1 << 20:
-        raise ValueError(f"dimension {value['dimension']}")
-    if value["generation"] < 0 or value["next"] < 0 or not 0 <= value["dead"] <= vectors:
-        raise ValueError(f"generation {value['generation']}, next {value['next']}, dead {value['dead']} of {vectors}")
-    if value["kind"] not in SETTINGS or value["asked"] not in (*SETTINGS, "auto"):
-        raise ValueError(f"kind '{value['kind']}', asked '{value['asked']}'")
-    if not 0 <= value["word_weight"] <= 1:
-        raise ValueError(f"word_weight {value['word_weight']}")
-    if (graph is None) != (value["kind"] == "flat"):
-        raise ValueError(f"kind {value['kind']} {'without' if graph is None else 'with'} a graph")
-    for name in SETTINGS[value["kind"]]:
-        if _check_type(value["settings"][name], int, name) < 1:
-            raise ValueError(f"{name} {value['settings'][name]}")
-    first, second = (str(_check_type(prompt, str, "prompts")) for prompt in value["prompts"])
-    for name, number in value["rows"].items():
-        if _check_type(number, int, name) < 0:
-            raise ValueError(f"{name} {number}")
-    files = {"parts": parts, "words": words, "graph": graph, "rows": RowTotals(**value["rows"])}
-    return value | files | {"chunking": Chunking(**chunking), "prompts": (first, second)}
-
-
-def _check_type(value: Any, kind: type, name: str) -> Any:
-    if type(value) is not kind:  # not isinstance: True is not a number here
-        raise TypeError(f"{name} {str(value)[:40]!r}")
-    return value
+def _read_fields(value: Json) -> IndexState:
+    """Return the state with these fields; raise KeyError, TypeError, ValueError or UserError if one is invalid."""
+    model, rows = value["model"], value["rows"]  # broken characters and numbers of 64 bits, which `read` refuses
+    if type(model) is not str or not all(type(number) is int and number >= 0 for number in rows.values()):
+        raise TypeError(f"model {str(model)[:40]!r} or rows {str(rows)[:80]}")
+    state: IndexState = read(IndexState, value | {"model": "", "rows": {}}, "state")
+    if missing := next((each.name for each in fields(IndexState) if each.name not in value), None):
+        raise KeyError(missing)
+    if state.dead > state.vectors:
+        raise ValueError(f"dead {state.dead} of {state.vectors}")
+    if (state.graph is None) != (state.kind == "flat"):
+        raise ValueError(f"kind {state.kind} {'without' if state.graph is None else 'with'} a graph")
+    for name in SETTINGS[state.kind]:
+        if state.settings[name] < 1:
+            raise ValueError(f"{name} {state.settings[name]}")
+    return replace(state, model=model, rows=RowTotals(**rows))

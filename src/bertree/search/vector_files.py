@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,20 +45,13 @@ class IndexFile:
     hash: str  # sha256
     blocks: str = ""  # crc32 of each block in hex; "": made by an earlier version
 
-    @classmethod
-    def from_json(cls, value: Any) -> "IndexFile":
-        """Parse from JSON; raise KeyError, TypeError or ValueError if it is invalid."""
-        part = cls(value["name"], value["count"], value["bytes"], value["hash"], value.get("blocks", ""))
-        types = [type(field) for field in (part.name, part.count, part.bytes, part.hash, part.blocks)]
-        if types != [str, int, int, str, str]:
-            raise TypeError(f"a file {str(value)[:40]!r}")
-        if part.blocks and len(bytes.fromhex(part.blocks)) != 4 * -(-part.bytes // part.block_size):
-            raise ValueError(f"the blocks of {part.name!r}")
-        if not 0 <= part.count <= part.bytes:
-            raise ValueError(f"{part.count} rows in {part.name!r}")
-        if "/" in part.name or part.name.startswith("."):
-            raise ValueError(f"a file of the name {part.name!r}")
-        return part
+    def __post_init__(self) -> None:
+        if self.blocks and len(bytes.fromhex(self.blocks)) != 4 * -(-self.bytes // self.block_size):
+            raise ValueError(f"the blocks of {self.name!r}")
+        if not 0 <= self.count <= self.bytes:
+            raise ValueError(f"{self.count} rows in {self.name!r}")
+        if "/" in self.name or self.name.startswith("."):
+            raise ValueError(f"a file of the name {self.name!r}")
 
     @classmethod
     def describe(cls, folder: Path, name: str, count: int) -> "IndexFile":
