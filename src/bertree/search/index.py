@@ -27,11 +27,11 @@ from bertree.search.faiss_index import Watch, check_kind, no_progress
 from bertree.search.index_state import IndexState
 from bertree.search.open_files import OpenFiles, describe_index, library_versions, verify_files
 from bertree.search.passage_store import PassageStore
-from bertree.search.passage_vectors import as_encoder, choose_prompt, longest_text, start_embedders, unit_vectors
+from bertree.search.passage_vectors import as_encoder, choose_prompt, longest_text, start_embedders
 from bertree.search.passages import Hit, Passage, PassageSample, Where
 from bertree.search.postgres.location import SCHEMA, TABLE, TableLocation, is_address
 from bertree.search.ranking import Query, choose_mode, query_terms, rank
-from bertree.search.searcher import Searcher
+from bertree.search.searcher import Searcher, unit_rows
 from bertree.search.vector_files import Vectors, missing_file
 from bertree.search.words.terms import VERSION, check_language
 from bertree.search.writer import AddSummary, check_resumable, create_index, open_writer
@@ -169,29 +169,13 @@ class Index(Searcher):
         with open_writer(self.path, None, watch) as writer:
             writer.settle(asked=kind)
 
-    def find(
-        self,
-        questions: Sequence[str],
-        vectors: Vectors | None,
-        k: int,
-        *,
-        mode: str,
-        where: Where | None = None,
-        weight: float | None = None,
+    def _find(
+        self, questions: Sequence[str], vectors: Vectors | None, k: int, mode: str, where: Where, weight: float | None
     ) -> list[list[Hit]]:
-        """Return the k best passages of each question; `vectors`: of the questions, if the mode needs them.
-
-        `weight`: of words, if not that of the index.
-        """
-        if not len(questions):
-            return []
         with self._open_files() as (state, files):
             choose_mode(mode, files.words is not None, self.name)
             weight = state.word_weight if weight is None else weight
-            rows: Sequence[Vectors | None] = [None] * len(questions)
-            if mode != "words":
-                assert vectors is not None
-                rows = list(unit_vectors(vectors, state.dimension, questions))
+            rows = unit_rows(vectors, state.dimension, questions, mode)
             terms = [query_terms(question, state.chunking.language, mode) for question in questions]
             allowed = None if not where else files.vectors.positions(self._store.matching_passages(where))
             results = rank(files, list(map(Query, rows, terms)), k, weight, allowed)

@@ -15,7 +15,7 @@ from bertree.errors import UserError, WrongArgument
 from bertree.errors.arguments import methods_check_arguments
 from bertree.files.formats import Json
 from bertree.inference.embedding import TextEncoder
-from bertree.search.passage_vectors import embed_texts, prompts_of
+from bertree.search.passage_vectors import embed_texts, prompts_of, unit_vectors
 from bertree.search.passages import Hit, Passage, PassageSample, Where
 from bertree.search.ranking import choose_mode
 from bertree.search.rerank import CANDIDATES, Reranker, rerank_hits
@@ -100,7 +100,6 @@ class Searcher(ABC):
     def language(self) -> str:
         """Code of the language of the documents."""
 
-    @abstractmethod
     def find(
         self,
         questions: Sequence[str],
@@ -115,6 +114,13 @@ class Searcher(ABC):
 
         `weight`: of words, if not that of the index.
         """
+        return self._find(questions, vectors, k, mode, where or {}, weight) if len(questions) else []
+
+    @abstractmethod
+    def _find(
+        self, questions: Sequence[str], vectors: Vectors | None, k: int, mode: str, where: Where, weight: float | None
+    ) -> list[list[Hit]]:
+        """Return the hits of one question or more, as `find` does."""
 
     @abstractmethod
     def sample(self, most: int) -> PassageSample:
@@ -206,6 +212,14 @@ class Searcher(ABC):
             words = "; a search with `mode='words'` needs none" if self.has_words else ""
             raise UserError(f"{self.name}: was opened without its model; open it with `model={load}`{words}")
         return self.model
+
+
+def unit_rows(vectors: Vectors | None, dimension: int, questions: Sequence[str], mode: str) -> Sequence[Vectors | None]:
+    """Return the unit vector of each question; None for each if only words are searched."""
+    if mode == "words":
+        return [None] * len(questions)
+    assert vectors is not None
+    return list(unit_vectors(vectors, dimension, questions))
 
 
 def check_model(model: TextEncoder, origin: VectorOrigin, name: str) -> None:

@@ -18,7 +18,6 @@ from bertree.files.formats import Json
 from bertree.inference.embedding import TextEncoder
 from bertree.search.index_state import WORD_WEIGHT
 from bertree.search.open_files import SAMPLE
-from bertree.search.passage_vectors import unit_vectors
 from bertree.search.passages import Hit, Passage, PassageSample, Where
 from bertree.search.postgres.connection import (
     Connection,
@@ -39,7 +38,7 @@ from bertree.search.postgres.tables import (
     table_name,
 )
 from bertree.search.ranking import POOL, POOL_PER_RESULT, choose_mode, query_terms
-from bertree.search.searcher import Searcher
+from bertree.search.searcher import Searcher, unit_rows
 from bertree.search.vector_files import Vectors
 
 # Of the ordinals 0, 1, 2 ... those that are spread evenly: ordinal = floor(n * total / most) for n = 0, 1, 2 ...
@@ -76,32 +75,16 @@ class PostgresIndex(Searcher):
         with self._reading() as (_, state):
             return state
 
-    def find(
-        self,
-        questions: Sequence[str],
-        vectors: Vectors | None,
-        k: int,
-        *,
-        mode: str,
-        where: Where | None = None,
-        weight: float | None = None,
+    def _find(
+        self, questions: Sequence[str], vectors: Vectors | None, k: int, mode: str, where: Where, weight: float | None
     ) -> list[list[Hit]]:
-        """Return the k best passages of each question; `vectors`: of the questions, if the mode needs them.
-
-        `weight`: of words, if not that of the index.
-        """
-        if not len(questions):
-            return []
         sample = self._sample_vectors() if mode == "hybrid" else None
         with self._reading() as (connection, state):
             self._check_model(state)
             choose_mode(mode, bool(state.text_search), self.name)
             for question in questions:
                 query_terms(question, state.chunking["language"], mode)
-            rows: Sequence[Vectors | None] = [None] * len(questions)
-            if mode != "words":
-                assert vectors is not None
-                rows = list(unit_vectors(vectors, state.dimension, questions))
+            rows = unit_rows(vectors, state.dimension, questions, mode)
             search = TableSearch(connection, state, table_name(self.location), where)
             most = k if mode != "hybrid" else max(POOL, POOL_PER_RESULT * k)
             results = []

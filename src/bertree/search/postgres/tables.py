@@ -12,8 +12,9 @@ import json
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+from bertree.config.settings import AtLeast, AtMost, read
 from bertree.errors import UserError
 from bertree.files.formats import Json
 from bertree.search.passage_store import StoredDocument
@@ -53,7 +54,7 @@ class ExportedState:
 
     model: str  # path of the model where it was exported
     digest: str  # of its weights
-    dimension: int
+    dimension: Annotated[int, AtLeast(1), AtMost(MOST_STORED)]
     prompts: tuple[str, str]  # names of the model's prompts for passages and queries; "": none
     chunking: Json
     keys: tuple[str, ...]  # of metadata
@@ -66,22 +67,18 @@ class ExportedState:
     @classmethod
     def from_json(cls, value: Any, location: TableLocation) -> "ExportedState":
         """Parse and check a state."""
+        version = value.get("format") if isinstance(value, dict) else None
+        if type(version) is int and version > FORMAT:
+            raise UserError(
+                f"{location}: has format {version}, newer than this bertree reads ({FORMAT}); upgrade bertree"
+            )
         try:
-            fields = dict(value)
-            version = fields.pop("format")
-            if type(version) is int and version > FORMAT:
-                raise UserError(
-                    f"{location}: has format {version}, newer than this bertree reads ({FORMAT}); upgrade bertree"
-                )
-            state = cls(**fields | {"prompts": tuple(fields["prompts"]), "keys": tuple(fields["keys"])})
-            texts = (state.model, state.digest, state.origin, state.version, *state.prompts, *state.keys)
-            texts = (*texts, state.text_search, state.chunking["language"])
-            numbers = (state.dimension, state.documents, state.passages)
-            if any(type(text) is not str for text in texts) or any(type(number) is not int for number in numbers):
-                raise TypeError("a value has the wrong type")
-            if len(state.prompts) != 2 or not 1 <= state.dimension <= MOST_STORED:
-                raise ValueError("prompts or dimension")
-        except (KeyError, TypeError, ValueError) as error:
+            values = dict(value)
+            del values["format"]
+            state: ExportedState = read(cls, values, "state")
+            if type(state.chunking["language"]) is not str:
+                raise TypeError("chunking.language")
+        except (KeyError, TypeError, ValueError, UserError) as error:
             raise UserError(
                 f"{location}: has no valid state ({error}); export the index again with `replace=True`"
             ) from None
