@@ -40,7 +40,6 @@ CREATE INDEX labels_of ON labels (document);
 CREATE INDEX sources ON documents (source);
 CREATE TABLE dead (number INTEGER PRIMARY KEY);
 """
-BROKEN = "is damaged ({}); restore this file, or remove the folder and build the index again"
 
 
 def row_checksum(*values: str | int | bytes) -> int:
@@ -111,9 +110,14 @@ class Database:
         self.has_checksums = not EXPECTED - set(statements)
         expected = EXPECTED if self.has_checksums else EARLIER
         if missing := sorted(expected - set(statements)):
-            raise UserError(f"{self.path}: {BROKEN.format(f'it lacks: {missing[0][:40]}')}")
+            raise self._damage(f"it lacks: {missing[0][:40]}")
         if others := sorted(set(statements) - expected):
-            raise UserError(f"{self.path}: {BROKEN.format(f'the {statements[others[0]]} is not ours')}")
+            raise self._damage(f"the {statements[others[0]]} is not ours")
+
+    def _damage(self, reason: object) -> UserError:
+        """Return the error that this file is damaged."""
+        advice = "restore this file, or remove the folder and build the index again"
+        return UserError(f"{self.path}: is damaged ({reason}); {advice}")
 
     def _reopen_if_changed(self) -> None:
         """Open an immutable database again if it has changed, or if someone is about to change it."""
@@ -152,7 +156,7 @@ class Database:
         except (sqlite3.DatabaseError, OverflowError) as error:
             if isinstance(error, sqlite3.OperationalError) and "no such" not in str(error):
                 raise UserError(f"{self.path}: cannot be read or written ({error})") from None
-            raise UserError(f"{self.path}: {BROKEN.format(error)}") from None
+            raise self._damage(error) from None
 
 
 # The columns that a checksum covers, in order.
@@ -173,7 +177,7 @@ class CheckedRows(Database):
         """Return rows whose columns have these types: SQLite stores any type in any column."""
         rows = self._base.execute(query, values).fetchall()
         if any(type(value) is not kind for row in rows for value, kind in zip(row, types, strict=True)):
-            raise UserError(f"{self.path}: {BROKEN.format('a value has the wrong type')}")
+            raise self._damage("a value has the wrong type")
         return rows
 
     def _numbers(self, query: str, values: Sequence[Any] = ()) -> Numbers:
@@ -195,7 +199,7 @@ class CheckedRows(Database):
             start = 0
             for columns, checksum in zip(types, row[len(all_types) :], strict=True):
                 if row_checksum(*row[start : start + len(columns)]) != checksum:
-                    raise UserError(f"{self.path}: {BROKEN.format('the checksum of a row differs')}")
+                    raise self._damage("the checksum of a row differs")
                 start += len(columns)
         return rows
 
@@ -203,7 +207,7 @@ class CheckedRows(Database):
         try:
             return json_object(text, "metadata")
         except UserError as error:
-            raise UserError(f"{self.path}: {BROKEN.format(error)}") from None
+            raise self._damage(error) from None
 
     def dead(self) -> Numbers:
         """Return the numbers of the vectors of deleted passages."""
@@ -217,7 +221,7 @@ class CheckedRows(Database):
         for table, count in expected.items():
             (rows,) = self._base.execute(f"SELECT count(*) FROM {table}").fetchone()
             if rows != count:
-                raise UserError(f"{self.path}: {BROKEN.format(f'{table} has {rows:,} rows where {count:,} belong')}")
+                raise self._damage(f"{table} has {rows:,} rows where {count:,} belong")
 
     def check(self, state: IndexState, vectors: MappedVectors) -> None:
         """Read the whole database and report damage: rows, their checksums, and that they belong to the vectors.
@@ -226,18 +230,16 @@ class CheckedRows(Database):
         """
         result = self._base.execute("PRAGMA integrity_check(1)").fetchone()[0]
         if result != "ok":
-            raise UserError(f"{self.path}: {BROKEN.format(result)}")
+            raise self._damage(result)
         self.check_counts(state)
         numbers = np.sort(np.concatenate([self._numbers("SELECT number FROM chunks"), self.dead()]))
         if not np.array_equal(numbers, vectors.numbers):
-            raise UserError(f"{self.path}: {BROKEN.format('passages and vectors do not belong together')}")
+            raise self._damage("passages and vectors do not belong together")
         totals, passages = self._count_rows()
         if self.has_checksums and totals != state.rows:
-            raise UserError(f"{self.path}: {BROKEN.format('the checksum of all rows differs')}")
+            raise self._damage("the checksum of all rows differs")
         if passages:
-            raise UserError(
-                f"{self.path}: {BROKEN.format(f'document {min(passages)} has other passages than it should')}"
-            )
+            raise self._damage(f"document {min(passages)} has other passages than it should")
 
     def _count_rows(self) -> tuple[RowTotals, dict[int, int]]:
         """Compare every row with its checksum; return the totals, and documents with too many or too few passages."""
@@ -247,9 +249,7 @@ class CheckedRows(Database):
             labels = label_rows(self._parse_metadata(row[4]))
             stored = self._select("SELECT key, value FROM labels WHERE document = ?", row[:1], str, str)
             if set(stored) != labels:
-                raise UserError(
-                    f"{self.path}: {BROKEN.format(f'the labels of document {row[0]} differ from its metadata')}"
-                )
+                raise self._damage(f"the labels of document {row[0]} differ from its metadata")
             totals.documents, totals.labels = totals.documents + 1, totals.labels + len(labels)
             totals.change([row_checksum(*row)])
             passages[row[0]] = row[6]

@@ -8,7 +8,7 @@ Every search reads one state of the folder, the newest: other processes may add 
 
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -32,7 +32,7 @@ from bertree.search.passages import Hit, Passage, PassageSample, Where
 from bertree.search.postgres.location import SCHEMA, TABLE, TableLocation, is_address
 from bertree.search.ranking import Query, choose_mode, query_terms, rank
 from bertree.search.searcher import Searcher, unit_rows
-from bertree.search.vector_files import Vectors, missing_file
+from bertree.search.vector_files import Vectors
 from bertree.search.words.terms import VERSION, check_language
 from bertree.search.writer import AddSummary, check_resumable, create_index, open_writer
 from bertree.text.memory import Rows
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from bertree.search.postgres.index import PostgresIndex
 
 AnyIndex: TypeAlias = "Index | PostgresIndex"
-ATTEMPTS = 20  # to open files that a writer may have replaced
 
 
 @methods_check_arguments
@@ -213,20 +212,15 @@ class Index(Searcher):
             vectors = np.array(files.vectors[chosen])
         return PassageSample([passages[number] for number in numbers], vectors, len(alive), state.generation)
 
-    @contextmanager
-    def _open_files(self) -> Iterator[tuple[IndexState, OpenFiles]]:
+    def _open_files(self) -> AbstractContextManager[tuple[IndexState, OpenFiles]]:
         """Open the newest state and its files; the database does not change meanwhile."""
-        for _ in range(ATTEMPTS):
-            with self._store.transaction() as state:
-                self._check_model(state)
-                try:
-                    files = self._files = self._files.for_state(state, self._store)
-                except FileNotFoundError as error:
-                    missing = missing_file(error.filename)
-                    continue  # a writer has replaced it since: there is a newer state
-                yield state, files
-                return
-        raise missing
+
+        def open_files(state: IndexState) -> OpenFiles:
+            self._check_model(state)
+            self._files = self._files.for_state(state, self._store)
+            return self._files
+
+        return self._store.with_files(open_files)
 
     def document(self, id: str) -> list[Passage]:
         """Return the passages of a document, in order; none if there is no such document."""

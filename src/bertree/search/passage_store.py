@@ -8,11 +8,11 @@ consistent state within a transaction, while another process writes the next.
 import json
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -32,7 +32,10 @@ from bertree.search.database import (
 from bertree.search.documents import Document, SourceFile
 from bertree.search.index_state import IndexState
 from bertree.search.passages import Passage, Where, check_where, label_rows, wanted_values
-from bertree.search.vector_files import WHICH, Numbers
+from bertree.search.vector_files import WHICH, Numbers, missing_file
+
+Files = TypeVar("Files")
+ATTEMPTS = 20  # to open files that a writer may have replaced
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,20 @@ class PassageStore(CheckedRows):
             finally:
                 if self._base.in_transaction:
                     self._base.execute("ROLLBACK")
+
+    @contextmanager
+    def with_files(self, open_files: Callable[[IndexState], Files]) -> Iterator[tuple[IndexState, Files]]:
+        """Run a transaction on the newest state, with its files as `open_files` opens them."""
+        for _ in range(ATTEMPTS):
+            with self.transaction() as state:
+                try:
+                    files = open_files(state)
+                except FileNotFoundError as error:
+                    missing = missing_file(error.filename)
+                    continue  # a writer has replaced it since: there is a newer state
+                yield state, files
+                return
+        raise missing
 
     def _state(self) -> IndexState:
         row = self._base.execute("SELECT value FROM state").fetchone()

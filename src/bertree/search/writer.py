@@ -8,7 +8,7 @@ same command resumes: unchanged documents are skipped.
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from itertools import chain
@@ -63,14 +63,10 @@ def open_writer(
     """Open an index for its only writer; adding needs `embedders`."""
     if not (folder / DATABASE).is_file():
         PassageStore(folder)  # raises the error
-    with exclusive_lock(folder):
-        store = PassageStore(folder, write=True)
-        try:
-            writer = IndexWriter(folder, store, embedders, watch)
-            writer.remove_unused_files()
-            yield writer
-        finally:
-            store.close()
+    with exclusive_lock(folder), closing(PassageStore(folder, write=True)) as store:
+        writer = IndexWriter(folder, store, embedders, watch)
+        writer.remove_unused_files()
+        yield writer
 
 
 @contextmanager
@@ -303,12 +299,8 @@ class IndexWriter:
 
 def check_resumable(folder: Path, wanted: IndexState) -> None:
     """Raise an error unless the existing index is this one, unfinished."""
-    store = PassageStore(folder)
-    try:
-        with store.transaction() as state:
-            pass
-    finally:
-        store.close()
+    with closing(PassageStore(folder)) as store, store.transaction() as state:
+        pass
     if state.complete:
         raise UserError(f"{folder}: is already an index; add to it with `bertree index add`, or give another folder")
     for what in ("digest", "dimension", "chunking", "prompts"):

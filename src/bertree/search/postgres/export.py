@@ -31,10 +31,9 @@ from bertree.search.postgres.tables import (
     encode_passages,
     plain,
 )
-from bertree.search.vector_files import MappedVectors, missing_file
+from bertree.search.vector_files import MappedVectors
 
 BLOCK = 1000  # passages that are read and sent at once
-ATTEMPTS = 20  # to open vector files that a writer may have replaced
 
 
 @dataclass(kw_only=True)
@@ -113,17 +112,11 @@ def export_index(
 @contextmanager
 def _open_local(folder: Path) -> Iterator[LocalIndex]:
     """Open an index in one transaction, so that what is exported is one state of it."""
-    with closing(PassageStore(folder)) as store:
-        for _ in range(ATTEMPTS):
-            with store.transaction() as state:
-                try:
-                    vectors = MappedVectors(folder, state.parts, state.dimension)
-                except FileNotFoundError as error:
-                    missing = missing_file(error.filename)
-                    continue  # a writer has replaced it since: there is a newer state
-                yield LocalIndex(folder, store, state, vectors)
-                return
-    raise missing
+    with (
+        closing(PassageStore(folder)) as store,
+        store.with_files(lambda state: MappedVectors(folder, state.parts, state.dimension)) as (state, vectors),
+    ):
+        yield LocalIndex(folder, store, state, vectors)
 
 
 @dataclass(frozen=True)
