@@ -7,6 +7,7 @@ h5py, which is not needed for anything else: `pip install bertree[elmo]`.
 
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,8 +45,8 @@ class Reference(NamedTuple):
     """How one of our tensors is stored: in which arrays, and how they are joined and taken apart."""
 
     names: tuple[str, ...]
-    join: Callable[..., Array]
-    split: Callable[[Array], tuple[Array, ...]]
+    join: Callable[..., Array] = lambda array: array
+    split: Callable[[Array], tuple[Array, ...]] = lambda array: (array,)
 
 
 def find_elmo(folder: Path) -> Path | None:
@@ -124,26 +125,28 @@ def _read_tokenizer(folder: Path) -> Tokenizer:
 
 def references(a: Lstm) -> dict[str, Reference]:
     """Return how each tensor of the encoder is stored."""
-    embeddings, table = "encoder.embeddings.tokens", {}
-    table[f"{embeddings}.table.weight"] = Reference(("char_embed",), _same, _one)
+    embeddings, table, transposed = "encoder.embeddings.tokens", {}, (np.transpose, lambda w: (w.T,))
+    table[f"{embeddings}.table.weight"] = Reference(("char_embed",))
     for i in range(len(a.filter_table)):
-        table[f"{embeddings}.filters.{i}.weight"] = Reference((f"CNN/W_cnn_{i}",), _join_filter, _split_filter)
-        table[f"{embeddings}.filters.{i}.bias"] = Reference((f"CNN/b_cnn_{i}",), _same, _one)
+        table[f"{embeddings}.filters.{i}.weight"] = Reference(
+            (f"CNN/W_cnn_{i}",), lambda w: w.squeeze(0).transpose(2, 1, 0), lambda w: (w.transpose(2, 1, 0)[None],)
+        )
+        table[f"{embeddings}.filters.{i}.bias"] = Reference((f"CNN/b_cnn_{i}",))
     for i in range(a.highways):
         for ours, theirs in (("weight", "W"), ("bias", "b")):
             names = (f"CNN_high_{i}/{theirs}_transform", f"CNN_high_{i}/{theirs}_carry")
             table[f"{embeddings}.highways.{i}.{ours}"] = Reference(names, _join_highway, _split_highway)
-    table[f"{embeddings}.projection.weight"] = Reference(("CNN_proj/W_proj",), np.transpose, _transpose)
-    table[f"{embeddings}.projection.bias"] = Reference(("CNN_proj/b_proj",), _same, _one)
+    table[f"{embeddings}.projection.weight"] = Reference(("CNN_proj/W_proj",), *transposed)
+    table[f"{embeddings}.projection.bias"] = Reference(("CNN_proj/b_proj",))
     for layer in range(a.layers):
         for direction in range(a.readers):
             ours = f"encoder.stack.layers.{layer}.directions.{direction}"
             theirs = f"RNN_{direction}/RNN/MultiRNNCell/Cell{layer}/LSTMCell"
             matrix = (f"{theirs}/W_0",)
-            table[f"{ours}.inputs.weight"] = Reference(matrix, lambda w: _gates(_half(w, 0).T), _transpose_gates)
-            table[f"{ours}.recurrent.weight"] = Reference(matrix, lambda w: _gates(_half(w, 1).T), _transpose_gates)
+            for half, name in enumerate(("inputs", "recurrent")):
+                table[f"{ours}.{name}.weight"] = Reference(matrix, partial(_half, half), lambda w: (_gates(w).T,))
             table[f"{ours}.inputs.bias"] = Reference((f"{theirs}/B",), _gates, lambda b: (_gates(b),))
-            table[f"{ours}.projection.weight"] = Reference((f"{theirs}/W_P_0",), np.transpose, _transpose)
+            table[f"{ours}.projection.weight"] = Reference((f"{theirs}/W_P_0",), *transposed)
     return table
 
 
@@ -173,38 +176,15 @@ def their_arrays(a: Lstm, tensors: Mapping[str, Tensor]) -> dict[str, Array]:
     return arrays
 
 
-def _same(array: Array) -> Array:
-    return array
-
-
-def _one(array: Array) -> tuple[Array, ...]:
-    return (array,)
-
-
-def _transpose(array: Array) -> tuple[Array, ...]:
-    return (array.T,)
-
-
-def _half(array: Array, which: int) -> Array:
-    return np.split(array, 2)[which]
+def _half(half: int, array: Array) -> Array:
+    """Return one of an LSTM's two matrices, which lie below each other."""
+    return _gates(np.split(array, 2)[half].T)
 
 
 def _gates(array: Array) -> Array:
     """Exchange the order of the gates: candidate and forget, either way."""
     parts = np.split(array, 4)
     return np.concatenate([parts[gate] for gate in GATES])
-
-
-def _transpose_gates(array: Array) -> tuple[Array, ...]:
-    return (_gates(array).T,)
-
-
-def _join_filter(array: Array) -> Array:
-    return array.squeeze(0).transpose(2, 1, 0)
-
-
-def _split_filter(array: Array) -> tuple[Array, ...]:
-    return (array.transpose(2, 1, 0)[None],)
 
 
 def _join_highway(transform: Array, carry: Array) -> Array:
