@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from bertree.interop.huggingface.causal import CAUSAL
-from bertree.interop.huggingface.family import Family, Row
+from bertree.interop.huggingface.family import TASK_CLASSES, Family, Row, layer_rows
 from bertree.interop.huggingface.modernbert import MODERNBERT
 from bertree.interop.huggingface.reformer import REFORMER
 from bertree.interop.huggingface.xlnet import XLNET
@@ -17,23 +17,10 @@ _EMBEDDING_TABLES: tuple[Row, ...] = (
     ("encoder.embeddings.segments", "embeddings.token_type_embeddings"),
 )
 _EMBEDDINGS: tuple[Row, ...] = (*_EMBEDDING_TABLES, ("encoder.embeddings.norm", "embeddings.LayerNorm"))
-_ATTENTION, _FFN = "encoder.stack.attention.{i}.", "encoder.stack.ffn.{i}."
-
-
-def _layer(base: str, qkv: tuple[str, str, str], out: str, norm: str, up: str, down: str, last: str) -> tuple[Row, ...]:
-    query, key, value = (base + name for name in qkv)
-    return (
-        (_ATTENTION + "part.qkv", (query, key, value)),
-        (_ATTENTION + "part.out", base + out),
-        (_ATTENTION + "norm", base + norm),
-        (_FFN + "part.up", base + up),
-        (_FFN + "part.down", base + down),
-        (_FFN + "norm", base + last),
-    )
 
 
 def _bert_layer(norm: str, last: str) -> tuple[Row, ...]:
-    return _layer(
+    return layer_rows(
         "encoder.layer.{i}.",
         ("attention.self.query", "attention.self.key", "attention.self.value"),
         "attention.output.dense",
@@ -49,14 +36,6 @@ _POOLER: Row = ("encoder.pooler", "pooler.dense")
 _CLASSIFIER: Row = ("out", "classifier")
 
 
-_CLASSES: dict[str, tuple[str, ...]] = {
-    "Model": (),
-    "ForMaskedLM": ("mask",),
-    "ForSequenceClassification": ("sequence",),
-    "ForTokenClassification": ("token",),
-    "ForQuestionAnswering": ("span",),
-    "ForMultipleChoice": ("choice",),
-}
 _TASK_HEADS: dict[str, tuple[Row, ...]] = {
     "sequence": (_CLASSIFIER,),
     "token": (_CLASSIFIER,),
@@ -65,12 +44,12 @@ _TASK_HEADS: dict[str, tuple[Row, ...]] = {
 }
 _BERT_CLASSES = {
     "LMHeadModel": ("mask",),
-    **_CLASSES,
+    **TASK_CLASSES,
     "ForPreTraining": ("mask", "pair"),
     "ForNextSentencePrediction": ("pair",),
 }
 _MEGATRON_CLASSES = {"ForCausalLM": ("mask",), **{k: v for k, v in _BERT_CLASSES.items() if k != "LMHeadModel"}}
-_ROBERTA_CLASSES = {"ForCausalLM": ("mask",), **_CLASSES}
+_ROBERTA_CLASSES = {"ForCausalLM": ("mask",), **TASK_CLASSES}
 _BERT_HEADS: dict[str, tuple[Row, ...]] = {
     "mask": (
         ("dense", "cls.predictions.transform.dense"),
@@ -146,7 +125,7 @@ _ENCODERS = (
         (
             *_EMBEDDINGS,
             ("encoder.embeddings.projection", "encoder.embedding_hidden_mapping_in"),
-            *_layer(
+            *layer_rows(
                 "encoder.albert_layer_groups.{i}.albert_layers.0.",
                 ("attention.query", "attention.key", "attention.value"),
                 "attention.dense",
@@ -166,7 +145,7 @@ _ENCODERS = (
             "pair": (("out", "sop_classifier.classifier"),),
             **_TASK_HEADS,
         },
-        {**_CLASSES, "ForPreTraining": ("mask", "pair")},
+        {**TASK_CLASSES, "ForPreTraining": ("mask", "pair")},
     ),
     Family(
         "distilbert",
@@ -174,7 +153,7 @@ _ENCODERS = (
         "distilbert.",
         (
             *_EMBEDDINGS,
-            *_layer(
+            *layer_rows(
                 "transformer.layer.{i}.",
                 ("attention.q_lin", "attention.k_lin", "attention.v_lin"),
                 "attention.out_lin",
@@ -190,7 +169,7 @@ _ENCODERS = (
             "sequence": (("dense", "pre_classifier"), _CLASSIFIER),
             "choice": (("dense", "pre_classifier"), _CLASSIFIER),
         },
-        _CLASSES,
+        TASK_CLASSES,
     ),
 )
 FAMILIES = {

@@ -9,7 +9,7 @@ from typing import Any
 
 from bertree.errors import UserError
 from bertree.files.formats import Json
-from bertree.interop.huggingface.family import ACTIVATIONS, Family, FamilyConfig, Row, number
+from bertree.interop.huggingface.family import ACTIVATIONS, Family, FamilyConfig, Row, layer_rows, number
 from bertree.interop.weights import Stored
 from bertree.model.architecture import Transformer
 
@@ -174,7 +174,7 @@ def causal_family(a: Transformer) -> str:
     return by_positions.get(a.positions) or ("gpt2" if a.residual == "pre-norm" else "openai-gpt")
 
 
-_ATTENTION, _FFN = "encoder.stack.attention.{i}.", "encoder.stack.ffn.{i}."
+_POSITIONS = "encoder.stack.attention.{i}.part.positions."
 
 
 def _transposed(name: str) -> Stored:
@@ -182,42 +182,35 @@ def _transposed(name: str) -> Stored:
 
 
 def _gpt(tokens: str, positions: str) -> tuple[Row, ...]:
+    attention = (_transposed("attn.c_attn"), _transposed("attn.c_proj"))
+    ffn = (_transposed("mlp.c_fc"), _transposed("mlp.c_proj"))
     return (
         ("encoder.embeddings.tokens", tokens),
         ("encoder.embeddings.positions", positions),
-        (_ATTENTION + "part.qkv", _transposed("h.{i}.attn.c_attn")),
-        (_ATTENTION + "part.out", _transposed("h.{i}.attn.c_proj")),
-        (_ATTENTION + "norm", "h.{i}.ln_1"),
-        (_FFN + "part.up", _transposed("h.{i}.mlp.c_fc")),
-        (_FFN + "part.down", _transposed("h.{i}.mlp.c_proj")),
-        (_FFN + "norm", "h.{i}.ln_2"),
+        *layer_rows("h.{i}.", *attention, "ln_1", *ffn, "ln_2"),
     )
 
 
 _CTRL: tuple[Row, ...] = (
     ("encoder.embeddings.tokens", "w"),
-    (
-        _ATTENTION + "part.qkv",
-        ("h.{i}.multi_head_attention.Wq", "h.{i}.multi_head_attention.Wk", "h.{i}.multi_head_attention.Wv"),
+    *layer_rows(
+        "h.{i}.",
+        ("multi_head_attention.Wq", "multi_head_attention.Wk", "multi_head_attention.Wv"),
+        "multi_head_attention.dense",
+        *("layernorm1", "ffn.0", "ffn.2", "layernorm2"),
     ),
-    (_ATTENTION + "part.out", "h.{i}.multi_head_attention.dense"),
-    (_ATTENTION + "norm", "h.{i}.layernorm1"),
-    (_FFN + "part.up", "h.{i}.ffn.0"),
-    (_FFN + "part.down", "h.{i}.ffn.2"),
-    (_FFN + "norm", "h.{i}.layernorm2"),
     ("encoder.norm", "layernorm"),
 )
 _XL: tuple[Row, ...] = (
     ("encoder.embeddings.tokens", "word_emb.emb_layers.0"),
     ("encoder.embeddings.tokens.tables.{i}", "word_emb.emb_layers.{i}"),
     ("encoder.embeddings.tokens.projections.{i}.weight", "word_emb.emb_projs.{i}"),
-    (_ATTENTION + "part.qkv", "layers.{i}.dec_attn.qkv_net"),
-    (_ATTENTION + "part.out", "layers.{i}.dec_attn.o_net"),
-    (_ATTENTION + "part.positions.project", "layers.{i}.dec_attn.r_net"),
-    (_ATTENTION + "norm", "layers.{i}.dec_attn.layer_norm"),
-    (_FFN + "part.up", "layers.{i}.pos_ff.CoreNet.0"),
-    (_FFN + "part.down", "layers.{i}.pos_ff.CoreNet.3"),
-    (_FFN + "norm", "layers.{i}.pos_ff.layer_norm"),
+    (_POSITIONS + "project", "layers.{i}.dec_attn.r_net"),
+    *layer_rows(
+        "layers.{i}.",
+        *("dec_attn.qkv_net", "dec_attn.o_net", "dec_attn.layer_norm"),
+        *("pos_ff.CoreNet.0", "pos_ff.CoreNet.3", "pos_ff.layer_norm"),
+    ),
 )
 
 
@@ -225,8 +218,8 @@ def _xl_rows(a: Transformer) -> tuple[Row, ...]:
     """Return the rows of position biases, which layers may share, and of output biases, if each cluster has a table."""
     layer = "" if a.shared_position_bias else "layers.{i}.dec_attn."
     rows: tuple[Row, ...] = (
-        (_ATTENTION + "part.positions.content_bias", layer + "r_w_bias"),
-        (_ATTENTION + "part.positions.distance_bias", layer + "r_r_bias"),
+        (_POSITIONS + "content_bias", layer + "r_w_bias"),
+        (_POSITIONS + "distance_bias", layer + "r_r_bias"),
     )
     if a.embedding_divisor == 1:
         return rows

@@ -18,7 +18,17 @@ from bertree.files.formats import Json
 from bertree.interop.weights import Stored
 from bertree.model.architecture import Transformer
 
-Row = tuple[str, str | tuple[str, str, str] | Stored]
+Part = str | tuple[str, str, str] | Stored
+Row = tuple[str, Part]
+# Class name without the family's title -> heads.
+TASK_CLASSES: dict[str, tuple[str, ...]] = {
+    "Model": (),
+    "ForMaskedLM": ("mask",),
+    "ForSequenceClassification": ("sequence",),
+    "ForTokenClassification": ("token",),
+    "ForQuestionAnswering": ("span",),
+    "ForMultipleChoice": ("choice",),
+}
 
 
 @dataclass(frozen=True)
@@ -87,10 +97,18 @@ def hf_tensor_names(
     return names
 
 
-def _prefixed(prefix: str, theirs: str | tuple[str, str, str] | Stored) -> Stored:
+def _prefixed(prefix: str, theirs: Part) -> Stored:
     if not isinstance(theirs, Stored):
         theirs = Stored((theirs,) if isinstance(theirs, str) else theirs)
     return theirs._replace(names=tuple(prefix + name for name in theirs.names))
+
+
+def layer_rows(base: str, qkv: Part, out: Part, norm: str, up: Part, down: Part, last: str) -> tuple[Row, ...]:
+    """Return the rows of a layer: its attention and its feed-forward, each with its norm; names begin with `base`."""
+    ours = [f"attention.{{i}}.{name}" for name in ("part.qkv", "part.out", "norm")]
+    ours += [f"ffn.{{i}}.{name}" for name in ("part.up", "part.down", "norm")]
+    theirs = (qkv, out, norm, up, down, last)
+    return tuple((f"encoder.stack.{name}", _prefixed(base, part)) for name, part in zip(ours, theirs, strict=True))
 
 
 # Hugging Face's names of activations -> ours. Of several names for one, the first is written.

@@ -8,10 +8,18 @@ from typing import Any
 
 from bertree.errors import UserError
 from bertree.files.formats import Json
-from bertree.interop.huggingface.family import ACTIVATIONS, Family, FamilyConfig, Row, number, pattern
+from bertree.interop.huggingface.family import (
+    ACTIVATIONS,
+    TASK_CLASSES,
+    Family,
+    FamilyConfig,
+    Row,
+    layer_rows,
+    number,
+    pattern,
+)
 from bertree.model.architecture import Transformer
 
-_ATTENTION, _FFN = "encoder.stack.attention.{i}.", "encoder.stack.ffn.{i}."
 _LAYER_TYPES = {"full_attention": "full", "sliding_attention": "local"}
 # Axis -> its kind of layers, and its key in older releases.
 _BASES = {
@@ -128,12 +136,7 @@ MODERNBERT = Family(
     (
         ("encoder.embeddings.tokens", "embeddings.tok_embeddings"),
         ("encoder.embeddings.norm", "embeddings.norm"),
-        (_ATTENTION + "part.qkv", "layers.{i}.attn.Wqkv"),
-        (_ATTENTION + "part.out", "layers.{i}.attn.Wo"),
-        (_ATTENTION + "norm", "layers.{i}.attn_norm"),
-        (_FFN + "part.up", "layers.{i}.mlp.Wi"),
-        (_FFN + "part.down", "layers.{i}.mlp.Wo"),
-        (_FFN + "norm", "layers.{i}.mlp_norm"),
+        *layer_rows("layers.{i}.", "attn.Wqkv", "attn.Wo", "attn_norm", "mlp.Wi", "mlp.Wo", "mlp_norm"),
         ("encoder.norm", "final_norm"),
     ),
     {
@@ -143,13 +146,6 @@ MODERNBERT = Family(
         "span": _CLASSIFIER,
         "choice": _CLASSIFIER,
     },
-    {
-        "Model": (),
-        "ForMaskedLM": ("mask",),
-        "ForSequenceClassification": ("sequence",),
-        "ForTokenClassification": ("token",),
-        "ForQuestionAnswering": ("span",),
-        "ForMultipleChoice": ("choice",),
-    },
+    TASK_CLASSES,
     tied={"decoder.weight": ("embeddings.tok_embeddings.weight",)},
 )

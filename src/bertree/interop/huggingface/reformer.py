@@ -10,7 +10,7 @@ from typing import Any
 
 from bertree.errors import UserError
 from bertree.files.formats import Json
-from bertree.interop.huggingface.family import ACTIVATIONS, Family, FamilyConfig, Row, number, pattern
+from bertree.interop.huggingface.family import ACTIVATIONS, Family, FamilyConfig, Row, layer_rows, number, pattern
 from bertree.interop.weights import Stored
 from bertree.model.architecture import Transformer
 
@@ -183,8 +183,7 @@ REFORMER_CONFIG = FamilyConfig(
     different=_different,
 )
 
-_LAYER, _ATTENTION, _FFN = "encoder.layers.{i}.", "encoder.stack.attention.{i}.", "encoder.stack.ffn.{i}."
-_SELF = _LAYER + "attention.self_attention."
+_SELF = "encoder.layers.{i}.attention.self_attention."
 
 
 def _axial(a: Transformer) -> tuple[Row, ...]:
@@ -215,13 +214,13 @@ REFORMER = Family(
     (
         ("encoder.embeddings.tokens", "embeddings.word_embeddings"),
         ("encoder.embeddings.positions", "embeddings.position_embeddings.embedding"),
-        (_ATTENTION + "part.qkv", (_SELF + "query", _SELF + "key", _SELF + "value")),
-        (_ATTENTION + "part.qv.weight", Stored((_SELF + "query_key.weight", _SELF + "value.weight"))),
-        (_ATTENTION + "part.out", _LAYER + "attention.output.dense"),
-        (_ATTENTION + "norm", _LAYER + "attention.layer_norm"),
-        (_FFN + "part.up", _LAYER + "feed_forward.dense.dense"),
-        (_FFN + "part.down", _LAYER + "feed_forward.output.dense"),
-        (_FFN + "norm", _LAYER + "feed_forward.layer_norm"),
+        ("encoder.stack.attention.{i}.part.qv.weight", Stored((_SELF + "query_key.weight", _SELF + "value.weight"))),
+        *layer_rows(
+            "encoder.layers.{i}.",
+            ("attention.self_attention.query", "attention.self_attention.key", "attention.self_attention.value"),
+            *("attention.output.dense", "attention.layer_norm"),
+            *("feed_forward.dense.dense", "feed_forward.output.dense", "feed_forward.layer_norm"),
+        ),
         ("encoder.norm", "encoder.layer_norm"),
     ),
     {
