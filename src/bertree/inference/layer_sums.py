@@ -60,8 +60,8 @@ class StateSums:
                 self._steps[depth - 1] += torch.nan  # of states of another width there is no distance
         self.tokens += len(states[0])
 
-    def means(self) -> tuple[Floats, Floats, Floats, Floats]:
-        """Return the mean distances and cosines of the layers, then norms and anisotropy of all states.
+    def means(self) -> dict[str, Floats]:
+        """Return the mean distances and cosines of the layers, and norms and anisotropy of all states.
 
         Anisotropy is the mean cosine of all pairs of different tokens: that of all pairs, less those with themselves.
         """
@@ -69,7 +69,8 @@ class StateSums:
         squares = np.array([float(direction @ direction) for direction in self._directions])
         pairs = self.tokens * (self.tokens - 1)
         norms = np.array([float(norm) for norm in self._norms]) / self.tokens
-        return steps[:, 0], steps[:, 1], norms, (squares - self.tokens) / pairs
+        anisotropy = (squares - self.tokens) / pairs
+        return {"distance": steps[:, 0], "cosine": steps[:, 1], "norms": norms, "anisotropy": anisotropy}
 
 
 class CrossProducts:
@@ -128,11 +129,10 @@ class AttentionSums:
             self._sums[layer] = self._sums[layer] + torch.stack([special_n, diagonal_n, entropy_n]).double()
         self._tokens += len(special_t)
 
-    def means(self) -> tuple[Floats, Floats, Floats]:
+    def means(self) -> dict[str, Floats]:
         """Return shares and entropies (layers x heads)."""
         sums = np.array([np.asarray(layer.cpu() if isinstance(layer, Tensor) else layer) for layer in self._sums])
-        special, diagonal, entropy = np.moveaxis(sums / self._tokens, 1, 0)
-        return special, diagonal, entropy
+        return dict(zip(("special", "diagonal", "entropy"), np.moveaxis(sums / self._tokens, 1, 0), strict=True))
 
 
 class LensSums:
@@ -158,10 +158,9 @@ class LensSums:
             self._sums[1, depth] -= float((scores_mv.exp() * scores_mv).sum(dtype=torch.float64))
         self._tokens += len(rows)
 
-    def means(self) -> tuple[Floats, Floats]:
+    def means(self) -> dict[str, Floats]:
         """Return agreement and entropy of all layers, from the embeddings on."""
-        agreement, entropy = self._sums / self._tokens
-        return agreement, entropy
+        return dict(zip(("agreement", "lens_entropy"), self._sums / self._tokens, strict=True))
 
 
 def lens_tokens(length: int) -> list[int]:
@@ -241,25 +240,12 @@ class ModelSums:
 
     def measures(self, name: str, texts: int) -> LayerMeasures:
         """Return what the sums say."""
-        distance, cosine, norms, anisotropy = self._states.means()
-        check_finite(norms, self._model.name)
-        special, diagonal, entropy = (None, None, None) if self._attention is None else self._attention.means()
-        agreement, lens_entropy = (None, None) if self._lens is None else self._lens.means()
-        return LayerMeasures(
-            name=name,
-            texts=texts,
-            tokens=self._states.tokens,
-            distance=distance,
-            cosine=cosine,
-            norms=norms,
-            anisotropy=anisotropy,
-            cka=self._products.cka(),
-            special=special,
-            diagonal=diagonal,
-            entropy=entropy,
-            agreement=agreement,
-            lens_entropy=lens_entropy,
-        )
+        means = self._states.means()
+        check_finite(means["norms"], self._model.name)
+        for sums in (self._attention, self._lens):
+            means |= {} if sums is None else sums.means()
+        cka = self._products.cka()
+        return LayerMeasures(name=name, texts=texts, tokens=self._states.tokens, cka=cka, **means)
 
 
 class CrossBetween:

@@ -39,13 +39,13 @@ class LayerMeasures:
     norms: Floats  # lengths of the states
     anisotropy: Floats  # mean cosine of all pairs of different tokens
     cka: Floats  # linear CKA of the states of all layers, over tokens
-    special: Floats | None  # share of a head's attention to special tokens; None: the attention cannot be computed
-    diagonal: Floats | None  # share to the token itself
-    entropy: Floats | None  # of a head's attention, in nats
-    agreement: (
-        Floats | None
-    )  # how often a layer would predict the last one's token; None: there is no head that reads it
-    lens_entropy: Floats | None  # of that prediction, in nats
+    # Of attention; None: it cannot be computed.
+    special: Floats | None = None  # share of a head's attention to special tokens
+    diagonal: Floats | None = None  # share to the token itself
+    entropy: Floats | None = None  # of a head's attention, in nats
+    # Of the lens; None: there is no head that reads the layers.
+    agreement: Floats | None = None  # how often a layer would predict the last one's token
+    lens_entropy: Floats | None = None  # of that prediction, in nats
 
     def as_json(self) -> Json:
         """Return plain values."""
