@@ -148,14 +148,36 @@ class ComparisonRow(NamedTuple):
     against: list[Against]
 
 
+def rate(value: float) -> str:
+    """Write a rate per second."""
+    return quantity(value) if value >= 1e4 else digits(value)
+
+
 class _Measure(NamedTuple):
     """A number of a model, how it is written, and the words for less and more of it."""
 
-    name: str
-    value: Callable[[ModelCosts], float]
+    name: str  # with a place for what is measured
+    field: str  # of `ModelCosts`, or of `Speed`
     text: Callable[[float], str]
     less: str
     more: str
+
+
+_SIZES = (
+    _Measure("parameters", "parameters", quantity, "smaller", "larger"),
+    _Measure("  in the layers", "encoder", quantity, "smaller", "larger"),
+    _Measure("  in the embeddings", "embeddings", quantity, "smaller", "larger"),
+    _Measure("{}", "weight_bytes", byte_size, "smaller", "larger"),
+)
+_SPEEDS = (
+    _Measure("{}, one text, ms", "latency_ms", digits, "faster", "slower"),
+    _Measure("  90th percentile", "latency_p90_ms", digits, "faster", "slower"),
+    _Measure("  with tokenizing", "text_latency_ms", digits, "faster", "slower"),
+    _Measure("  with tokenizing, 90th percentile", "text_latency_p90_ms", digits, "faster", "slower"),
+    _Measure("{}, packed, texts/s", "texts_per_s", rate, "fewer", "more"),
+    _Measure("  tokens/s", "tokens_per_s", rate, "fewer", "more"),
+    _Measure("{}, training, tokens/s", "training_tokens_per_s", rate, "slower", "faster"),
+)
 
 
 def comparison_rows(comparison: Comparison) -> list[ComparisonRow]:
@@ -164,14 +186,13 @@ def comparison_rows(comparison: Comparison) -> list[ComparisonRow]:
     if any(comparison.calibration):
         errors = ["–" if shown is None else percent(shown.error, 1) for shown in comparison.calibration]
         rows.append(ComparisonRow("calibration error", errors, [Against("")] * (len(errors) - 1)))
-    on_disk = all(model.on_disk for model in comparison.models)
-    measures = _sizes("weights on disk" if on_disk else "weights")
+    weights = "weights on disk" if all(model.on_disk for model in comparison.models) else "weights"
+    rows += [_row(measure, weights, comparison.models) for measure in _SIZES]
     for device in comparison.devices:
-        name = device_name(comparison.teacher.speed(device))
-        measures += _speeds(device, name)
-        if comparison.teacher.speed(device).training_tokens_per_s is not None:
-            measures.append(_training(device, name))
-    return rows + [_row(measure, comparison.models) for measure in measures]
+        speeds = [model.speed(device) for model in comparison.models]
+        timed = [measure for measure in _SPEEDS if getattr(speeds[0], measure.field) is not None]
+        rows += [_row(measure, device_name(speeds[0]), speeds) for measure in timed]
+    return rows
 
 
 def _score(comparison: Comparison, name: str) -> list[ComparisonRow]:
@@ -192,50 +213,12 @@ def _score(comparison: Comparison, name: str) -> list[ComparisonRow]:
     return rows
 
 
-def _sizes(weights: str) -> list[_Measure]:
-    return [
-        _Measure("parameters", lambda model: model.parameters, quantity, "smaller", "larger"),
-        _Measure("  in the layers", lambda model: model.encoder, quantity, "smaller", "larger"),
-        _Measure("  in the embeddings", lambda model: model.embeddings, quantity, "smaller", "larger"),
-        _Measure(weights, lambda model: model.weight_bytes, byte_size, "smaller", "larger"),
-    ]
-
-
-def _speeds(device: str, name: str) -> list[_Measure]:
-    def latency(name: str, value: Callable[[Speed], float]) -> _Measure:
-        return _Measure(name, lambda model: value(model.speed(device)), digits, "faster", "slower")
-
-    def throughput(name: str, value: Callable[[Speed], float]) -> _Measure:
-        return _Measure(name, lambda model: value(model.speed(device)), rate, "fewer", "more")
-
-    return [
-        latency(f"{name}, one text, ms", lambda speed: speed.latency_ms),
-        latency("  90th percentile", lambda speed: speed.latency_p90_ms),
-        latency("  with tokenizing", lambda speed: speed.text_latency_ms),
-        latency("  with tokenizing, 90th percentile", lambda speed: speed.text_latency_p90_ms),
-        throughput(f"{name}, packed, texts/s", lambda speed: speed.texts_per_s),
-        throughput("  tokens/s", lambda speed: speed.tokens_per_s),
-    ]
-
-
-def _training(device: str, name: str) -> _Measure:
-    def speed(model: ModelCosts) -> float:
-        return model.speed(device).training_tokens_per_s or 0.0
-
-    return _Measure(f"{name}, training, tokens/s", speed, rate, "slower", "faster")
-
-
-def _row(measure: _Measure, models: tuple[ModelCosts, ...]) -> ComparisonRow:
-    first, *rest = values = [measure.value(model) for model in models]
+def _row(measure: _Measure, subject: str, measured: Sequence[ModelCosts | Speed]) -> ComparisonRow:
+    first, *rest = values = [getattr(each, measure.field) or 0.0 for each in measured]
     texts = [times(first / value, measure.less, measure.more) if first and value else "" for value in rest]
     judged = [None if text in ("", "the same") else text.endswith(WORSE) for text in texts]
     against = [Against(text, worse) for text, worse in zip(texts, judged, strict=True)]
-    return ComparisonRow(measure.name, [measure.text(value) for value in values], against)
-
-
-def rate(value: float) -> str:
-    """Write a rate per second."""
-    return quantity(value) if value >= 1e4 else digits(value)
+    return ComparisonRow(measure.name.format(subject), [measure.text(value) for value in values], against)
 
 
 def method(comparison: Comparison) -> str:

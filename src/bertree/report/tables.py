@@ -142,7 +142,7 @@ def right_and_wrong(title: str, rows: Iterable[tuple[str, int, int]], under: str
 
 def by_tenth(title: str, scores: Floats, right: Floats, under: str = "") -> BarTable:
     """Return right and wrong answers in each tenth of a score."""
-    tenth_of = _tenths(scores)
+    tenth_of = np.clip((scores * 10).astype(np.int64), 0, 9)
     hits, count = np.bincount(tenth_of, right, 10).astype(int), np.bincount(tenth_of, minlength=10)
     tenths = range(int(tenth_of.min(initial=9)), int(tenth_of.max(initial=0)) + 1)
     return right_and_wrong(
@@ -161,10 +161,6 @@ def confidence(scores: Floats, right: Floats, counts: BarTable | None = None) ->
         counts = counts or by_tenth("Answers by confidence", scores[finite], right[finite])
     cards += [counts] if counts else []
     return [Section("Confidence", cards)] if cards else []
-
-
-def _tenths(scores: Floats) -> np.ndarray:
-    return np.clip((scores * 10).astype(np.int64), 0, 9)
 
 
 def as_floats(values: Iterable[object]) -> Floats:
