@@ -15,11 +15,9 @@ A split pair keeps its NSP or SOP label if its head contains some of the second 
 first tokens, which are not read in that epoch.
 """
 
-from collections import OrderedDict
 from collections.abc import Iterator
 from math import ceil
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -31,7 +29,7 @@ from bertree.data.example_index import ExampleIndex, balanced_order
 from bertree.data.formats import CODED, Format
 from bertree.data.masking import Masking, TargetMaker, target_maker
 from bertree.data.permutation import OrderedParts, PermutationTargets
-from bertree.data.sequences.shuffle_group import PackedSlice, ShuffleGroup, build_group
+from bertree.data.sequences.shuffle_group import PackedSlice, RecentlyUsed, ShuffleGroup, build_group
 from bertree.data.store import Store
 from bertree.errors import UserError
 from bertree.keyed_random import Ints
@@ -87,10 +85,9 @@ class Stream:
                 f"{self.format.name}; use another format"
             )
         self.epoch_tokens = int(self.index.totals.sum())  # including special tokens
-        self._orders: OrderedDict[int, tuple[list[Ints], Ints, Ints]] = OrderedDict()
-        self._groups: OrderedDict[tuple[int, int], ShuffleGroup] = OrderedDict()
+        self._orders = RecentlyUsed(self._order, MAX_GROUPS)
+        self._groups = RecentlyUsed(self._group, MAX_GROUPS)
         self._group_chunks = GROUP_CHUNKS
-        self._lock = Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle for worker processes: they open a store on disk again instead of copying it."""
@@ -161,9 +158,9 @@ class Stream:
         if not 0 <= number < count:
             raise UserError(f"example {number}: the store has {count:,} of this format, from 0 on")
         chunk = int(np.searchsorted(self.index.chunks, number, "right")) - 1
-        chunks, order, _ = self._order(epoch)
+        chunks, order, _ = self._orders[epoch]
         index = next(index for index, group in enumerate(order) if chunk in chunks[group])
-        group = self._group(epoch, index)
+        group = self._groups[epoch, index]
         at = int(np.flatnonzero(group.numbers == number)[0])
         low, high = int(group.bounds[at]), int(group.bounds[at + 1])
         return self._pack([(group, group.read(low, high))])
@@ -175,56 +172,42 @@ class Stream:
 
         With static masks an epoch has the groups of the epoch it repeats, in another order.
         """
-        with self._lock:
-            if epoch not in self._orders:
-                chunks = np.arange(self.index.totals.size)
-                mixed = np.argsort(
-                    keyed_random.bits(keyed_random.key(self.seed, self._content(epoch), "chunks"), chunks)
-                )
-                groups = np.array_split(mixed, ceil(mixed.size / self._group_chunks))
-                order = np.argsort(
-                    keyed_random.bits(keyed_random.key(self.seed, epoch, "windows"), np.arange(len(groups)))
-                )
-                sizes = np.array([int(self.index.totals[groups[group]].sum()) for group in order])
-                self._orders[epoch] = (groups, order, np.concatenate(([0], np.cumsum(sizes))))
-                if len(self._orders) > MAX_GROUPS:
-                    self._orders.popitem(last=False)
-            return self._orders[epoch]
+        chunks = np.arange(self.index.totals.size)
+        mixed = np.argsort(keyed_random.bits(keyed_random.key(self.seed, self._content(epoch), "chunks"), chunks))
+        groups = np.array_split(mixed, ceil(mixed.size / self._group_chunks))
+        order = np.argsort(keyed_random.bits(keyed_random.key(self.seed, epoch, "windows"), np.arange(len(groups))))
+        sizes = np.array([int(self.index.totals[groups[group]].sum()) for group in order])
+        return groups, order, np.concatenate(([0], np.cumsum(sizes)))
 
     def _content(self, epoch: int) -> int:
         """Return the epoch whose pairs and masks this epoch has."""
         return epoch % self.masking.duplicates if self.masking and self.masking.duplicates else epoch
 
-    def _group(self, epoch: int, index: int) -> ShuffleGroup:
-        """Return a group by its index in the order of the epoch."""
-        chunks, order, starts = self._order(epoch)
-        with self._lock:
-            if (epoch, index) not in self._groups:
-                group, repeated = int(order[index]), self._content(epoch)
-                self._groups[epoch, index] = build_group(
-                    self.store,
-                    self.index,
-                    self.format,
-                    chunks[group],
-                    room=self._room,
-                    content_key=keyed_random.key(self.seed, repeated, group, "content"),
-                    order_key=keyed_random.key(self.seed, epoch, group, "order"),
-                    arrange=lambda lengths: balanced_order(
-                        lengths, epoch * self.epoch_tokens + int(starts[index]), self._stride, self._slack
-                    ),
-                )
-                if len(self._groups) > MAX_GROUPS:
-                    self._groups.popitem(last=False)
-            self._groups.move_to_end((epoch, index))
-            return self._groups[epoch, index]
+    def _group(self, place: tuple[int, int]) -> ShuffleGroup:
+        """Return a group by its epoch and its index in the order of the epoch."""
+        epoch, index = place
+        chunks, order, starts = self._orders[epoch]
+        group, repeated = int(order[index]), self._content(epoch)
+        return build_group(
+            self.store,
+            self.index,
+            self.format,
+            chunks[group],
+            room=self._room,
+            content_key=keyed_random.key(self.seed, repeated, group, "content"),
+            order_key=keyed_random.key(self.seed, epoch, group, "order"),
+            arrange=lambda lengths: balanced_order(
+                lengths, epoch * self.epoch_tokens + int(starts[index]), self._stride, self._slack
+            ),
+        )
 
     def _find(self, offset: int) -> tuple[ShuffleGroup, int, int]:
         """Return the group at an offset of the line, and where the group starts and ends."""
         epoch, within = divmod(offset, self.epoch_tokens)
-        _, _, starts = self._order(epoch)
+        _, _, starts = self._orders[epoch]
         index = int(np.searchsorted(starts, within, "right")) - 1
         base = epoch * self.epoch_tokens
-        return self._group(epoch, index), base + int(starts[index]), base + int(starts[index + 1])
+        return self._groups[epoch, index], base + int(starts[index]), base + int(starts[index + 1])
 
     def _example_bounds(self, offset: int) -> tuple[int, int]:
         """Return where the example at an offset of the line starts and ends."""

@@ -7,9 +7,11 @@ one `repeat` and one `take` in every format. The buffer takes two bytes per toke
 shuffled epoch into a few long sequential ones.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from threading import Lock
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +28,26 @@ from bertree.keyed_random import Ints
 CLS_SEGMENT = 2  # segment of a [CLS] that comes last (XLNet)
 SPECIAL = ("cls", "sep", "sep")  # after the text in the buffer; two separators, because RoBERTa's pairs have both
 CLS, SEP, LAST_SEP = -3, -2, -1  # their indices, counted from the end of the special tokens
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+
+class RecentlyUsed(Generic[Key, Value]):
+    """Values that are computed when they are needed; at most `most` of them are kept. Threads may share it."""
+
+    def __init__(self, compute: Callable[[Key], Value], most: int) -> None:
+        self._compute, self._most = compute, most
+        self._values: OrderedDict[Key, Value] = OrderedDict()
+        self._lock = Lock()
+
+    def __getitem__(self, key: Key) -> Value:
+        with self._lock:
+            if key not in self._values:
+                self._values[key] = self._compute(key)
+                if len(self._values) > self._most:
+                    self._values.popitem(last=False)
+            self._values.move_to_end(key)
+            return self._values[key]
 
 
 @dataclass(kw_only=True)

@@ -1,7 +1,5 @@
 """The token line that the lanes of an epoch read: chunks of the index in random order, with separators."""
 
-from collections import OrderedDict
-from threading import RLock
 from typing import NamedTuple
 
 import numpy as np
@@ -10,7 +8,7 @@ from numpy.typing import NDArray
 from bertree import keyed_random
 from bertree.data.example_index import ExampleIndex
 from bertree.data.formats import Format
-from bertree.data.sequences.shuffle_group import ShuffleGroup, build_group
+from bertree.data.sequences.shuffle_group import RecentlyUsed, ShuffleGroup, build_group
 from bertree.data.store import Store
 from bertree.keyed_random import Ints
 
@@ -40,32 +38,26 @@ class TokenLine:
 
     def __init__(self, store: Store, seed: int, lanes: int, sentences: bool = False) -> None:
         """`sentences`: pieces contain the starts of sentences."""
-        self.store, self._seed, self._lanes, self._with_sentences = store, seed, lanes, sentences
+        self.store, self._seed, self._with_sentences = store, seed, sentences
         self._format = Format("stream")
         self._max_length = DOCUMENT_LENGTH if store.controls else EXAMPLE_LENGTH
         self.index = ExampleIndex.load_or_build(store, self._format, self._max_length, seed)
         self.tokens = int(self.index.totals.sum())  # separators and control codes included
         self._separator = store.special.get("sep", -1)
-        self._orders: OrderedDict[int, tuple[Ints, Ints]] = OrderedDict()
-        self._chunks: OrderedDict[int, ShuffleGroup] = OrderedDict()
-        self._sentences: dict[int, Ints] = {}
-        self._blocks: OrderedDict[tuple[int, int], LinePiece] = OrderedDict()
-        self._lock = RLock()
+        self._orders = RecentlyUsed(self._order, 2)
+        self._chunks = RecentlyUsed(self._chunk, lanes + SPARE)
+        self._sentences = RecentlyUsed(self._chunk_sentences, lanes + SPARE)
+        self._blocks = RecentlyUsed(self._block, 2 * lanes + SPARE)
 
-    def order(self, epoch: int) -> tuple[Ints, Ints]:
+    def _order(self, epoch: int) -> tuple[Ints, Ints]:
         """Return the order of the chunks, and where each starts in the epoch's line."""
-        with self._lock:
-            if epoch not in self._orders:
-                chunks = np.arange(self.index.totals.size)
-                order = np.argsort(keyed_random.bits(keyed_random.key(self._seed, epoch, "lanes"), chunks))
-                self._orders[epoch] = order, keyed_random.cumulative_offsets(self.index.totals[order])
-                if len(self._orders) > 2:
-                    self._orders.popitem(last=False)
-            return self._orders[epoch]
+        chunks = np.arange(self.index.totals.size)
+        order = np.argsort(keyed_random.bits(keyed_random.key(self._seed, epoch, "lanes"), chunks))
+        return order, keyed_random.cumulative_offsets(self.index.totals[order])
 
     def chunk_at(self, epoch: int, offset: int) -> tuple[int, int, int]:
         """Return the chunk at an offset of the line, and where the chunk starts and ends."""
-        order, starts = self.order(epoch)
+        order, starts = self._orders[epoch]
         number = int(np.searchsorted(starts, offset, "right")) - 1
         return int(order[number]), int(starts[number]), int(starts[number + 1])
 
@@ -73,8 +65,8 @@ class TokenLine:
         """Return the tokens from `low` to `high` for a lane, in a store without control codes."""
         first, last = low // BLOCK, (high - 1) // BLOCK
         if first == last:
-            return self._block(epoch, first).cut(low - first * BLOCK, high - first * BLOCK)
-        blocks = [self._block(epoch, number) for number in range(first, last + 1)]
+            return self._blocks[epoch, first].cut(low - first * BLOCK, high - first * BLOCK)
+        blocks = [self._blocks[epoch, number] for number in range(first, last + 1)]
         sentences = [block.sentences for block in blocks if block.sentences is not None]
         joined = LinePiece(
             np.concatenate([block.ids for block in blocks]),
@@ -84,16 +76,11 @@ class TokenLine:
         )
         return joined.cut(low - first * BLOCK, high - first * BLOCK)
 
-    def _block(self, epoch: int, number: int) -> LinePiece:
-        with self._lock:
-            if (epoch, number) not in self._blocks:
-                low, before = number * BLOCK, min(number, 1)  # the token before shows whether a document starts
-                piece = self.read_once(epoch, low - before, min(low + BLOCK, self.tokens))
-                self._blocks[epoch, number] = piece.cut(before, BLOCK + before)
-                if len(self._blocks) > 2 * self._lanes + SPARE:
-                    self._blocks.popitem(last=False)
-            self._blocks.move_to_end((epoch, number))
-            return self._blocks[epoch, number]
+    def _block(self, place: tuple[int, int]) -> LinePiece:
+        epoch, number = place
+        low, before = number * BLOCK, min(number, 1)  # the token before shows whether a document starts
+        piece = self.read_once(epoch, low - before, min(low + BLOCK, self.tokens))
+        return piece.cut(before, BLOCK + before)
 
     def read_once(self, epoch: int, low: int, high: int) -> LinePiece:
         """Return the tokens from `low` to `high` without keeping a block of them.
@@ -106,7 +93,7 @@ class TokenLine:
         while at < high:
             chunk, start, end = self.chunk_at(epoch, at)
             stop = min(high, end)
-            pieces.append(self._chunk(chunk).read(at - start, stop - start))
+            pieces.append(self._chunks[chunk].read(at - start, stop - start))
             begins[at - low] |= at == start
             at = stop
             if self._with_sentences:
@@ -123,7 +110,7 @@ class TokenLine:
         """Return the offset to read from so that the document's code precedes the token at `offset`, and whether the
         document itself starts there."""
         chunk, start, _ = self.chunk_at(epoch, offset)
-        group = self._chunk(chunk)
+        group = self._chunks[chunk]
         assert group.codes is not None
         document = int(np.searchsorted(group.bounds, offset - start, "right")) - 1
         inside = offset - start - int(group.bounds[document])
@@ -132,35 +119,20 @@ class TokenLine:
 
     def _sentence_starts(self, chunk: int, counters: Ints) -> Flags:
         """Return which tokens of a chunk start a sentence."""
-        starts = self._chunk_sentences(chunk)
+        starts = self._sentences[chunk]
         if not starts.size:
             return np.zeros(counters.size, np.bool_)
         is_start: Flags = starts[np.minimum(np.searchsorted(starts, counters), starts.size - 1)] == counters
         return is_start
 
     def _chunk(self, chunk: int) -> ShuffleGroup:
-        with self._lock:
-            if chunk not in self._chunks:
-                self._chunks[chunk] = build_group(
-                    self.store,
-                    self.index,
-                    self._format,
-                    np.array([chunk]),
-                    room=self._max_length,
-                    content_key=keyed_random.key(self._seed, chunk, "content"),
-                )
-                if len(self._chunks) > self._lanes + SPARE:
-                    dropped, _ = self._chunks.popitem(last=False)
-                    self._sentences.pop(dropped, None)
-            self._chunks.move_to_end(chunk)
-            return self._chunks[chunk]
+        key = keyed_random.key(self._seed, chunk, "content")
+        chunks, room = np.array([chunk]), self._max_length
+        return build_group(self.store, self.index, self._format, chunks, room=room, content_key=key)
 
     def _chunk_sentences(self, chunk: int) -> Ints:
         """Return where the sentences of a chunk start, counted from its first token."""
-        with self._lock:
-            if chunk not in self._sentences:
-                shard = int(self.index.shard_of[chunk])
-                first, last = self.index.tokens[chunk : chunk + 2] - self.index.shard_tokens[shard]
-                starts = self.store.shards[shard].load_sentence_starts()
-                self._sentences[chunk] = starts[np.searchsorted(starts, first) : np.searchsorted(starts, last)] - first
-            return self._sentences[chunk]
+        shard = int(self.index.shard_of[chunk])
+        first, last = self.index.tokens[chunk : chunk + 2] - self.index.shard_tokens[shard]
+        starts = self.store.shards[shard].load_sentence_starts()
+        return starts[np.searchsorted(starts, first) : np.searchsorted(starts, last)] - first
