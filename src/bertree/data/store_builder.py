@@ -46,8 +46,6 @@ from bertree.text.tokenizer import Tokenizer
 CHUNK_CHARACTERS = 1 << 18  # per task of a worker: a fraction of a second
 SHARD_TOKENS = 1 << 25  # 64 MiB: what an interruption can cost, about half a minute on two cores
 
-SHARDS_KEPT = "; finished shards are kept: make room and run the same command again to resume"
-
 
 @dataclass(kw_only=True)
 class Chunk:
@@ -129,7 +127,7 @@ def build_store(
     if out.exists():
         _check_folder(out)
     created = not out.exists()
-    with disk_errors(out, SHARDS_KEPT):
+    with disk_errors(out):
         make_folder(out)
         with exclusive_lock(out):
             _check_folder(out)  # again: another run may have finished in between

@@ -8,7 +8,7 @@ instead of four. In return lengths must be decoded before use; numpy decodes som
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -48,11 +48,6 @@ class ControlCode:
     prefix: tuple[int, ...]
     documents: int = 0
     tokens: int = 0
-
-
-def control_entries(codes: Sequence[ControlCode]) -> list[Json]:
-    """Return the codes as the header and the journal store them."""
-    return [asdict(code) | {"prefix": list(code.prefix)} for code in codes]
 
 
 def read_control_codes(entries: Any, vocab_size: int) -> tuple[ControlCode, ...]:

@@ -33,7 +33,6 @@ from bertree.data.store_files import (
     WORDS,
     ControlCode,
     ShardFile,
-    control_entries,
     dtype_for,
     encode_lengths,
     header_hash,
@@ -57,14 +56,15 @@ MAX_CODES = 1 << 16  # control codes of a store
 
 
 @contextmanager
-def disk_errors(folder: Path, advice: str = "") -> Iterator[None]:
+def disk_errors(folder: Path) -> Iterator[None]:
     """Report a full or failing disk in one line."""
+    kept = "finished shards are kept: make room and run the same command again to resume"
     try:
         yield
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         what = "the disk is full" if full else f"cannot be written ({error.strerror or error})"
-        raise UserError(f"{folder}: {what}{advice}") from None
+        raise UserError(f"{folder}: {what}; {kept}") from None
 
 
 def atomic_file(path: Path) -> AtomicFile:
@@ -157,7 +157,7 @@ def write_header(
         "words": hashlib.sha256(words).hexdigest(),
         **{part: sum(parts[part].count for parts in shards) for part in PARTS},
         "summary": summary,
-        **({CONTROLS: control_entries(controls)} if controls else {}),
+        **({CONTROLS: list(map(asdict, controls))} if controls else {}),
         **({GIVEN[-1]: True} if GIVEN[-1] in shards[0] else {}),
         **({CLS_LAST: True} if cls_last else {}),
         "shards": [shard_entry(parts) for parts in shards],
@@ -270,7 +270,7 @@ def save_journal(folder: Path, job: Json, progress: PrepareProgress) -> None:
             "counts": progress.counts,
             "tokenless": progress.tokenless,
             "seen": progress.seen,
-            "controls": control_entries(progress.controls),
+            "controls": list(map(asdict, progress.controls)),
         },
     )
 

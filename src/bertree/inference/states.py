@@ -161,12 +161,8 @@ def logit_lens(network: Network, states: list[Tensor], tokenizer: Tokenizer, k: 
     """
     if not has_lens(network):
         return None
-    lens: Lens = []
-    for depth, state_th in enumerate(states):
-        lens.append(
-            top_candidates(lens_logits(network, state_th, depth)[:, : tokenizer.size].softmax(-1), tokenizer, k)
-        )
-    return lens
+    logits = (lens_logits(network, state_th, depth)[:, : tokenizer.size] for depth, state_th in enumerate(states))
+    return [top_candidates(logits_tv.softmax(-1), tokenizer, k) for logits_tv in logits]
 
 
 def has_lens(network: Network) -> bool:

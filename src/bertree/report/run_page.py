@@ -7,7 +7,9 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from markupsafe import Markup
@@ -15,7 +17,7 @@ from markupsafe import Markup
 from bertree.errors import UserError
 from bertree.files.formats import Json, parse_toml, read_json, read_text
 from bertree.report.comparison_page import comparison_of_run
-from bertree.report.curves import Mark, Series, Style, curve_svg
+from bertree.report.curves import Mark, Series, curve_svg
 from bertree.report.formats import (
     digits,
     duration,
@@ -158,14 +160,11 @@ def _charts(history: History, labels: Mapping[str, str]) -> list[Markup]:
     span = (0.0, timed[-1]["step"]) if timed else None
     marks, zero = _marks(history), Axis(zero=True)
 
-    def trained(name: str, text: str, style: Style = "line", colour: int | None = None, right: bool = False) -> Series:
-        lines = [row for row in train if name in row]
-        x, y = column(lines, "step"), column(lines, name)
-        return Series(name=text, x=x, y=y, style=style, colour=colour, right=right)
+    def curve(logged: Sequence[Json], name: str, text: str, **look: Any) -> Series:
+        lines = [row for row in logged if name in row]
+        return Series(name=text, x=column(lines, "step"), y=column(lines, name), **look)
 
-    def held_out(name: str, text: str, colour: int | None = None) -> Series:
-        lines = [row for row in rows if name in row]
-        return Series(name=text, x=column(lines, "step"), y=column(lines, name), style="dots", colour=colour)
+    trained, held_out = partial(curve, train), partial(curve, rows, style="dots")
 
     def chart(title: str, series: Sequence[Series], y: Axis, right: Axis = zero, more: Sequence[Mark] = ()) -> None:
         if any(np.isfinite(curve.y).any() for curve in series):
@@ -174,18 +173,20 @@ def _charts(history: History, labels: Mapping[str, str]) -> list[Markup]:
     charts: list[Markup] = []
     # Evaluation may have fewer terms than training (those of a teacher are missing): then the sums differ.
     comparable = not rows or all(name in rows[-1] for name in history.terms)
-    loss = [trained("loss", "training", "smooth", 0), *([held_out("loss", "held-out", 1)] if comparable else [])]
+    loss = [trained("loss", "training", style="smooth", colour=0)]
+    loss += [held_out("loss", "held-out", colour=1)] if comparable else []
     chart("Loss", loss, Axis(log=None))
     terms = []
     for colour, name in enumerate(history.terms):
         short = label(name, labels).removesuffix(" loss")
-        terms += [trained(name, short, "smooth", colour), held_out(name, f"{short}, held-out", colour)]
+        terms.append(trained(name, short, style="smooth", colour=colour))
+        terms.append(held_out(name, f"{short}, held-out", colour=colour))
     if len(terms) > 2 or (terms and not np.array_equal(terms[0].y, loss[0].y, equal_nan=True)):
         chart("Terms of the loss", terms, Axis(log=None))
     shares: list[Series] = []
     unbounded: list[Series] = []
     for colour, name in enumerate(history.scores):
-        score = held_out(name, label(name, labels), colour)
+        score = held_out(name, label(name, labels), colour=colour)
         (shares if np.nanmax(np.abs(score.y), initial=0) <= 1 else unbounded).append(score)
     chart("Held-out " + (shares[0].name if len(shares) == 1 else "scores"), shares, zero)
     for score in unbounded:
@@ -195,7 +196,7 @@ def _charts(history: History, labels: Mapping[str, str]) -> list[Markup]:
     chart(title, [trained("lr", "learning rate"), batch], zero)
     mfu = trained("mfu", "MFU", right=True, colour=1)
     chart("Throughput", [trained("tokens_per_s", "tokens/s"), mfu], zero, Axis(zero=True, text=percent))
-    chart("Gradient norm", [trained("norm", "norm", "smooth")], Axis(log=True), more=_skips(history))
+    chart("Gradient norm", [trained("norm", "norm", style="smooth")], Axis(log=True), more=_skips(history))
     return charts
 
 

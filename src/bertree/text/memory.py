@@ -185,13 +185,9 @@ def _raw_rows(value: Any, name: str) -> Iterable[Any]:
         return (dict(zip(names, row, strict=True)) for row in value.itertuples(index=False, name=None))
     if hasattr(value, "to_batches"):
         return (row for batch in value.to_batches() for row in batch.to_pylist())
-    if hasattr(value, "column_names"):
-        if hasattr(value, "to_pylist"):  # a record batch of Arrow
-            return iter(value.to_pylist())
-        return _dataset_rows(value)
-    if hasattr(value, "to_pylist"):  # an array of Arrow
+    if hasattr(value, "to_pylist"):  # a record batch or an array of Arrow
         return iter(value.to_pylist())
-    return iter(value)
+    return _dataset_rows(value) if hasattr(value, "column_names") else iter(value)
 
 
 def _dataset_rows(dataset: Any) -> Iterator[dict[str, Any]]:
