@@ -5,14 +5,14 @@ and quoting can be decided from the whole file. Nothing is repaired silently: a 
 for released files that are known to contain broken lines, left out and counted.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, dropwhile
 from pathlib import Path
 from typing import Any
 
 from bertree.errors import UserError, listed, suggest
-from bertree.text.records import Quoting, Row, read_lines, read_records, read_rows, suffix_of
+from bertree.text.records import Quoting, read_lines, read_records, read_rows, suffix_of
 from bertree.text.sources import format_of
 
 
@@ -80,21 +80,8 @@ def read_table(
         return _from_records(path)
     rows = read_rows(path, read_lines(path), kind == "csv", quoting)
     rows = dropwhile(lambda row: not any(cell.strip() for cell in row[1]), rows)
-    if (first := next(rows, None)) is None:
+    if (top := next(rows, None)) is None:
         raise UserError(f"{path}: is empty")
-    return _from_rows(path, first, rows, header, headless, skip, optional, wanted)
-
-
-def _from_rows(
-    path: Path,
-    top: Row,
-    rows: Iterator[Row],
-    header: Collection[str] | None,
-    headless: Sequence[tuple[int, int]],
-    skip: bool,
-    optional: Collection[str],
-    wanted: Collection[str] | None,
-) -> Table:
     first = [name.strip() for name in top[1]]
     named = header is None or any(name.casefold() in {h.casefold() for h in header} for name in first)
     form = None
