@@ -229,8 +229,8 @@ class Comparison(ShownAsTable):
         return latencies | {"weight_bytes": lambda model: model.weight_bytes}
 
     def as_json(self) -> Json:
-        """Return plain values, and the ratios that follow from them."""
-        against = []
+        """Return plain values, with lists in place of tuples, and the ratios that follow from them."""
+        plain, against = json.loads(json.dumps(asdict(self))), []
         for number in range(1, len(self.models)):
             ratios: Json = {
                 "name": self.models[number].name,
@@ -246,19 +246,14 @@ class Comparison(ShownAsTable):
             against.append(ratios)
         return {
             "version": VERSION,
-            "models": [asdict(model) | {"speeds": list(map(asdict, model.speeds))} for model in self.models],
-            "scores": {name: list(values) for name, values in self.scores.items()},
-            "intervals": {name: [span and list(span) for span in spans] for name, spans in self.intervals.items()},
-            "measured_on": self.measured_on,
+            **{name: plain[name] for name in ("models", "scores", "intervals", "measured_on")},
             "against_the_first": against,
             "frontier": {
                 name: [model.name for model, on in zip(self.models, self.frontier(cost), strict=True) if on]
                 for name, cost in (self.costs().items() if self.scores else ())
             },
-            "calibration": [calibration and _plain(calibration) for calibration in self.calibration],
-            "differences": list(map(_plain, self.differences)),
-            "disagreements": list(map(_plain, self.disagreements)),
-        } | ({"published": [asdict(row) for row in self.published]} if self.published else {})
+            **{name: plain[name] for name in ("calibration", "differences", "disagreements")},
+        } | ({"published": plain["published"]} if self.published else {})
 
     @classmethod
     def from_json(cls, value: Json, where: str) -> "Comparison":
@@ -276,12 +271,6 @@ class Comparison(ShownAsTable):
         text = json.dumps(self.as_json(), ensure_ascii=False, indent=2, allow_nan=False)
         write_atomically(folder / COMPARISON, text + "\n")
         return folder / COMPARISON
-
-
-def _plain(value: Calibration | ScoreDifference | Disagreement) -> Json:
-    """Return a value as JSON gives it back, with lists in place of tuples."""
-    plain: Json = json.loads(json.dumps(asdict(value)))
-    return plain
 
 
 def read_comparison(path: Path) -> Comparison:
