@@ -9,6 +9,7 @@ import math
 import shlex
 import tempfile
 from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -253,41 +254,27 @@ def try_out(
     texts = sum(sizes) + len(sizes) * round(held_out * request.examples)
     seconds = sum(texts * speeds.of(encoder.architecture) / 1000 for encoder in encoders)
     say(f"trying out {counted(len(encoders), 'model')} on {data}: at most about {duration(seconds)}")
+    rows, task = [], "classification" if request.task == request.kind else request.task
     with bar("trying out", len(encoders) * len(sizes)) as progress:
-        return [
-            _frozen(encoder, request, data, columns, examples, held_out, progress)
-            for encoder in encoders
-            for examples in sizes
-        ]
-
-
-def _frozen(
-    encoder: CandidateModel,
-    request: Request,
-    data: Path,
-    columns: Columns,
-    examples: int,
-    held_out: float,
-    progress: Bar,
-) -> TrialRow:
-    task = "classification" if request.task == request.kind else request.task
-    with tempfile.TemporaryDirectory() as folder, showing(False), notes_shown(False):
-        run = finetune(
-            encoder.folder,
-            task=task,
-            data=data,
-            out=f"{folder}/run",
-            frozen=True,
-            text=columns["text"],
-            pair=columns["pair"],
-            label=columns["label"],
-            examples=examples,
-            held_out=held_out,
-        )
-        metric = run.metrics["metric"]
-        low, high = run.metrics["intervals"][metric]
-        progress.advance()
-        return TrialRow(encoder.name, "frozen", examples, 100 * run.metrics[metric], (100 * low, 100 * high))
+        for encoder, examples in product(encoders, sizes):
+            with tempfile.TemporaryDirectory() as folder, showing(False), notes_shown(False):
+                run = finetune(
+                    encoder.folder,
+                    task=task,
+                    data=data,
+                    out=f"{folder}/run",
+                    frozen=True,
+                    text=columns["text"],
+                    pair=columns["pair"],
+                    label=columns["label"],
+                    examples=examples,
+                    held_out=held_out,
+                )
+                metrics = run.metrics
+                progress.advance()
+            score, (low, high) = metrics[metrics["metric"]], metrics["intervals"][metrics["metric"]]
+            rows.append(TrialRow(encoder.name, "frozen", examples, 100 * score, (100 * low, 100 * high)))
+    return rows
 
 
 def _vectors(encoder: CandidateModel, data: Path, columns: Columns, progress: Bar) -> TrialRow:
