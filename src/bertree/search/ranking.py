@@ -9,7 +9,8 @@ them). Cosines of a model lie in a narrow range, which differs between queries; 
 the mean is about the best.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import count
 from typing import NamedTuple
 
 import numpy as np
@@ -72,26 +73,18 @@ def rank(
         near = next(nearest) if query.vector is not None else None
         if query.terms is None:
             assert near is not None
-            results.append(_by_vectors(near))
+            results.append([(at, PassageScore(score, cosine=score, vector_rank=n)) for n, at, score in _ranked(near)])
         elif near is None:
-            results.append(_by_words(_best_words(files, query.terms, k, allowed)[0]))
+            best, _ = _best_words(files, query.terms, k, allowed)
+            results.append([(at, PassageScore(score, word_score=score, word_rank=n)) for n, at, score in _ranked(best)])
         else:
             results.append(_by_both(files, query, near, k, pool, weight, allowed))
     return results
 
 
-def _by_vectors(near: Neighbors) -> list[tuple[int, PassageScore]]:
-    return [
-        (position, PassageScore(cosine, cosine=cosine, vector_rank=rank))
-        for rank, (position, cosine) in enumerate(zip(near[0].tolist(), near[1].tolist(), strict=True), 1)
-    ]
-
-
-def _by_words(best: Neighbors) -> list[tuple[int, PassageScore]]:
-    return [
-        (position, PassageScore(score, word_score=score, word_rank=rank))
-        for rank, (position, score) in enumerate(zip(best[0].tolist(), best[1].tolist(), strict=True), 1)
-    ]
+def _ranked(best: Neighbors) -> Iterator[tuple[int, int, float]]:
+    """Return rank, position and score of the best passages."""
+    return zip(count(1), best[0].tolist(), best[1].tolist(), strict=False)
 
 
 def _best_words(files: OpenFiles, terms: Sequence[str], k: int, allowed: Numbers | None) -> tuple[Neighbors, Vectors]:

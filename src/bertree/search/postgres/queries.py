@@ -92,7 +92,8 @@ class TableSearch:
             condition=sql.SQL("({}){}").format(self.clause, sql.SQL(and_also)),
             order=order,
         )
-        return query, [*([] if vector is None else [_literal(vector)]), *([text] if text else [])]
+        literal = [] if vector is None else [f"[{','.join(map(repr, vector.tolist()))}]"]
+        return query, [*literal, *([text] if text else [])]
 
     def _matches_few(self) -> bool:
         """Whether few enough passages match a filter to compare all of them."""
@@ -110,10 +111,6 @@ def _tune(connection: Connection, exact: bool, beam: int = BEAM) -> None:
         return
     connection.execute("SET LOCAL hnsw.iterative_scan = strict_order")
     connection.execute(sql.SQL("SET LOCAL hnsw.ef_search = {}").format(sql.Literal(min(beam, MOST_BEAM))))
-
-
-def _literal(vector: Vectors) -> str:
-    return f"[{','.join(map(repr, vector.tolist()))}]"
 
 
 def passage_of(fields: Sequence[Any]) -> Passage:
