@@ -106,7 +106,7 @@ def advise(
     choices = tuple(candidate for candidate in here if candidate.meets)[:CHOICES]
     to_fetch = _to_fetch(ranked, choices)
     allowed = [candidate for candidate in here if not candidate.why_not]
-    nearest = None if choices else min(allowed, key=_excess, default=None)
+    nearest = None if choices else min(allowed, key=lambda each: math.prod(each.misses.values()), default=None)
     shown = [*choices, *to_fetch, *([nearest] if nearest else [])]
     others = [candidate for candidate in _one_of_a_member(ranked) if candidate not in shown]
     advice = Advice(
@@ -199,11 +199,6 @@ def _one_of_a_member(ranked: Sequence[AdviceCandidate]) -> list[AdviceCandidate]
         if not candidate.encoder.folder:
             members.setdefault(candidate.encoder.name, candidate)
     return [*(candidate for candidate in ranked if candidate.encoder.folder), *members.values()]
-
-
-def _excess(candidate: AdviceCandidate) -> float:
-    """Return by how much a candidate exceeds all limits."""
-    return math.prod(candidate.misses.values())
 
 
 def _why_not(candidate: AdviceCandidate, choices: Sequence[AdviceCandidate]) -> str:

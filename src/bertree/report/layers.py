@@ -19,7 +19,7 @@ from bertree.report.formats import digits, percent
 from bertree.report.history import Floats
 from bertree.report.html import asset, content_policy, in_one_scope, page_style, render
 from bertree.report.scales import Axis
-from bertree.report.tables import HeatTable, PageTable, Section, Tile
+from bertree.report.tables import HeatTable, PageTable, Section
 from bertree.result_table import ResultTable, ShownAsTable
 
 
@@ -118,7 +118,7 @@ def layers_page(analysis: LayerAnalysis, source: str) -> str:
         "layers",
         title="Layers of " + " and ".join(model.name for model in models),
         under=f"{models[0].texts:,} texts of {source}, measured by bertree layers",
-        tiles=[_tile(model) for model in models],
+        tiles=[(m.name, f"{len(m.distance)} layers", f"{m.tokens:,} tokens of {m.texts:,} texts") for m in models],
         charts=[chart for curve in CURVES if (chart := _chart(models, *curve))],
         sections=[_similarity(analysis), *_heads(models), Section("Numbers", blocks=[_numbers(m) for m in models])],
         examples=[example | {"names": [model.name for model in models]} for example in analysis.examples],
@@ -131,10 +131,6 @@ def layers_page(analysis: LayerAnalysis, source: str) -> str:
 def bundle() -> Markup:
     """Return the scripts as one, without their imports: they share one scope."""
     return asset("report.js") + in_one_scope(EXPORT.sub("", IMPORT.sub("", asset(name))) for name in SCRIPTS)
-
-
-def _tile(model: LayerMeasures) -> Tile:
-    return model.name, f"{len(model.distance)} layers", f"{model.tokens:,} tokens of {model.texts:,} texts"
 
 
 def _chart(models: tuple[LayerMeasures, ...], field: str, title: str, embedded: bool) -> Markup | None:

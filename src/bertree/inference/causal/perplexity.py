@@ -147,7 +147,8 @@ def measure_perplexity(model: LoadedModel, texts: Iterable[str] | str, reading: 
     check_left_to_right(model, "perplexity", "; for masked tokens: `bertree evaluate --task mlm --store STORE`")
     checked = _check_texts(texts)
     tokenizer = model.required_tokenizer
-    with_memory = reading.memory is not None or (_has_memory(model) and reading.stride is None)
+    remembers = bool(getattr(model.architecture, "memory", 0))
+    with_memory = reading.memory is not None or (remembers and reading.stride is None)
     marks = TextMarks.of(tokenizer, model.architecture)
     prefix = prefix_ids(model, reading.control, reading.given) or marks.before
     start = prefix or marks.start
@@ -213,10 +214,6 @@ def _check_texts(texts: Iterable[str] | str) -> list[str]:
     if not checked:
         raise UserError("perplexity: the text is empty")
     return checked
-
-
-def _has_memory(model: LoadedModel) -> bool:
-    return bool(getattr(model.architecture, "memory", 0))
 
 
 @dataclass(frozen=True)

@@ -35,17 +35,9 @@ _GPT_KEYS = {
 }
 
 
-def _gpt1_read(config: Json, base: Transformer, where: str) -> dict[str, Any]:
-    return {"ffn_width": 4 * number(config, "n_embd", base.width, where)}
-
-
 def _gpt2_read(config: Json, base: Transformer, where: str) -> dict[str, Any]:
     inner = config.get("n_inner")
     return {"ffn_width": 4 * number(config, "n_embd", base.width, where)} if inner is None else {}
-
-
-def _ctrl_read(config: Json, base: Transformer, where: str) -> dict[str, Any]:
-    return {"attention_dropout": 0.0}
 
 
 def _xl_read(config: Json, base: Transformer, where: str) -> dict[str, Any]:
@@ -98,7 +90,7 @@ CAUSAL_CONFIGS = {
         {**_GPT_KEYS, "activation": "afn"},
         {"gelu": "gelu-tanh", "relu": "relu"},
         derived=("ffn_width",),
-        read=_gpt1_read,
+        read=lambda config, base, where: {"ffn_width": 4 * number(config, "n_embd", base.width, where)},
         write=lambda a: {"embd_pdrop": a.dropout},
     ),
     "gpt2": FamilyConfig(
@@ -124,7 +116,7 @@ CAUSAL_CONFIGS = {
         {k: v for k, v in _GPT_KEYS.items() if k != "attention_dropout"} | {"ffn_width": "dff"},
         {},
         {"layer_norm_epsilon": (1e-6,)},  # of the last norm; all others always have it
-        read=_ctrl_read,
+        read=lambda config, base, where: {"attention_dropout": 0.0},
         write=lambda a: {"embd_pdrop": a.dropout},
         defaults={"n_positions": 256},
     ),
