@@ -233,24 +233,21 @@ class IndexWriter:
     def settle(self, complete: bool | None = None, asked: str | None = None) -> None:
         """Put the files in order: remove dead vectors, and use the kind that suits their number."""
         with _write_errors(self.folder):
-            self._settle(complete, asked)
-
-    def _settle(self, complete: bool | None, asked: str | None) -> None:
-        state = self.state
-        if asked is not None and asked != state.asked:
-            check_kind(asked)
-            state = replace(state, asked=asked)
-        if state.dead > max(1000, state.vectors // 4) or (state.dead and state.dead == state.vectors):
-            state = self._compact(state)
-        state = self._update_faiss(state)
-        if complete is not None:
-            state = replace(state, complete=complete)
-        if state != self.state:
-            with self.store.transaction(write=True):
-                if not state.dead:
-                    self.store.clear_dead()
-                self.state = self.store.save(state)
-            self.remove_unused_files()
+            state = self.state
+            if asked is not None and asked != state.asked:
+                check_kind(asked)
+                state = replace(state, asked=asked)
+            if state.dead > max(1000, state.vectors // 4) or (state.dead and state.dead == state.vectors):
+                state = self._compact(state)
+            state = self._update_faiss(state)
+            if complete is not None:
+                state = replace(state, complete=complete)
+            if state != self.state:
+                with self.store.transaction(write=True):
+                    if not state.dead:
+                        self.store.clear_dead()
+                    self.state = self.store.save(state)
+                self.remove_unused_files()
 
     def _compact(self, state: IndexState) -> IndexState:
         mapped = MappedVectors(self.folder, state.parts, state.dimension)
