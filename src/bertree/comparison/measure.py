@@ -142,17 +142,12 @@ def measure(
             subject.model.network.train(before)
     costs = []
     for subject, measured, mean in zip(subjects, speeds, tokens, strict=True):
-        parameters, embeddings, encoder, head = counts(
-            subject.model.network, subject.task.head if subject.task else None
-        )
+        sizes = counts(subject.model.network, subject.task.head if subject.task else None)
         size, on_disk = weight_bytes(subject)
         costs.append(
             ModelCosts(
                 name=subject.name,
-                parameters=parameters,
-                embeddings=embeddings,
-                encoder=encoder,
-                head=head,
+                **dict(zip(("parameters", "embeddings", "encoder", "head"), sizes, strict=True)),
                 weight_bytes=size,
                 on_disk=on_disk,
                 tokens_a_text=mean,
