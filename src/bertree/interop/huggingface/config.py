@@ -31,16 +31,12 @@ _COMMON = {
     "norm_eps": "layer_norm_eps",
     "dropout": "hidden_dropout_prob",
     "attention_dropout": "attention_probs_dropout_prob",
+    # MegatronBert's classes use hidden_dropout_prob before their classifier; they ignore this key, bertree reads it.
     "classifier_dropout": "classifier_dropout",
     "init_std": "initializer_range",
     "activation": "hidden_act",
 }
-KEYS: dict[str, dict[str, str]] = {
-    "bert": _COMMON,
-    # MegatronBert's classes use hidden_dropout_prob before their classifier; they ignore this key, bertree reads it.
-    "megatron-bert": _COMMON,
-    "roberta": _COMMON,
-    "roberta-prelayernorm": _COMMON,
+_OWN_KEYS: dict[str, dict[str, str]] = {  # of families that have others
     "albert": {
         **_COMMON,
         "classifier_dropout": "classifier_dropout_prob",
@@ -123,7 +119,7 @@ def _checked(values: dict[str, Any], keys: dict[str, str], where: str) -> dict[s
 
 def _encoder_values(config: Json, family: Family, base: Transformer, where: str) -> dict[str, Any]:
     _check_supported(config, family.model_type, where)
-    keys = KEYS[family.model_type]
+    keys = _OWN_KEYS.get(family.model_type, _COMMON)
     stored = {ours: config[theirs] for ours, theirs in keys.items() if config.get(theirs) is not None}
     if "activation" in stored:
         stored["activation"] = _activation(stored["activation"], f"{where}: {keys['activation']}")
@@ -191,7 +187,7 @@ def config_from_architecture(architecture: Architecture, family: Family, pad_id:
         return {"model_type": family.model_type, "tie_word_embeddings": True, **keys, **ends}
     activations = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
     config: Json = {"model_type": family.model_type}
-    for ours, theirs in KEYS[family.model_type].items():
+    for ours, theirs in _OWN_KEYS.get(family.model_type, _COMMON).items():
         value = getattr(a, ours)
         config[theirs] = activations[value] if ours == "activation" else value
     config |= {"pad_token_id": 0 if pad_id is None else pad_id, "tie_word_embeddings": True}
