@@ -6,7 +6,7 @@ A subclass of `Searcher` finds passages by vectors and words; embedding question
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol, Self, TypedDict, Unpack, overload
+from typing import TYPE_CHECKING, Self, TypeAlias, TypedDict, Unpack, overload
 
 import numpy as np
 
@@ -22,6 +22,12 @@ from bertree.search.rerank import CANDIDATES, Reranker, rerank_hits
 from bertree.search.vector_files import Vectors
 from bertree.search.words.terms import find_highlights
 
+if TYPE_CHECKING:
+    from bertree.search.index_state import IndexState
+    from bertree.search.postgres.tables import ExportedState
+
+AnyState: TypeAlias = "IndexState | ExportedState"
+
 
 class SearchOptions(TypedDict, total=False):
     """The keywords of `Searcher.search`."""
@@ -33,26 +39,6 @@ class SearchOptions(TypedDict, total=False):
     label: str | None
 
 
-class VectorOrigin(Protocol):
-    """What an index records of the model that made its vectors."""
-
-    @property
-    def model(self) -> str:
-        """Path of the model."""
-
-    @property
-    def digest(self) -> str:
-        """Hash of its weights and settings."""
-
-    @property
-    def dimension(self) -> int:
-        """Numbers of a vector."""
-
-    @property
-    def prompts(self) -> tuple[str, str]:
-        """Names of the prompts for passages and queries."""
-
-
 @methods_check_arguments
 class Searcher(ABC):
     """An index that can be searched. `name` is what messages call it."""
@@ -62,7 +48,7 @@ class Searcher(ABC):
 
     @property
     @abstractmethod
-    def state(self) -> VectorOrigin:
+    def state(self) -> AnyState:
         """The newest committed state of the index."""
 
     @property
@@ -201,10 +187,21 @@ class Searcher(ABC):
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _check_model(self, origin: "VectorOrigin") -> None:
+    def _check_model(self, state: AnyState) -> None:
         """Raise an error if the vectors of the index were made by another model."""
-        if self.model is not None:
-            check_model(self.model, origin, self.name)
+        model = self.model
+        if model is None:
+            return
+        if model.digest != state.digest or model.dimension != state.dimension:
+            expected = f"{state.model or 'another model'} (weights {state.digest[:12]}, {state.dimension} numbers)"
+            actual = f"weights {model.digest[:12]}, {model.dimension} numbers"
+            raise UserError(
+                f"{self.name}: was made with {expected}, not with this model ({actual}); use that, or build it again"
+            )
+        # Only a bertree model lists its prompts; those of other encoders are not checked.
+        unknown = set(state.prompts) - {"", *prompts_of(model)} if hasattr(model, "vector") else set()
+        if unknown:
+            raise UserError(f"{self.name}: uses the prompt {min(unknown)!r}, which this model lacks; build it again")
 
     def _require_model(self) -> TextEncoder:
         if self.model is None:
@@ -220,17 +217,3 @@ def unit_rows(vectors: Vectors | None, dimension: int, questions: Sequence[str],
         return [None] * len(questions)
     assert vectors is not None
     return list(unit_vectors(vectors, dimension, questions))
-
-
-def check_model(model: TextEncoder, origin: VectorOrigin, name: str) -> None:
-    """Raise an error if the vectors of an index were made by another model."""
-    if model.digest != origin.digest or model.dimension != origin.dimension:
-        expected = f"{origin.model or 'another model'} (weights {origin.digest[:12]}, {origin.dimension} numbers)"
-        actual = f"weights {model.digest[:12]}, {model.dimension} numbers"
-        raise UserError(
-            f"{name}: was made with {expected}, not with this model ({actual}); use that, or build it again"
-        )
-    # Only a bertree model lists its prompts; those of other encoders are not checked.
-    unknown = set(origin.prompts) - {"", *prompts_of(model)} if hasattr(model, "vector") else set()
-    if unknown:
-        raise UserError(f"{name}: uses the prompt {min(unknown)!r}, which this model lacks; build it again")
