@@ -35,6 +35,7 @@ from bertree.search.passages import Passage, Where, check_where, label_rows, wan
 from bertree.search.vector_files import WHICH, Numbers, missing_file
 
 Files = TypeVar("Files")
+AMONG = "IN (SELECT value FROM json_each(?))"  # a list of values as JSON
 ATTEMPTS = 20  # to open files that a writer may have replaced
 
 
@@ -192,14 +193,13 @@ class PassageStore(CheckedRows):
     def _clause(self, where: Where, column: str) -> tuple[str, list[str]]:
         """Return the SQL condition on a column of document numbers, and its values."""
         check_where(where)
-        among = "IN (SELECT value FROM json_each(?))"
-        labeled = f"{column} IN (SELECT document FROM labels WHERE key = ? AND value {among})"
+        labeled = f"{column} IN (SELECT document FROM labels WHERE key = ? AND value {AMONG})"
         clauses, values = [], []
         for key, value in where.items():
             wanted = wanted_values(value)
             if key in ("id", "source"):  # the document's own, or a metadata key
                 own = wanted + [os.path.abspath(path) for path in wanted if key == "source"]  # relative or absolute
-                clauses.append(f"({labeled} OR {column} IN (SELECT number FROM documents WHERE {key} {among}))")
+                clauses.append(f"({labeled} OR {column} IN (SELECT number FROM documents WHERE {key} {AMONG}))")
                 values += [key, json.dumps(wanted), json.dumps(own)]
             elif self._base.execute("SELECT 1 FROM labels WHERE key = ? LIMIT 1", (key,)).fetchone():
                 clauses.append(labeled)
@@ -233,29 +233,23 @@ class PassageStore(CheckedRows):
 
     def passages(self, numbers: Iterable[int]) -> dict[int, Passage]:
         """Return passages by their numbers."""
-        wanted = sorted(set(numbers))
-        passages: dict[int, Passage] = {}
-        for at in range(0, len(wanted), SOME):
-            block = wanted[at : at + SOME]
-            passages |= self._passages(f"WHERE c.number IN ({', '.join('?' * len(block))})", block)
+        wanted = set(numbers)
+        passages = self._passages(f"WHERE c.number {AMONG}", [json.dumps(list(wanted))])
         if len(passages) < len(wanted):
             raise UserError(f"{self.path}: a vector has no passage, so a file is damaged; {WHICH}")
         return passages
 
     def texts(self, numbers: Sequence[int]) -> list[str]:
         """Return the texts of passages; "" for one that was removed."""
-        texts: dict[int, str] = {}
-        for at in range(0, len(numbers), SOME):
-            block = numbers[at : at + SOME]
-            query = f"SELECT number, text FROM chunks WHERE number IN ({', '.join('?' * len(block))})"
-            texts |= dict(self._select(query, block, int, str))
+        query = f"SELECT number, text FROM chunks WHERE number {AMONG}"
+        texts = dict(self._select(query, (json.dumps(numbers),), int, str))
         return [texts.get(number, "") for number in numbers]
 
     def passages_after(self, number: int) -> dict[int, Passage]:
         """Return the next passages after a number, in order; none at the end."""
         return self._passages(f"WHERE c.number > ? ORDER BY c.number LIMIT {SOME}", [number])
 
-    def _passages(self, condition: str, values: Sequence[int]) -> dict[int, Passage]:
+    def _passages(self, condition: str, values: Sequence[Any]) -> dict[int, Passage]:
         columns = ", ".join(
             f"{table}.{name}" for table, names in (("c", CHUNK), ("d", DOCUMENT)) for name in names.split(", ")
         )

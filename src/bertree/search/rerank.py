@@ -11,6 +11,7 @@ their tokens (late interaction): each token of the query with the one of the pas
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any, Protocol
 
 import numpy as np
@@ -53,11 +54,8 @@ def rerank_hits(
     values = np.array([pair_score(prediction, label) for prediction in predictions])
     single = any("probabilities" not in prediction for prediction in predictions)
     scores = (relevance_of(values, find_bounds(model)) if single else values).tolist()
-    ordered = []
-    for hits in results:
-        ordered.append(sort_again(hits, scores[: len(hits[:candidates])]))
-        del scores[: len(hits[:candidates])]
-    return ordered
+    left = iter(scores)
+    return [sort_again(hits, list(islice(left, len(hits[:candidates])))) for hits in results]
 
 
 def compares_tokens(model: Model) -> bool:
