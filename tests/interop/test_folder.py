@@ -112,6 +112,21 @@ def test_dropout_before_a_classifier_survives_a_family_that_has_no_key_for_it(tm
     assert folder.read_architecture(tmp_path / "m").classifier_dropout == 0.0
 
 
+@pytest.mark.parametrize("heads", [{"mask": 0, "pair": 2}, {"sequence": 2}, {}])
+@pytest.mark.parametrize("to", ["bertree", "huggingface"])
+def test_a_model_on_disk_is_counted_with_the_mlm_head_that_it_has(
+    heads: dict[str, int], to: str, tmp_path: Path
+) -> None:
+    model = tiny("albert-base", heads)
+    folder.write(model._contents, tmp_path / "m", to=to)
+    assert set(folder.read_heads(tmp_path / "m")) == set(heads)
+    described = bertree.info(tmp_path / "m")
+    counts = described["parameters"]
+    mlm_head = sum(p.numel() for n, p in model.network.named_parameters() if n.startswith("heads.mask."))
+    assert counts["mlm_head"] == mlm_head
+    assert described["weight_bytes"]["float32"] == 4 * (counts["total"] + mlm_head)
+
+
 def test_a_file_from_before_an_axis_existed_has_its_default(tmp_path: Path) -> None:
     model = tiny("bert-base", {})
     model.save(tmp_path / "m")

@@ -1,12 +1,13 @@
 """Describe a model or a preset: its axes, its parameters, and what it costs. `bertree.info`."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from bertree.config import names as model_names
 from bertree.config.overrides import overrides_of
-from bertree.interop.folder import read_architecture, read_max_length
+from bertree.interop.folder import read_architecture, read_heads, read_max_length
 from bertree.model import cost
 from bertree.model.architecture import Architecture, parse_override
 from bertree.model.presets import PRESETS, Preset, preset
@@ -51,10 +52,18 @@ def find_point(name: str, overrides: Sequence[str] = ()) -> Preset:
     )
 
 
+def count_parameters(point: Preset) -> cost.Parameters:
+    """Count the parameters. A model on disk may have no MLM head; an architecture is counted with one."""
+    counts = cost.parameters(point.architecture)
+    if point.folder and "mask" not in read_heads(Path(point.folder)):
+        return replace(counts, mlm_head=0)
+    return counts
+
+
 def describe(point: Preset) -> dict[str, Any]:
     """Return the plain values that `bertree info --json` prints."""
     a = point.architecture
-    counts = cost.parameters(a)
+    counts = count_parameters(point)
     weights = counts.total + counts.mlm_head
     long = _long_sequences(a)
     lengths = (*cost.LENGTHS, *(cost.long_lengths(a) if long else ()))

@@ -7,6 +7,7 @@ folder of sentence-transformers, if Hugging Face has its encoder.
 """
 
 import json
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -73,6 +74,13 @@ def read_architecture(folder: Path) -> Architecture:
     if options := elmo.find_elmo(folder):
         return elmo.read_elmo_architecture(options)
     raise _not_a_model(folder)
+
+
+def read_heads(folder: Path) -> Iterable[str]:
+    """Read the names of a folder's heads without its weights. A folder of ELMo has an encoder alone."""
+    if (folder / DESCRIPTION).is_file():
+        return read_description(folder / DESCRIPTION).heads
+    return hf_folder.read_huggingface_heads(folder) if (folder / CONFIG).is_file() else ()
 
 
 def read_max_length(folder: Path) -> int:

@@ -10,6 +10,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from bertree.cli.render import make_table
+from bertree.comparison.info import count_parameters
 from bertree.config import names as model_names
 from bertree.errors import UserError
 from bertree.interop.folder import read_architecture, read_max_length
@@ -142,7 +143,7 @@ def _value(value: Any) -> str:
 
 
 def _parameters(point: Preset) -> Table:
-    counts = cost.parameters(point.architecture)
+    counts = count_parameters(point)
     weights = counts.total + counts.mlm_head
     table = make_table("parameters", "", numbers=1)
     for name, value in counts.as_dict().items():

@@ -1,6 +1,7 @@
 """Read the configuration and weights of a Hugging Face folder, and make the configuration of one to be written."""
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -37,11 +38,7 @@ def read_huggingface(folder: Path, dtype: torch.dtype) -> Contents:
     family = family_of_config(config, str(path))
     tensors = Weights(folder)
     a = require_transformer(architecture_from_config(config, str(path)).with_values({"pooler": _has_pooler(tensors)}))
-    # Name in our table -> name in the file: prefixes vary, and old files have old names.
-    stored = {_current_name(name).removeprefix(family.prefix): name for name in tensors.names}
-    stored |= {
-        name: stored[alias] for name, alias in family.other_names.items() if name not in stored and alias in stored
-    }
+    stored = _stored_names(family, tensors)
     heads = _heads_in(config, family, tensors, stored, path)
     if problem := family.problem(a, tuple(heads)):
         raise UserError(f"{path}: {problem}")
@@ -63,8 +60,23 @@ def read_huggingface_architecture(folder: Path) -> Architecture:
     return a.with_values({"pooler": _has_pooler(Weights(folder))})
 
 
+def read_huggingface_heads(folder: Path) -> Iterable[str]:
+    """Read the names of the heads of a Hugging Face folder without its weights."""
+    path = folder / CONFIG
+    config, tensors = read_json(path), Weights(folder)
+    family = family_of_config(config, str(path))
+    return _heads_in(config, family, tensors, _stored_names(family, tensors), path)
+
+
 def _has_pooler(tensors: Weights) -> bool:
     return any(re.search(r"(^|\.)pooler\.", name) for name in tensors.names)
+
+
+def _stored_names(family: Family, tensors: Weights) -> dict[str, str]:
+    """Return the name in the file for each name of our table: prefixes vary, and old files have old names."""
+    stored = {_current_name(name).removeprefix(family.prefix): name for name in tensors.names}
+    others = family.other_names.items()
+    return stored | {name: stored[alias] for name, alias in others if name not in stored and alias in stored}
 
 
 def _current_name(name: str) -> str:
