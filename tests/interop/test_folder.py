@@ -343,16 +343,17 @@ TASK = {"name": "ner", "scheme": "BIO", "threshold": -0.25, "limit": float("inf"
 
 
 @pytest.mark.parametrize(
-    "readout",
+    ("readout", "words"),
     [
-        Readout("sum-all"),
-        Readout("concat-last-four", 5, 1, True),
-        Readout(frozen=True),
-        Readout(crf=True),
-        Readout(lstm=4, crf=True),
+        (Readout("sum-all"), r"other layers than the last alone \(sum-all\); convert it to onnx"),
+        (Readout("concat-last-four", 5, 1, True), "a BiLSTM stands between its encoder and its head; use it as a"),
+        (Readout(frozen=True), "its head was trained on a frozen encoder; convert it to onnx"),
+        (Readout(crf=True), "a CRF chooses its tags; use it as a bertree folder"),
+        (Readout(lstm=4, crf=True), "a BiLSTM .*, a CRF"),
+        (Readout(frozen=True, pooled=True), "its head reads the vector of a text; convert it to onnx"),
     ],
 )
-def test_what_stands_on_top_survives(readout: Readout, tmp_path: Path) -> None:
+def test_what_stands_on_top_survives(readout: Readout, words: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     a = preset("bert-base").architecture.with_values(SMALL | {"layers": 4, "init_std": 0.3})
     network = build(a, {"token": 3}, readout).eval()
@@ -372,7 +373,7 @@ def test_what_stands_on_top_survives(readout: Readout, tmp_path: Path) -> None:
     if readout.crf:
         assert again.network.crf is not None
         assert torch.equal(again.network.crf.decode(left, cells, 3), network.crf.decode(right, cells, 3))
-    with pytest.raises(UserError, match=r"Hugging Face has no model with this readout: .* = "):
+    with pytest.raises(UserError, match=f"Hugging Face has no such model: .*{words}"):
         folder.write(again, tmp_path / "h", to="huggingface")
     assert not (tmp_path / "h").exists()
     path = tmp_path / "m" / folder.DESCRIPTION

@@ -135,10 +135,16 @@ class Readout:
         """True if the heads' input is not the encoder's last states."""
         return self.layers != "last" or self.lstm > 0
 
-    def differences(self) -> str:
-        """List the settings that are not the defaults, for messages."""
-        defaults = asdict(Readout())
-        return ", ".join(f"{key} = {value}" for key, value in asdict(self).items() if value != defaults[key])
+    def describe(self) -> str:
+        """Say in words what is unlike the models of other libraries, for messages."""
+        parts = {
+            "its head reads the vector of a text": self.pooled,
+            f"its head reads other layers than the last alone ({self.layers})": self.layers != "last",
+            "a BiLSTM stands between its encoder and its head": self.lstm > 0,
+            "a CRF chooses its tags": self.crf,
+        }
+        described = ", ".join(part for part, applies in parts.items() if applies)
+        return described or "its head was trained on a frozen encoder"
 
     def as_mapping(self) -> dict[str, object]:
         """Return plain values, as bertree.toml holds them; `pooled` only if true: older files have no such key."""

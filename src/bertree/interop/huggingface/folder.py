@@ -162,8 +162,9 @@ def make_config(contents: Contents) -> Json:
     network, tokenizer = contents.network, contents.tokenizer
     pad = tokenizer.id_of("pad") if tokenizer else None
     if not network.readout.trivial:
-        advice = "; convert it to onnx, which keeps the head" if network.readout.pooled else ""
-        raise UserError(f"Hugging Face has no model with this readout: {network.readout.differences()}{advice}")
+        kept = not network.readout.lstm and network.crf is None
+        advice = "convert it to onnx, which keeps the head" if kept else "use it as a bertree folder"
+        raise UserError(f"Hugging Face has no such model: {network.readout.describe()}; {advice}")
     if network.vector is not None:
         sentence_transformers.check_pooling(network.vector.config.pooling)
     a = require_transformer(contents.architecture)
