@@ -46,14 +46,15 @@ class Block(nn.Module):
 
 
 class Residual(Protocol):
-    """A residual connection. `norms_last`: the states after the last layer still need a norm."""
+    """A residual connection; its stream is the hidden states, unless it opens and closes another. `norms_last`: the
+    states after the last layer still need a norm."""
 
     @property
     def norms_last(self) -> bool: ...
 
     def open(self, x_th: Tensor) -> Stream:
         """Return the stream before the first layer."""
-        ...
+        return x_th
 
     def read(self, stream: Stream, block: Block) -> Tensor:
         """Return the input of a block's attention or feed-forward."""
@@ -65,11 +66,11 @@ class Residual(Protocol):
 
     def close(self, stream: Stream) -> Tensor:
         """Return the hidden states."""
-        ...
+        return states_of(stream)
 
 
 @dataclass(frozen=True)
-class PostNorm:
+class PostNorm(Residual):
     """norm(x + dropout(part(x))), as in BERT.
 
     Every state is normed, but gradients pass each norm on their way down, which requires a long warm-up
@@ -77,10 +78,6 @@ class PostNorm:
     """
 
     norms_last = False
-
-    def open(self, x_th: Tensor) -> Tensor:
-        """Return the states."""
-        return x_th
 
     def read(self, stream: Tensor | Normed, block: Block) -> Tensor:
         """Return the states."""
@@ -95,10 +92,6 @@ class PostNorm:
             return add_norm(x_th, carrier_th, f_th, bias_h, norm.weight, norm.bias, norm.eps, block.dropout.p)
         out_th: Tensor = block.norm(x_th + block.branch(x_th, *inputs)).to(x_th.dtype)
         return out_th
-
-    def close(self, stream: Tensor | Normed) -> Tensor:
-        """Return the states."""
-        return states_of(stream)
 
 
 def _has_add_norm_kernel(block: Block, x_th: Tensor) -> bool:
@@ -119,7 +112,7 @@ def _before_bias(block: Block, x_th: Tensor, *inputs: Any) -> tuple[Tensor, Tens
 
 
 @dataclass(frozen=True)
-class PreNorm:
+class PreNorm(Residual):
     """x + dropout(part(norm(x))), as in Megatron.
 
     Gradients reach every layer through the sum alone, so deep stacks train with little warm-up. In return the stream
@@ -127,10 +120,6 @@ class PreNorm:
     """
 
     norms_last = True
-
-    def open(self, x_th: Tensor) -> Tensor:
-        """Return the states."""
-        return x_th
 
     def read(self, x_th: Tensor, block: Block) -> Tensor:
         """Return the normed stream."""
@@ -142,13 +131,9 @@ class PreNorm:
         out_th: Tensor = x_th + block.branch(block.norm(x_th), *inputs)
         return out_th
 
-    def close(self, x_th: Tensor) -> Tensor:
-        """Return the stream."""
-        return x_th
-
 
 @dataclass(frozen=True)
-class Reversible:
+class Reversible(Residual):
     """Two streams, as in Reformer: y1 = x1 + attention(norm(x2)), y2 = x2 + feed_forward(norm(y1)).
 
     Each block adds to one stream what it computes from the other, so its input can be computed from its output
