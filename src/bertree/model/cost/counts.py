@@ -66,12 +66,14 @@ class Costs(Protocol):
 
     def classifiers(self) -> dict[str, int]:
         """Count the layers and a classifier together, by the kind of texts; empty if papers do not count so."""
+        return {}
 
     def forward_flops(self, length: int) -> int:
         """Operations per token of the encoder's forward pass at a sequence length."""
 
     def predicted_flops(self, length: int, query_stream: bool) -> int:
         """Operations per predicted token: those of the MLM head and, if requested, of its row of the query stream."""
+        return 0
 
     def activation_bytes(self) -> int:
         """Bytes per token that autograd keeps for the encoder's backward pass, if every layer keeps its own."""
@@ -81,12 +83,13 @@ class Costs(Protocol):
 
     def bytes_at_end(self, tokens: int) -> int:
         """Bytes of activations besides the gradients of all weights."""
+        return 0
 
     def output_matrix(self) -> int:
         """Return the size of the matrix whose gradient is written first."""
 
 
-class BiLstmCosts:
+class BiLstmCosts(Costs):
     """The costs of a BiLSTM. It has no MLM head."""
 
     assumptions = "fp32, AdamW, packed, without a head; an estimate"
@@ -124,10 +127,6 @@ class BiLstmCosts:
         """Operations per token: four gates for each unit; the width is that of both directions."""
         return 2 * sum(4 * self.a.width * each for each in self.inputs)
 
-    def predicted_flops(self, length: int, query_stream: bool) -> int:
-        """None."""
-        return 0
-
     def activation_bytes(self) -> int:
         """Bytes per token in fp32: each layer's input, and each unit's gates, cell and output."""
         return sum(4 * (each + 6 * self.a.width) + (each if self.a.dropout else 0) for each in self.below)
@@ -140,17 +139,13 @@ class BiLstmCosts:
         """Bytes of the activations."""
         return tokens * self.activation_bytes()
 
-    def bytes_at_end(self, tokens: int) -> int:
-        """None."""
-        return 0
-
 
 def classifier_parameters(a: Architecture) -> int:
     """Count the parameters of a BiLSTM's sequence head with two classes."""
     return linear(a.sequence_width, a.ffn_width) + linear(a.ffn_width, 2)
 
 
-class LstmCosts:
+class LstmCosts(Costs):
     """The costs of an LSTM language model."""
 
     def __init__(self, a: Lstm) -> None:
@@ -192,10 +187,6 @@ class LstmCosts:
         """Input and output of a layer, and the gates, cells and raw outputs of all its steps."""
         a = self.a
         return tokens * a.readers * (3 * a.width + 6 * a.ffn_width)
-
-    def classifiers(self) -> dict[str, int]:
-        """None."""
-        return {}
 
     def forward_flops(self, length: int) -> int:
         """Operations per token: four gates for each cell of its input and its last output, and the projection."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from bertree.model.architecture import Transformer
-from bertree.model.cost.counts import Parameters, linear, named_parts, vocabulary_clusters
+from bertree.model.cost.counts import Costs, Parameters, linear, named_parts, vocabulary_clusters
 
 ORDER_BYTES = 24  # per token, line of chunks and round: token and position of each slot, slot of each token, log-sum
 # Per token, in units of the width: both streams after the last layer, their gradients, both again before the block that
@@ -99,7 +99,7 @@ KEYS: dict[str, Callable[[Transformer, int], float]] = {
 UP = {"plain": 1, "gated": 2}  # outputs of the first linear layer in units of `ffn_width`, by the axis `ffn`
 
 
-class TransformerCosts:
+class TransformerCosts(Costs):
     """The costs of a transformer."""
 
     def __init__(self, a: Transformer) -> None:
@@ -190,10 +190,6 @@ class TransformerCosts:
         """Return the size of the head's output matrix, whether it is the token embedding or not."""
         a = self.a
         return a.vocab_size * (a.embedding_width if a.mask_transform or a.tied_output else a.reader_width)
-
-    def classifiers(self) -> dict[str, int]:
-        """Return nothing: papers count the encoder."""
-        return {}
 
     def forward_flops(self, length: int) -> int:
         """Operations per token of the encoder's forward pass at a sequence length."""
