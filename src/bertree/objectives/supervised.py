@@ -44,12 +44,16 @@ class TaskLabels(Labels):
         return Grid(self.cells, len(self.answers), self.width)
 
 
-class SequenceClassification:
-    """One class per sequence."""
+class Classification:
+    """A class for what the head reads; its subclasses say what that is."""
 
     def count(self, batch: Batch) -> int:
-        """Count the sequences that have a label."""
-        return _count_labels(batch)
+        """Count the labels that are known."""
+        return int((TaskLabels.of(batch).answers != IGNORED).sum())
+
+
+class SequenceClassification(Classification):
+    """One class per sequence."""
 
     def loss(self, network: Network, hidden_th: Tensor, batch: Batch) -> Loss:
         """Cross-entropy."""
@@ -71,12 +75,8 @@ class SequenceRegression:
         return Loss(errors_s.square().sum(), None)
 
 
-class TokenClassification:
+class TokenClassification(Classification):
     """One class per chosen token."""
-
-    def count(self, batch: Batch) -> int:
-        """Count the tokens that have a label."""
-        return _count_labels(batch)
 
     def loss(self, network: Network, hidden_th: Tensor, batch: Batch) -> Loss:
         """Cross-entropy."""
@@ -133,12 +133,8 @@ class BeamSpanSelection(SpanSelection):
         return Loss(spans + ANSWERABLE * torch.where(known_q, answerable_q, 0.0).sum(), None)
 
 
-class MultipleChoice:
+class MultipleChoice(Classification):
     """One option of several."""
-
-    def count(self, batch: Batch) -> int:
-        """Count the questions that have an answer."""
-        return _count_labels(batch)
 
     def loss(self, network: Network, hidden_th: Tensor, batch: Batch) -> Loss:
         """Cross-entropy over the options."""
@@ -163,10 +159,6 @@ def _texts(batch: Batch) -> Batch:
     labels = TaskLabels.of(batch).texts
     assert labels is not None, "the batch must have the next tokens"
     return replace(batch, labels=labels)
-
-
-def _count_labels(batch: Batch) -> int:
-    return int((TaskLabels.of(batch).answers != IGNORED).sum())
 
 
 @dataclass(frozen=True)
