@@ -9,6 +9,7 @@ Shape letters: t tokens, s sequences, w width of the states, d width of the vect
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -67,19 +68,11 @@ def _extreme(states_tw: Tensor, batch: Batch, reduction: str) -> Tensor:
     return empty.scatter_reduce(0, index, states_tw.float(), reduction, include_self=False)
 
 
-def _max(states_tw: Tensor, batch: Batch) -> Tensor:
-    return _extreme(states_tw, batch, "amax")
-
-
-def _min(states_tw: Tensor, batch: Batch) -> Tensor:
-    return _extreme(states_tw, batch, "amin")
-
-
 POOLINGS: dict[str, Callable[[Tensor, Batch], Tensor]] = {
     "cls": _cls,  # the token that represents a text: the first, or the last of an encoder that ends in it
     "mean": mean_states,
-    "max": _max,
-    "min": _min,
+    "max": partial(_extreme, reduction="amax"),
+    "min": partial(_extreme, reduction="amin"),
     "last": _last,
     "sqrt": _sqrt,
     "weighted": _weighted,
