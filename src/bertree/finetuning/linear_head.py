@@ -18,7 +18,7 @@ Shape letters: n examples, d width of a vector, c outputs.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -113,13 +113,7 @@ def fit_regression(vectors_nd: Tensor, scores_n: Tensor, strength: float | None 
         return (outputs_n1[:, 0] - targets_n).square()
 
     head = _fit_head(axes, axes(vectors_nd), (scores_n.double() - mean) / scale, fit, loss, 1.0, strength)
-    return LinearHead(
-        weight=head.weight * scale,
-        bias=head.bias * scale + mean,
-        strength=head.strength,
-        trials=head.trials,
-        folds=head.folds,
-    )
+    return replace(head, weight=head.weight * scale, bias=head.bias * scale + mean)
 
 
 def fit_class_means(vectors_nd: Tensor, classes_n: Tensor, classes: int) -> LinearHead:
