@@ -57,7 +57,9 @@ def evaluate_on_store(
         documents = HiddenDocuments if getattr(model.architecture, "query_stream", False) else MaskedDocuments
         text, tokens = documents(opened, max_length=length, tokens=TOKENS, batch_tokens=BATCH_TOKENS), None
     else:
-        text, tokens = _pairs(opened, objective, length), TOKENS
+        pairs, tokens = f"segment-pair+{objective}", TOKENS  # with BERT's masks
+        batch_tokens = max(BATCH_TOKENS, 6 * length)
+        text = Stream(opened, format=pairs, batch_tokens=batch_tokens, max_length=length, seed=SEED)
     terms = pretraining_objective(**{objective: 1.0})
     with bar("evaluating", min(TOKENS, opened.tokens), speed="tokens") as progress:
         counted = _CountedText(text, TERMS[objective], progress.advance)
@@ -98,14 +100,3 @@ def _check_model(model: Model, name: str, objective: str) -> None:
     if head not in model.network.heads:
         what = "masked tokens" if head == "mask" else "sentence pairs"
         raise UserError(f"{name}: has no head for {what}, so {objective} cannot be evaluated")
-
-
-def _pairs(store: Store, objective: str, length: int) -> Stream:
-    """Return pairs of segments with BERT's masks."""
-    return Stream(
-        store,
-        format=f"segment-pair+{objective}",
-        batch_tokens=max(BATCH_TOKENS, 6 * length),
-        max_length=length,
-        seed=SEED,
-    )
