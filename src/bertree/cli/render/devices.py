@@ -22,28 +22,19 @@ DEVICES = ("cpu", "cuda")
 NEEDS = ("dropout", "separate_keys", "relative", "ranked", "segments")
 HEAD_WIDTH = 64
 _HALF, _SINGLE = torch.bfloat16, torch.float32
-# Calls that need different support from a kernel: precision, longest sequence, other needs.
-CALLS: tuple[tuple[torch.dtype, int, dict[str, Any]], ...] = (
-    (_HALF, 128, {}),
-    (_HALF, 512, {}),
-    (_HALF, 512, {"mask": Causal}),
-    (_HALF, 512, {"mask": SlidingWindow}),
-    (_HALF, 512, {"mask": FullButSelf}),
-    (_HALF, 512, {"mask": CausalButSelf}),
-    (_HALF, 512, {"separate_keys": True}),
-    (_HALF, 512, {"mask": Causal, "separate_keys": True, "relative": True}),
-    (_HALF, 512, {"separate_keys": True, "relative": True, "ranked": True, "segments": True}),
-    (_HALF, 512, {"dropout": True}),
-    (_SINGLE, 512, {}),
-    (_SINGLE, 512, {"mask": Causal}),
-    (_SINGLE, 512, {"mask": SlidingWindow}),
-    (_SINGLE, 512, {"mask": FullButSelf}),
-    (_SINGLE, 512, {"mask": CausalButSelf}),
-    (_SINGLE, 512, {"separate_keys": True}),
-    (_SINGLE, 512, {"mask": Causal, "separate_keys": True, "relative": True}),
-    (_SINGLE, 512, {"separate_keys": True, "relative": True, "ranked": True, "segments": True}),
-    (_SINGLE, 512, {"dropout": True}),
+# Calls that need different support from a kernel, by what they need; then with precision and longest sequence.
+CALLED_WITH: tuple[dict[str, Any], ...] = (
+    {},
+    {"mask": Causal},
+    {"mask": SlidingWindow},
+    {"mask": FullButSelf},
+    {"mask": CausalButSelf},
+    {"separate_keys": True},
+    {"mask": Causal, "separate_keys": True, "relative": True},
+    {"separate_keys": True, "relative": True, "ranked": True, "segments": True},
+    {"dropout": True},
 )
+CALLS = ((_HALF, 128, {}), *((dtype, 512, needs) for dtype in (_HALF, _SINGLE) for needs in CALLED_WITH))
 
 KNOWN_MASKS = {mask for kernel in KERNELS for mask in kernel.supports.masks}
 
