@@ -23,7 +23,7 @@ from bertree.inference.embedding import BLOCK, FIRST_BLOCK, Vectors, block_end, 
 from bertree.inference.embedding_workers import EmbeddedBlock, TextBlock, embed_in_order, start_embedding
 from bertree.inference.load import choose_device, load_or_take
 from bertree.inference.model import Model
-from bertree.inference.text_rows import RowCounts, TextRows
+from bertree.inference.text_rows import TextRows
 from bertree.text.memory import Rows, takes_rows, task_fields
 
 
@@ -38,19 +38,6 @@ class EmbedOptions:
     batch_tokens: int = 0
     normalize: bool = False
     precision: str = "float32"  # of the computation
-
-
-@dataclass(frozen=True)
-class TextSource:
-    """Where the texts are: a file, its text column, its format."""
-
-    file: str
-    column: str | None = None
-    format: str | None = None
-
-    def rows(self) -> TextRows:
-        """Open the file, to be read once."""
-        return TextRows(self.file, self.column, self.format)
 
 
 @dataclass(frozen=True)
@@ -177,14 +164,13 @@ def count_cuts(what: str) -> Iterator[None]:
 
 
 def read_texts_and_vectors(
-    model: str | Path | Model, source: TextSource, options: EmbedOptions, vectors: Path | None
-) -> tuple[list[str], Vectors, RowCounts]:
+    model: str | Path | Model, rows: TextRows, options: EmbedOptions, vectors: str | Path | None
+) -> tuple[list[str], Vectors]:
     """Return the texts of a file with their vectors: computed here, or read from a file that `embed` has written."""
-    rows = source.rows()
     texts = list(rows)
     if vectors is not None:
-        return texts, npy_file.load(vectors, len(texts)), rows.counts
-    return texts, embed_texts(Embedder(model, options), texts, rows.name), rows.counts
+        return texts, npy_file.load(Path(vectors), len(texts))
+    return texts, embed_texts(Embedder(model, options), texts, rows.name)
 
 
 def embed_texts(embedder: Embedder, texts: Sequence[str], name: str) -> Vectors:
@@ -222,7 +208,7 @@ def embed_file(
     >>> bertree.embed_file("default", "mail.txt", "vectors.npy")
     """
     with showing(progress):
-        out, rows = Path(out), TextSource(str(file), text, format).rows()
+        out, rows = Path(out), TextRows(str(file), text, format)
         options = EmbedOptions(
             device=device,
             tokenizer=tokenizer,

@@ -15,7 +15,7 @@ import numpy as np
 from bertree.console import bar, note, renamed, showing
 from bertree.embeddings import clustering, mining
 from bertree.embeddings.clustering import Clusters
-from bertree.embeddings.embed import EmbedOptions, TextSource, read_texts_and_vectors
+from bertree.embeddings.embed import EmbedOptions, read_texts_and_vectors
 from bertree.embeddings.mining import CrossOptions, cross_pairs
 from bertree.errors import UserError, counted
 from bertree.files.atomic import write_into_folder
@@ -23,6 +23,7 @@ from bertree.files.formats import Json, json_text
 from bertree.inference.embedding import Vectors
 from bertree.inference.load import choose_device, load_or_take
 from bertree.inference.model import Model
+from bertree.inference.text_rows import TextRows
 from bertree.result_table import ResultTable, ShownAsTable
 from bertree.text.memory import Rows, takes_rows, task_fields
 
@@ -107,7 +108,7 @@ def find_pairs(
             raise UserError("`label`: is the positive class of a cross-encoder; it is for `cross`")
         else:
             _check_cosine(min_similarity)
-        source = TextSource(str(file), text, format)
+        reader = TextRows(str(file), text, format)
         options = EmbedOptions(
             device=device,
             tokenizer=tokenizer,
@@ -117,11 +118,9 @@ def find_pairs(
             precision=precision,
         )
         if cross:
-            reader = source.rows()
-            texts, counts = list(reader), reader.counts
+            texts = list(reader)
         else:
-            file_of_vectors = None if vectors is None else Path(vectors)
-            texts, rows_nd, counts = read_texts_and_vectors(model, source, options, file_of_vectors)
+            texts, rows_nd = read_texts_and_vectors(model, reader, options, vectors)
         distinct = mining.find_distinct(texts)
         numbers = distinct.first.tolist()  # the row of each distinct text
         if len(texts) < 2:
@@ -146,8 +145,8 @@ def find_pairs(
         duplicates: list[Json] = [
             {"rows": [row + 1 for row in group], "text": texts[group[0]]} for group in distinct.groups
         ]
-        if counts.empty:
-            note(f"{file}: {counts.empty:,} empty rows are left out")
+        if empty := reader.counts.empty:
+            note(f"{file}: {empty:,} empty rows are left out")
         if target is not None:
             rows = ((pair[measure], *pair["rows"], *pair["texts"]) for pair in pairs)
             _write_table(target, (measure, "row1", "row2", "text1", "text2"), rows, pairs)
@@ -185,7 +184,7 @@ def cluster_texts(
     with showing(progress):
         target = _check_table(out)
         _check_cosine(min_similarity)
-        source = TextSource(str(file), text, format)
+        reader = TextRows(str(file), text, format)
         options = EmbedOptions(
             device=device,
             tokenizer=tokenizer,
@@ -194,16 +193,14 @@ def cluster_texts(
             batch_tokens=batch_tokens,
             precision=precision,
         )
-        texts, rows_nd, counts = read_texts_and_vectors(
-            model, source, options, None if vectors is None else Path(vectors)
-        )
+        texts, rows_nd = read_texts_and_vectors(model, reader, options, vectors)
         filled = np.flatnonzero([bool(text.strip()) for text in texts])
         if not len(filled):
             raise UserError(f"{file}: holds no text")
         if clusters is not None and clusters > len(filled):
             raise UserError(f"`clusters={clusters}`: {file} has {counted(len(filled), 'text')}; ask for fewer clusters")
-        if counts.empty:
-            note(f"{file}: {counts.empty:,} empty rows belong to no cluster")
+        if empty := reader.counts.empty:
+            note(f"{file}: {empty:,} empty rows belong to no cluster")
         grouped = _cluster(rows_nd[filled], clusters, min_similarity, min_size, seed)
         if target is not None:
             labels = np.full(len(texts), clustering.ALONE, np.int64)
