@@ -55,7 +55,7 @@ def register_task(task: Registered, *, own_data: bool = False, aliases: Sequence
     `task` is a task, a subclass of one (its attributes are defaults: `name = "mail"`), or a function that makes one. If
     the function or class has the parameters text, pair or label, users may name these columns."""
     title = getattr(task, "__name__", str(task))
-    make: Callable[..., Any] = _Same(task) if isinstance(task, Task) else task
+    make: Callable[..., Any] = (lambda: task) if isinstance(task, Task) else task
     if isinstance(task, type) and issubclass(task, Task):
         make = _with_defaults(task)
     try:
@@ -72,16 +72,6 @@ def register_task(task: Registered, *, own_data: bool = False, aliases: Sequence
         task=instance, make=make, columns=columns, own_data=own_data, aliases=tuple(aliases)
     )
     return task
-
-
-@dataclass(frozen=True)
-class _Same:
-    """Return the same task every time."""
-
-    task: Task[Any]
-
-    def __call__(self) -> Task[Any]:
-        return self.task
 
 
 def _with_defaults(kind: type[Task[Any]]) -> type[Task[Any]]:
