@@ -4,7 +4,7 @@ A step reads a fixed number of units of any length, as every published fine-tuni
 `ShapeBuckets` pads batches to a few shapes, so that CUDA graphs can be recorded and replayed. tuner.py builds both.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from bertree.batch import IGNORED, Batch
 from bertree.objectives.supervised import HEAD_KINDS, TaskLabels
 from bertree.tasks.batches import collate
 from bertree.tasks.task import Unit
-from bertree.train.feed import Feed, StepBatches, TrainingSchedule, prefetch
+from bertree.train.feed import Feed, StepBatches, TrainingSchedule
 
 LENGTHS = (32, 64, 128, 256, 384)  # longest sequence, where shapes must not vary; above: multiples of 128
 
@@ -130,10 +130,6 @@ class UnitFeed(Feed):
         padding = sum(batch.ids.numel() for batch in batches) - tokens
         numbers = range(self._rank, self._rank + self._ranks * len(batches), self._ranks)
         return StepBatches(update, batches, (number + 1) / self.steps_per_epoch, padding, numbers=numbers)
-
-    def steps_from(self, first: int) -> Iterator[StepBatches]:
-        """Yield the batches of the steps from `first` on, prepared ahead."""
-        return prefetch(self.__getitem__, first, len(self.schedule))
 
 
 def split_by_tokens(units: Sequence[Unit], limit: int) -> list[list[Unit]]:

@@ -117,8 +117,12 @@ class Feed(Protocol):
 
     schedule: TrainingSchedule
 
+    def __getitem__(self, number: int) -> StepBatches:
+        """Return the batches of a step: a pure function of the seed and the step."""
+
     def steps_from(self, first: int) -> Iterator[StepBatches]:
-        """Yield the steps from `first` on."""
+        """Yield the steps from `first` on, made ahead."""
+        return prefetch(self.__getitem__, first, len(self.schedule))
 
     def lanes_after(self, step: int) -> Sequence[int]:
         """Return the number of lanes of each slot after a number of steps; empty if no batch continues another."""
@@ -188,10 +192,6 @@ class StreamFeed(Feed):
     def extra(self) -> Json:
         """Return the numbers of micro-batches."""
         return {"micro_batches": self.micro_batches}
-
-    def steps_from(self, first: int) -> Iterator[StepBatches]:
-        """Yield the steps from `first` on, made ahead."""
-        return prefetch(self.__getitem__, first, len(self.schedule))
 
 
 def prefetch(make: Callable[[int], StepBatches], first: int, last: int) -> Iterator[StepBatches]:
