@@ -88,18 +88,12 @@ class RunLog:
     progress: Progress
 
 
-class RankFigures:
-    """Peak memory and throughput of every rank, where there are ranks."""
-
-    def __init__(self, world: World, device: torch.device) -> None:
-        self._world, self._device = world, device
-
-    def __call__(self, tokens_per_s: float) -> list[Json]:
-        """Return the figures of each rank; all ranks ask at the same step."""
-        if not self._world.joined:
-            return []
-        rows = self._world.gather([float(peak_memory(self._device)), tokens_per_s])
-        return [{"memory": int(memory), "tokens_per_s": speed} for memory, speed in rows]
+def rank_figures(world: World, device: torch.device, tokens_per_s: float) -> list[Json]:
+    """Return peak memory and throughput of every rank, where there are ranks; all of them ask at the same step."""
+    if not world.joined:
+        return []
+    rows = world.gather([float(peak_memory(device)), tokens_per_s])
+    return [{"memory": int(memory), "tokens_per_s": speed} for memory, speed in rows]
 
 
 class StepLogger:

@@ -6,6 +6,7 @@ Every training verb builds a loop and a feed and runs them here. What is evaluat
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from signal import SIGTERM
 
@@ -26,7 +27,7 @@ from bertree.train.checkpoint import (
 )
 from bertree.train.device_setup import measure_peak_flops
 from bertree.train.feed import Feed, StepBatches
-from bertree.train.hooks import CheckpointSaver, RankFigures, RunLog, SavedTotals, StepLogger, StopOnSignal, Totals
+from bertree.train.hooks import CheckpointSaver, RunLog, SavedTotals, StepLogger, StopOnSignal, Totals, rank_figures
 from bertree.train.keep import KeepPolicy
 from bertree.train.lane_memory import check_state
 from bertree.train.loop import Loop, StepResult, StopTraining
@@ -106,14 +107,13 @@ class Session:
             called = [CallbackHook(self.out, last, lambda result: saver.now(result))]
             log = replace(log, metrics=EvaluationTap(log.metrics, called[0]))
         peak = (measure_peak_flops(self.loop.device) or 0.0) * world.size if self.flops else None
-        figures = RankFigures(world, self.loop.device)
         logger = StepLogger(
             every=settings.log_every,
             last=last,
             log=log,
             flops=self.flops or (0.0,),
             peak_flops=peak,
-            ranks=figures,
+            ranks=partial(rank_figures, world, self.loop.device),
         )
         evaluator = self.keep.evaluator(last, log, logger)
         saver = CheckpointSaver(
