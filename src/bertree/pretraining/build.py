@@ -195,25 +195,15 @@ def build_feed(
         check_count(recipe, number, count, ranks)
         own = range(rank * count // ranks, (rank + 1) * count // ranks)
         seed = recipe.run.seed + 1000 * number  # each phase has its own order
+        shared: dict[str, Any] = {"masking": masking, "seed": seed, "world": count, "fixed": device_setup.compiled}
+        parts: list[AnyStream]
         if recipe.data.in_lanes:
-            streams.append(_lanes(recipe.data, masking, store, phase, count, own, seed, device_setup.compiled))
-            continue
-        streams.append(
-            [
-                Stream(
-                    store,
-                    format=recipe.data.format,
-                    masking=masking,
-                    batch_tokens=phase.batch_tokens,
-                    max_length=phase.max_length,
-                    seed=seed,
-                    rank=part,
-                    world=count,
-                    fixed=device_setup.compiled,
-                )
-                for part in own
-            ]
-        )
+            shared |= {"lanes": phase.batch_tokens // phase.max_length, "length": phase.max_length}
+            parts = [LaneStream(store, rank=part, **shared, **lane_settings(recipe.data)) for part in own]
+        else:
+            shared |= {"batch_tokens": phase.batch_tokens, "max_length": phase.max_length}
+            parts = [Stream(store, format=recipe.data.format, rank=part, **shared) for part in own]
+        streams.append(parts)
     return StreamFeed(schedule, streams, device_setup.compiled, rank, ranks)
 
 
@@ -271,34 +261,6 @@ def _longer_positions(a: Architecture, length: int) -> str:
         return ""
     _, columns = a.axial_sizes
     return f" (axial_shape={a.axial_shape}); set model.axial_shape={-(-length // columns)},{columns}"
-
-
-def _lanes(
-    data: DataSettings,
-    masking: Masking,
-    store: Store,
-    phase: Phase,
-    parts: int,
-    own: Sequence[int],
-    seed: int,
-    fixed: bool,
-) -> list[AnyStream]:
-    """Return the lanes of each micro-batch of a rank."""
-    lanes = phase.batch_tokens // phase.max_length
-    return [
-        LaneStream(
-            store,
-            lanes=lanes,
-            length=phase.max_length,
-            seed=seed,
-            masking=masking,
-            **lane_settings(data),
-            rank=rank,
-            world=parts,
-            fixed=fixed,
-        )
-        for rank in own
-    ]
 
 
 def lane_settings(data: DataSettings) -> dict[str, Any]:
