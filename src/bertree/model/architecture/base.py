@@ -38,18 +38,13 @@ def probability(value: float) -> str:
     return "" if 0 <= value < 1 else f"must lie in [0, 1), not {value}"
 
 
-@dataclass(frozen=True)
-class at_most:  # called like the functions above
+def at_most(most: int) -> Bound:
     """A number with an upper limit."""
-
-    most: int
-
-    def __call__(self, value: float) -> str:
-        return "" if value <= self.most else f"{value} is more than the {self.most} supported"
+    return lambda value: "" if value <= most else f"{value} is more than the {most} supported"
 
 
 @dataclass(frozen=True)
-class one_of:
+class one_of:  # called like the functions above
     """One of some words."""
 
     options: Sequence[str]
