@@ -95,10 +95,6 @@ class DirectedEncoder(Encoder):
         predicts the one before it."""
         return directed_predictions(batch, chosen_m, targets_m, self.readers)
 
-    def reader_states(self, hidden_th: Tensor) -> Tensor:
-        """Return a row for each token and reader: forward and backward in turn (readers t x h)."""
-        return hidden_th.reshape(-1, self.width // self.readers)
-
     def summary_index(self, batch: Batch) -> Tensor:
         """Index of each sequence's first token, where the backward reader has read all of it (s, int64)."""
         return batch.first

@@ -105,8 +105,8 @@ class Encoder(nn.Module, ABC):
         return chosen_m, targets_m
 
     def reader_states(self, hidden_th: Tensor) -> Tensor:
-        """Return the states that predict tokens: a row for each token, or two, one of each direction."""
-        return hidden_th
+        """Return the states that predict tokens: a row for each token, or two, one of each direction in turn."""
+        return hidden_th if self.readers == 1 else hidden_th.reshape(-1, self.width // self.readers)
 
     def summary_index(self, batch: Batch) -> Tensor:
         """Index of the token that represents each sequence (s, int64): the batch says which, or it is the first."""

@@ -235,10 +235,6 @@ class LstmEncoder(Encoder):
             return chosen_m, targets_m
         return directed_predictions(batch, chosen_m, targets_m, self.readers)
 
-    def reader_states(self, hidden_th: Tensor) -> Tensor:
-        """Return the states of each direction, token by token (d t x p)."""
-        return hidden_th.reshape(-1, self.width // self.readers)
-
 
 def build_lstm(a: Lstm) -> LstmEncoder:
     """Build an LSTM encoder with random weights."""
