@@ -6,7 +6,7 @@ Shape letters: t tokens, n heads, d head width, h width, r rounds.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -29,10 +29,21 @@ from bertree.model.kernels.table import attend
 from bertree.model.layers.attention import Attention
 from bertree.model.layers.positions import Positions, build_attention_positions
 from bertree.model.layers.stack import chosen
-from bertree.model.masks import Causal, CausalButSelf, Chunks, Full, FullButSelf, Mask, SlidingWindow
+from bertree.model.masks import Causal, CausalButSelf, Chunks, Full, FullButSelf, SlidingWindow
 
 MORE = 8  # components of queries and keys that are added for the first token of a sequence: kernels want multiples of 8
 VERY_LOW = 2.0**14
+
+
+class AttentionShape(TypedDict):
+    """The arguments that attention of every kind is built with."""
+
+    width: int
+    heads: int
+    dropout: float
+    positions: Positions | None
+    bias: bool
+    head_width: int
 
 
 class SharedQueryKeyAttention(Attention):
@@ -81,17 +92,8 @@ class ChunkedAttention(Attention):
 
     fuses = False
 
-    def __init__(
-        self,
-        settings: ChunkSettings,
-        width: int,
-        heads: int,
-        dropout: float,
-        positions: Positions | None = None,
-        bias: bool = True,
-        head_width: int = 0,
-    ) -> None:
-        super().__init__(width, heads, dropout, Chunks(*settings[:4]), positions, bias, head_width)
+    def __init__(self, settings: ChunkSettings, **shape: Unpack[AttentionShape]) -> None:
+        super().__init__(mask=Chunks(*settings[:4]), **shape)
         self.settings = settings
 
     def attend_within(
@@ -121,21 +123,10 @@ class LshAttention(SharedQueryKeyAttention):
     exactly, token by token.
     """
 
-    def __init__(
-        self,
-        settings: ChunkSettings,
-        hashing: Hashing,
-        width: int,
-        heads: int,
-        dropout: float,
-        positions: Positions | None = None,
-        bias: bool = True,
-        head_width: int = 0,
-    ) -> None:
-        mask = CausalButSelf() if settings.causal else FullButSelf()
-        super().__init__(width, heads, dropout, mask, positions, bias, head_width)
+    def __init__(self, settings: ChunkSettings, hashing: Hashing, **shape: Unpack[AttentionShape]) -> None:
+        super().__init__(mask=CausalButSelf() if settings.causal else FullButSelf(), **shape)
         self.settings, self.hashing = settings, hashing
-        self.all_heads, self.own_heads = heads, slice(None)  # a layer may compute some heads of a larger one
+        self.all_heads, self.own_heads = self.heads, slice(None)  # a layer may compute some heads of a larger one
         self._fixed: dict[tuple[Any, ...], tuple[Tensor, ...]] = {}  # rotations outside of training
 
     def project_within(self, x_th: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -175,45 +166,25 @@ class LshAttention(SharedQueryKeyAttention):
         return self._fixed[axes, device]
 
 
-class Slot(NamedTuple):
-    """The index of an attention among those that are stored, and its positions."""
-
-    depth: int
-    positions: Positions | None
+def _full(a: Transformer, shape: AttentionShape, depth: int) -> Attention:
+    return SharedQueryKeyAttention(mask=FullButSelf(), **shape) if a.shared_qk else Attention(mask=Full(), **shape)
 
 
-def _plain(a: Transformer, mask: Mask, slot: Slot) -> Attention:
-    return Attention(a.width, a.heads, a.attention_dropout, mask, slot.positions, a.attention_bias, a.head_width)
-
-
-def _shared(a: Transformer, mask: Mask, slot: Slot) -> Attention:
-    return SharedQueryKeyAttention(
-        a.width, a.heads, a.attention_dropout, mask, slot.positions, a.attention_bias, a.head_width
-    )
-
-
-def _full(a: Transformer, slot: Slot) -> Attention:
-    return _shared(a, FullButSelf(), slot) if a.shared_qk else _plain(a, Full(), slot)
-
-
-def _causal(a: Transformer, slot: Slot) -> Attention:
+def _causal(a: Transformer, shape: AttentionShape, depth: int) -> Attention:
     if a.shared_qk:
-        return _shared(a, CausalButSelf(), slot)
-    return _plain(a, SlidingWindow(a.memory - 1, 0) if a.same_length else Causal(), slot)
+        return SharedQueryKeyAttention(mask=CausalButSelf(), **shape)
+    return Attention(mask=SlidingWindow(a.memory - 1, 0) if a.same_length else Causal(), **shape)
 
 
-def _local(a: Transformer, slot: Slot) -> Attention:
-    return _plain(a, SlidingWindow(a.window, a.window if a.look_ahead else 0), slot)
+def _local(a: Transformer, shape: AttentionShape, depth: int) -> Attention:
+    return Attention(mask=SlidingWindow(a.window, a.window if a.look_ahead else 0), **shape)
 
 
-def _chunked(a: Transformer, slot: Slot) -> Attention:
-    settings = ChunkSettings(a.chunk_length, a.chunks_before, a.chunks_after, not a.look_ahead)
-    return ChunkedAttention(
-        settings, a.width, a.heads, a.attention_dropout, slot.positions, a.attention_bias, a.head_width
-    )
+def _chunked(a: Transformer, shape: AttentionShape, depth: int) -> Attention:
+    return ChunkedAttention(ChunkSettings(a.chunk_length, a.chunks_before, a.chunks_after, not a.look_ahead), **shape)
 
 
-def _lsh(a: Transformer, slot: Slot) -> Attention:
+def _lsh(a: Transformer, shape: AttentionShape, depth: int) -> Attention:
     settings = ChunkSettings(
         a.lsh_chunk_length,
         a.lsh_chunks_before,
@@ -223,14 +194,12 @@ def _lsh(a: Transformer, slot: Slot) -> Attention:
         counts_once=a.duplicates == "once",
     )
     buckets = None if a.buckets == "0" else tuple(int(count) for count in a.buckets.split(","))
-    hashing = Hashing(a.hashes, a.eval_hashes or a.hashes, buckets, a.hash_seed, slot.depth)
-    return LshAttention(
-        settings, hashing, a.width, a.heads, a.attention_dropout, slot.positions, a.attention_bias, a.head_width
-    )
+    hashing = Hashing(a.hashes, a.eval_hashes or a.hashes, buckets, a.hash_seed, depth)
+    return LshAttention(settings, hashing, **shape)
 
 
 # What is built for each value of the axis `attention` (architecture.ATTENTION); a new kind also has a row in cost.KEYS.
-KINDS: dict[str, Callable[[Transformer, Slot], Attention]] = {
+KINDS: dict[str, Callable[[Transformer, AttentionShape, int], Attention]] = {
     "full": _full,
     "causal": _causal,
     "local": _local,
@@ -244,5 +213,15 @@ def build_attention(a: Transformer) -> list[Attention]:
     kinds = list(
         dict(zip(a.sharing_indices("attention"), a.attention_kinds, strict=True)).values()
     )  # of each stored copy
-    positions = build_attention_positions(a, kinds)
-    return [KINDS[kind](a, Slot(depth, positions[depth])) for depth, kind in enumerate(kinds)]
+    shapes = [
+        AttentionShape(
+            width=a.width,
+            heads=a.heads,
+            dropout=a.attention_dropout,
+            positions=positions,
+            bias=a.attention_bias,
+            head_width=a.head_width,
+        )
+        for positions in build_attention_positions(a, kinds)
+    ]
+    return [KINDS[kind](a, shape, depth) for depth, (kind, shape) in enumerate(zip(kinds, shapes, strict=True))]
