@@ -6,7 +6,6 @@ and `bertree.evaluate` compute a score in the same way.
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,7 +25,7 @@ from bertree.inference.zero_shot import CLOZE, QUESTIONS, answer_questions, ask_
 from bertree.model.network import Network
 from bertree.result_table import ResultTable, ShownAsTable, figure_rows
 from bertree.run_folder import SCORES, predictions_file
-from bertree.tasks.batches import Member, average, check_ensemble, inference_autocast, logits
+from bertree.tasks.batches import Autocast, Member, average, check_ensemble, inference_autocast, logits
 from bertree.tasks.files import note_all_rows_scored
 from bertree.tasks.metrics import Interval, few_line
 from bertree.tasks.registry import with_model_labels, with_model_layout
@@ -35,7 +34,6 @@ from bertree.text.memory import Rows, takes_rows, task_fields
 
 NOT_SCORES = ("seed", "best_step", "diverged", "run")  # other keys of a seed's result
 
-Autocast = Callable[[], AbstractContextManager[object]]
 Measurement = tuple[list[Json], dict[str, float]]  # predictions and scores
 
 

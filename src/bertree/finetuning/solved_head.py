@@ -8,7 +8,6 @@ are enough. The steps are those of any fine-tuning run (tuner.py), with `ClassCo
 import json
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -47,7 +46,7 @@ class HeadSolving(FineTuning):
             write_atomically(out / ENVIRONMENT, json.dumps(environment(self.device_setup.device), indent=2) + "\n")
         for line in intro:
             say(line)
-        return self._solve(TrainedSeed(self.network(seed), self._autocast))
+        return self._solve(TrainedSeed(self.network(seed), self.device_setup.autocast))
 
     def describe_steps(self) -> str:
         """Describe what is computed."""
@@ -57,10 +56,6 @@ class HeadSolving(FineTuning):
     def _describe_vectors(self) -> str:
         pooled = f"the model's own vectors ({self._pooling.pooling})" if self.config.readout.pooled else "hidden states"
         return f"{pooled}, up to {self.config.train.max_length} tokens"
-
-    def _autocast(self) -> AbstractContextManager[object]:
-        setup = self.device_setup
-        return torch.autocast(setup.device.type, torch.bfloat16) if setup.bf16 else nullcontext()
 
     def _solve(self, trained: TrainedSeed) -> TrainedSeed:
         """Encode the training examples, unless they are, and solve the head on them."""

@@ -19,7 +19,7 @@ from bertree.config import settings
 from bertree.config.sections import Phase, ScheduleSettings
 from bertree.files.formats import Json
 from bertree.finetuning.config import FineTuneConfig, learning_rate
-from bertree.finetuning.evaluate import Autocast, EncodedSplit, evaluate_split
+from bertree.finetuning.evaluate import EncodedSplit, evaluate_split
 from bertree.finetuning.feed import ShapeBuckets, UnitFeed, steps_per_epoch
 from bertree.model.architecture import Architecture
 from bertree.model.layers.basic import without_weights
@@ -30,6 +30,7 @@ from bertree.objectives.objective import Objective, WeightedTerms
 from bertree.objectives.supervised import supervised_objective, with_language_model
 from bertree.scale.distribute import Distribution
 from bertree.scale.world import World
+from bertree.tasks.batches import Autocast
 from bertree.tasks.metrics import interval, label_statistics
 from bertree.tasks.task import Task
 from bertree.train.device_setup import CPU_TOKENS, GPU_TOKENS, DeviceSetup

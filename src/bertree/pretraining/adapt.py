@@ -9,13 +9,10 @@ OUT/metrics.json                 figures on held-out text and on the task, befor
 import math
 import shutil
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
-
-import torch
 
 from bertree.config.names import resolve_model_path
 from bertree.config.overrides import Override, overrides_of
@@ -205,13 +202,13 @@ def _build_trainee(recipe: Recipe, train: Store, initial: Model, name: str) -> T
 
 def _measure_before(training: StoreTraining) -> StoreTraining:
     """Evaluate the model on held-out text before its first step."""
-    recipe, setup, path = training.job.recipe, training.device_setup, training.out / SCORES
+    recipe, path = training.job.recipe, training.out / SCORES
     if path.is_file():
         return replace(training, loss_before=read_json(path)["before"]["loss"])
     figures = evaluate_questions(
         training.trainee.contents.network,
         held_out_questions(recipe, training.job.held_out, recipe.phases[-1], training.trainee.evaluated),
-        lambda: torch.autocast(setup.device.type, torch.bfloat16) if setup.bf16 else nullcontext(),
+        training.device_setup.autocast,
     )
     write_into_folder(path, json_text({"before": _figures(figures)}, 2) + "\n")
     return replace(training, intro=[f"held-out loss before: {figures['loss']:.4f}"], loss_before=float(figures["loss"]))

@@ -4,6 +4,7 @@ import os
 import resource
 import sys
 import time
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -51,6 +52,10 @@ class DeviceSetup:
     def description(self) -> str:
         """Device and precision, for the first lines of a run."""
         return f"{self.device}, {'bf16' if self.bf16 else 'fp32'}"
+
+    def autocast(self) -> AbstractContextManager[object]:
+        """Return the context in which a network is computed in this precision."""
+        return torch.autocast(self.device.type, torch.bfloat16) if self.bf16 else nullcontext()
 
 
 def usable_device(name: str, setting: str) -> torch.device:
