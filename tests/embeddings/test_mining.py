@@ -35,7 +35,7 @@ def test_pairs_equal_those_of_the_whole_matrix(monkeypatch: pytest.MonkeyPatch, 
     pairs = closest_pairs(vectors, k, min_similarity)
     # As a set, because float32 may order two pairs otherwise that differ in the eighth digit.
     assert {(pair.first, pair.second) for pair in pairs} == set(expected(vectors, k, min_similarity))
-    values = [pair.cosine for pair in pairs]
+    values = [pair.score for pair in pairs]
     assert values == sorted(values, reverse=True)
     every = cosines(vectors)
     assert np.allclose(values, [every[p.first, p.second] for p in pairs], atol=1e-5)
@@ -65,7 +65,7 @@ def test_near_copies_everywhere_stay_within_bounds(monkeypatch: pytest.MonkeyPat
     assert max(kept) <= 20 + 4096
     every = cosines(vectors)
     best = np.sort(every[np.triu_indices(3000, 1)])[::-1][:20]
-    assert np.allclose([pair.cosine for pair in pairs], best, atol=1e-6)
+    assert np.allclose([pair.score for pair in pairs], best, atol=1e-6)
 
 
 def test_a_row_of_zeros_is_like_nothing() -> None:

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bertree.embeddings.mining import COLUMNS, ROUNDING, ROWS, normalize_rows
+from bertree.embeddings.mining import COLUMNS, ROUNDING, ROWS, cosine_blocks, normalize_rows
 from bertree.errors import UserError
 from bertree.inference.embedding import Vectors
 from bertree.result_table import ResultTable, ShownAsTable
@@ -153,18 +153,12 @@ def communities(
 def _neighbours(units: Tensor, min_similarity: float, advance: Advance) -> Rows:
     """Count the rows that are similar enough to each row, itself included."""
     count = torch.ones(len(units), dtype=torch.int64)
-    for top in range(0, len(units), ROWS):
-        rows = units[top : top + ROWS]
-        for left in range(top, len(units), COLUMNS):
-            block = rows @ units[left : left + COLUMNS].T
-            if left == top:
-                block.masked_fill_(torch.ones_like(block, dtype=torch.bool).tril_(), -2.0)
-            lines = (block.amax(1) >= min_similarity).nonzero()[:, 0]
-            if len(lines):
-                hits = (block[lines] >= min_similarity).nonzero()
-                count += torch.bincount(lines[hits[:, 0]] + top, minlength=len(units))
-                count += torch.bincount(hits[:, 1] + left, minlength=len(units))
-        advance(len(rows))
+    for top, left, block in cosine_blocks(units, advance):
+        lines = (block.amax(1) >= min_similarity).nonzero()[:, 0]
+        if len(lines):
+            hits = (block[lines] >= min_similarity).nonzero()
+            count += torch.bincount(lines[hits[:, 0]] + top, minlength=len(units))
+            count += torch.bincount(hits[:, 1] + left, minlength=len(units))
     return count.numpy()
 
 

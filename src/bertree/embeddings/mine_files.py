@@ -125,7 +125,6 @@ def find_pairs(
         numbers = distinct.first.tolist()  # the row of each distinct text
         if len(texts) < 2:
             raise UserError(f"{file}: has {len(texts)} text; pairs need two")
-        closest: Sequence[tuple[int, int, float]]
         if cross:
             loaded, _ = load_or_take(model, device=choose_device(device), tokenizer=tokenizer, precision=precision)
             asked = CrossOptions(k=k, min_score=min_similarity, label=label, max_length=max_length, max_pairs=max_pairs)

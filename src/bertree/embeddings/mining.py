@@ -40,12 +40,12 @@ def normalize_rows(vectors: Vectors) -> Tensor:
     return rows / rows.norm(dim=1, keepdim=True).clamp(min=1e-12)
 
 
-class Pair(NamedTuple):
-    """Two rows and their cosine."""
+class ScoredPair(NamedTuple):
+    """Two rows, and the cosine of their vectors or the score of their texts."""
 
     first: int
     second: int
-    cosine: float
+    score: float
 
 
 class _Best:
@@ -72,28 +72,36 @@ class _Best:
         if self._count == self._k:
             self.min_similarity = max(self.min_similarity, float(cosines[rows[-1]]))
 
-    def pairs(self) -> list[Pair]:
+    def pairs(self) -> list[ScoredPair]:
         if not self._waiting:
             return []
         self._settle()
         cosines, first, second = (part.tolist() for part in self._waiting[0])
-        return [Pair(i, j, min(1.0, value)) for value, i, j in zip(cosines, first, second, strict=True)]
+        return [ScoredPair(i, j, min(1.0, value)) for value, i, j in zip(cosines, first, second, strict=True)]
 
 
-@torch.no_grad()
-def closest_pairs(vectors: Vectors, k: int, min_similarity: float, advance: Advance = lambda rows: None) -> list[Pair]:
-    """Return the k pairs of different rows with the largest cosine, at least `min_similarity`, the best first."""
-    assert k >= 1
-    units = normalize_rows(vectors)
-    best = _Best(k, min_similarity - ROUNDING)
+def cosine_blocks(units: Tensor, advance: Advance) -> Iterator[tuple[int, int, Tensor]]:
+    """Yield the cosines of all pairs of different rows in blocks, each with its first row and column; where a pair has
+    come before, on the diagonal and below it, there is -2."""
     for top in range(0, len(units), ROWS):
         rows = units[top : top + ROWS]
         for left in range(top, len(units), COLUMNS):
             block = rows @ units[left : left + COLUMNS].T
-            if left == top:  # on the diagonal, only what lies above it
+            if left == top:
                 block.masked_fill_(torch.ones_like(block, dtype=torch.bool).tril_(), -2.0)
-            _gather(block, top, left, best, k)
+            yield top, left, block
         advance(len(rows))
+
+
+@torch.no_grad()
+def closest_pairs(
+    vectors: Vectors, k: int, min_similarity: float, advance: Advance = lambda rows: None
+) -> list[ScoredPair]:
+    """Return the k pairs of different rows with the largest cosine, at least `min_similarity`, the best first."""
+    assert k >= 1
+    best = _Best(k, min_similarity - ROUNDING)
+    for top, left, block in cosine_blocks(normalize_rows(vectors), advance):
+        _gather(block, top, left, best, k)
     return best.pairs()
 
 
@@ -152,14 +160,6 @@ def find_distinct(texts: Sequence[str]) -> DistinctTexts:
     return DistinctTexts(
         np.array([group[0] for group in rows.values()], np.int64), [group for group in rows.values() if len(group) > 1]
     )
-
-
-class ScoredPair(NamedTuple):
-    """Two rows and the score of their texts."""
-
-    first: int
-    second: int
-    score: float
 
 
 class CrossOptions(NamedTuple):
