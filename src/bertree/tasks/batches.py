@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -166,10 +167,7 @@ def text_states(
     advance: Advance = lambda count: None,
 ) -> Logits:
     """Return what a head on whole texts reads, a row for each unit. `encode` computes the hidden states."""
-
-    def head_inputs(hidden_tw: Tensor, batch: Batch) -> Tensor:
-        return network.text_states(head, hidden_tw, batch)
-
+    head_inputs = partial(network.text_states, head)
     return np.concatenate(_run_batches(network, head, units, head_inputs, autocast, advance, encode))
 
 
