@@ -28,7 +28,7 @@ from bertree.tasks.columns import TextExample
 from bertree.tasks.metrics import Statistic, correlation_statistic, label_statistics, score_statistics
 from bertree.tasks.similarity_files import ColumnNames, SentenceExample
 from bertree.tasks.task import INTERNAL, Logits, Splits, Task, Truncation, Unit, check_label_count
-from bertree.tasks.text import TOKENIZE_AT_ONCE, TextTask, text_task
+from bertree.tasks.text import METRICS, TOKENIZE_AT_ONCE, TextTask, text_task
 from bertree.text.tokenizer import Tokenizer
 
 # The scores of each kind of dev rows; the first is the metric.
@@ -159,10 +159,8 @@ class SimilarityTask(Task[SentenceExample]):
 
     def score(self, examples: Sequence[SentenceExample], predictions: Sequence[Json]) -> dict[str, float]:
         gold, predicted = [line["gold"] for line in predictions], [line["predicted"] for line in predictions]
-        if self.dev_kind == "score":
-            return {"spearman": metrics.spearman(gold, predicted), "pearson": metrics.pearson(gold, predicted)}
-        if self.dev_kind == "label":
-            return {"accuracy": metrics.accuracy(gold, predicted), "macro_f1": metrics.macro_f1(gold, predicted)}
+        if self.dev_kind in ("score", "label"):
+            return {name: METRICS[name](gold, predicted) for name in self.figures}
         if self.dev_kind == "triplet":
             right = [bool(line["euclidean"]) for line in predictions]
             return {"accuracy": metrics.accuracy(gold, predicted), "euclidean_accuracy": sum(right) / len(right)}

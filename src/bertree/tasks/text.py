@@ -27,7 +27,7 @@ from bertree.text.sources import FORMATS
 from bertree.text.tables import read_table
 from bertree.text.tokenizer import Tokenizer
 
-FIGURES: dict[str, Callable[[Sequence[Any], Sequence[Any]], float]] = {
+METRICS: dict[str, Callable[[Sequence[Any], Sequence[Any]], float]] = {
     "accuracy": metrics.accuracy,
     "f1": metrics.f1,
     "macro_f1": metrics.macro_f1,
@@ -227,7 +227,7 @@ class TextTask(Task[TextExample]):
         gold, predicted = _answers(examples, predictions)
         if not gold:
             raise UserError(f"{examples[0].file or self.name}: has no gold answers to score")
-        return {name: FIGURES[name](gold, predicted) for name in self.figures}
+        return {name: METRICS[name](gold, predicted) for name in self.figures}
 
     def statistics(self, examples: Sequence[TextExample], predictions: Sequence[Json]) -> dict[str, Statistic]:
         gold, predicted = _answers(examples, predictions)
