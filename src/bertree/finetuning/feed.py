@@ -5,6 +5,7 @@ A step reads a fixed number of units of any length, as every published fine-tuni
 """
 
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, field
 
 import numpy as np
 import torch
@@ -85,50 +86,47 @@ def _padding(count: int) -> tuple[int, int]:
     return -count % step, step
 
 
+@dataclass
 class UnitFeed(Feed):
-    """The batches of a run: all units in every epoch, in a new order."""
+    """The batches of a run: all units in every epoch, in a new order. Rank `rank` of `ranks` reads its share of each
+    step, which is empty if the step has fewer units than ranks."""
 
-    def __init__(
-        self,
-        schedule: TrainingSchedule,
-        units: Sequence[Unit],
-        size: int,
-        head: str,
-        *,
-        regression: bool = False,
-        seed: int = 0,
-        shapes: ShapeBuckets | None = None,
-        limit: int = 0,
-        special: frozenset[int] | None = None,
-        rank: int = 0,
-        ranks: int = 1,
-    ) -> None:
-        """`size` units a step, in micro-batches of `limit` tokens (0: in one). `special`: see `collate`. Rank `rank` of
-        `ranks` reads its share of each step, which is empty if the step has fewer units than ranks."""
-        self.schedule = schedule
-        self._units, self._size, self._limit = units, size, limit
-        self._head, self._regression, self._seed, self._shapes = head, regression, seed, shapes
-        self._special, self._rank, self._ranks = special, rank, ranks
-        self.steps_per_epoch = steps_per_epoch(len(units), size)
-        self._order: tuple[int, NDArray[np.int64]] = (-1, np.zeros(0, np.int64))
+    schedule: TrainingSchedule
+    units: Sequence[Unit]
+    size: int  # units of a step
+    head: str
+    _: KW_ONLY
+    regression: bool = False
+    seed: int = 0
+    shapes: ShapeBuckets | None = None
+    limit: int = 0  # tokens of a micro-batch; 0: a step is one
+    special: frozenset[int] | None = None  # see `collate`
+    rank: int = 0
+    ranks: int = 1
+    _order: tuple[int, NDArray[np.int64]] = field(default=(-1, np.zeros(0, np.int64)), init=False)  # of an epoch
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps in which every unit is read once."""
+        return steps_per_epoch(len(self.units), self.size)
 
     def __getitem__(self, number: int) -> StepBatches:
         """Return the batches of a step."""
         update = self.schedule.updates[number]
         epoch, index = divmod(number, self.steps_per_epoch)
         if self._order[0] != epoch:
-            self._order = epoch, _shuffled(len(self._units), self._seed, epoch)
-        rows = self._order[1][index * self._size : (index + 1) * self._size]
-        units = [self._units[row] for row in rows]
-        if self._ranks > 1:
-            units = sorted(units, key=_longest)[self._rank :: self._ranks]  # shares of about the same length
-        pieces = split_by_tokens(units, self._limit) if self._limit else [units] if units else []
-        batches = [collate(piece, self._head, self._regression, self._special) for piece in pieces]
+            self._order = epoch, _shuffled(len(self.units), self.seed, epoch)
+        rows = self._order[1][index * self.size : (index + 1) * self.size]
+        units = [self.units[row] for row in rows]
+        if self.ranks > 1:
+            units = sorted(units, key=_longest)[self.rank :: self.ranks]  # shares of about the same length
+        pieces = split_by_tokens(units, self.limit) if self.limit else [units] if units else []
+        batches = [collate(piece, self.head, self.regression, self.special) for piece in pieces]
         tokens = sum(batch.ids.numel() for batch in batches)
-        if self._shapes is not None:
-            batches = [self._shapes(batch) for batch in batches]
+        if self.shapes is not None:
+            batches = [self.shapes(batch) for batch in batches]
         padding = sum(batch.ids.numel() for batch in batches) - tokens
-        numbers = range(self._rank, self._rank + self._ranks * len(batches), self._ranks)
+        numbers = range(self.rank, self.rank + self.ranks * len(batches), self.ranks)
         return StepBatches(update, batches, (number + 1) / self.steps_per_epoch, padding, numbers=numbers)
 
 
