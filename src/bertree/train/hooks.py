@@ -6,7 +6,7 @@ from that result waits for the GPU, so hooks read it only at the steps where the
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import torch
@@ -96,40 +96,32 @@ def rank_figures(world: World, device: torch.device, tokens_per_s: float) -> lis
     return [{"memory": int(memory), "tokens_per_s": speed} for memory, speed in rows]
 
 
+@dataclass(kw_only=True)
 class StepLogger:
     """Writes a line of metrics at regular steps (means since the last one), and a line for each new phase."""
 
-    def __init__(
-        self,
-        *,
-        every: int,
-        last: int,
-        log: RunLog,
-        flops: Sequence[float] = (0.0,),
-        peak_flops: float | None = None,
-        ranks: Callable[[float], list[Json]] = lambda tokens_per_s: [],
-    ) -> None:
-        """`flops` of a token in each phase; `peak_flops` of all devices together, for the MFU."""
-        self._ranks = ranks
-        self._every, self._last = every, last
-        self._log, self._totals, self._progress = log.metrics, log.totals, log.progress
-        self._flops, self._peak_flops = flops, peak_flops
-        self._results: list[StepResult] = []
-        self._since = time.perf_counter()
-        self._phase: int | None = None
+    every: int
+    last: int
+    log: RunLog
+    flops: Sequence[float]  # of a token in each phase
+    peak_flops: float | None  # of all devices together, for the MFU
+    ranks: Callable[[float], list[Json]]  # tokens per second of this rank -> figures of every rank
+    _results: list[StepResult] = field(default_factory=list, init=False)
+    _since: float = field(default_factory=time.perf_counter, init=False)
+    _phase: int | None = field(default=None, init=False)
 
     def __call__(self, result: StepResult) -> None:
         """Collect a step, and write a line when it is time."""
-        self._progress.step(result.step)
+        self.log.progress.step(result.step)
         if self._phase not in (None, result.phase):
-            self._log.write("event", result.step, {"text": f"phase {result.phase + 1}"})
+            self.log.metrics.write("event", result.step, {"text": f"phase {result.phase + 1}"})
         self._phase = result.phase
         self._results.append(result)
-        if result.step % self._every == 0 or result.step in (1, self._last):
+        if result.step % self.every == 0 or result.step in (1, self.last):
             self._write(result)
 
     def _write(self, result: StepResult) -> None:
-        finite = [r for r in self._results if not r.skipped] or self._results
+        totals, finite = self.log.totals, [r for r in self._results if not r.skipped] or self._results
         tokens = sum(r.tokens for r in self._results)
         seconds = time.perf_counter() - self._since
         fields: dict[str, Any] = {
@@ -137,21 +129,21 @@ class StepLogger:
             **{name: sum(r.losses[name] for r in finite) / len(finite) for name in result.losses},
             "lr": result.lr,
             "norm": sum(r.norm for r in finite) / len(finite),
-            "tokens": self._totals.tokens,
+            "tokens": totals.tokens,
             "tokens_per_s": tokens / seconds,
-            "seconds": self._totals.seconds,
-            "waited": self._totals.waited,
+            "seconds": totals.seconds,
+            "waited": totals.waited,
             "epoch": result.epoch,
-            "skipped": self._totals.skipped,
+            "skipped": totals.skipped,
             "phase": result.phase,
             "batch_tokens": result.tokens,
         }
-        if self._peak_flops:
-            fields["mfu"] = fields["tokens_per_s"] * self._flops[result.phase] / self._peak_flops
-        if ranks := self._ranks(sum(r.own_tokens for r in self._results) / seconds):
+        if self.peak_flops:
+            fields["mfu"] = fields["tokens_per_s"] * self.flops[result.phase] / self.peak_flops
+        if ranks := self.ranks(sum(r.own_tokens for r in self._results) / seconds):
             fields["ranks"] = ranks
-        self._log.write("train", result.step, fields)
-        self._progress.train({"step": result.step} | fields)
+        self.log.metrics.write("train", result.step, fields)
+        self.log.progress.train({"step": result.step} | fields)
         self._results, self._since = [], time.perf_counter()
 
     def leave_out(self, seconds: float) -> None:
@@ -159,77 +151,67 @@ class StepLogger:
         self._since += seconds
 
 
+@dataclass(kw_only=True)
 class Evaluator:
     """Evaluates on held-out text at regular steps, and at the end."""
 
-    def __init__(
-        self,
-        *,
-        every: int,
-        last: int,
-        evaluate: EvaluateStep,
-        samples: Callable[[], list[dict[str, Any]]],
-        log: RunLog,
-        logger: StepLogger,
-    ) -> None:
-        self._every, self._last, self._evaluate, self._samples = every, last, evaluate, samples
-        self._log, self._progress, self._totals, self._logger = log.metrics, log.progress, log.totals, logger
-        self.newest: tuple[int, float] | None = None  # step and loss
+    every: int
+    last: int
+    evaluate: EvaluateStep
+    samples: Callable[[], list[dict[str, Any]]]
+    log: RunLog
+    logger: StepLogger
+    newest: tuple[int, float] | None = field(default=None, init=False)  # step and loss
 
     def __call__(self, result: StepResult) -> None:
         """Evaluate when it is time."""
-        if result.step % self._every and result.step != self._last:
+        if result.step % self.every and result.step != self.last:
             return
-        began = time.perf_counter()
-        fields = self._evaluate(result) | {"seconds": self._totals.seconds, "tokens": self._totals.tokens}
+        began, totals = time.perf_counter(), self.log.totals
+        fields = self.evaluate(result) | {"seconds": totals.seconds, "tokens": totals.tokens}
         self.newest = result.step, fields["loss"]
-        self._log.write("eval", result.step, fields)
-        for sample in self._samples():
-            self._log.write("sample", result.step, sample)
-        self._progress.evaluation({"step": result.step} | fields)
-        self._logger.leave_out(time.perf_counter() - began)
+        self.log.metrics.write("eval", result.step, fields)
+        for sample in self.samples():
+            self.log.metrics.write("sample", result.step, sample)
+        self.log.progress.evaluation({"step": result.step} | fields)
+        self.logger.leave_out(time.perf_counter() - began)
 
 
+@dataclass(kw_only=True)
 class CheckpointSaver:
     """Saves a checkpoint at regular steps, if the one before is at least `pause` seconds old, and after the last step
     if `last` is set."""
 
-    def __init__(
-        self,
-        *,
-        every: int,
-        last: int | None,
-        pause: float,
-        save: Callable[[StepResult], None],
-        logger: StepLogger,
-        world: World,
-    ) -> None:
-        self._every, self._last, self._pause, self._save, self._logger = every, last, pause, save, logger
-        self._world = world
-        self._saved_at = time.monotonic()
-        self.step: int | None = None  # of the newest checkpoint
+    every: int
+    last: int | None
+    pause: float
+    save: Callable[[StepResult], None]
+    logger: StepLogger
+    world: World
+    step: int | None = field(default=None, init=False)  # of the newest checkpoint
+    _saved_at: float = field(default_factory=time.monotonic, init=False)
 
     def __call__(self, result: StepResult) -> None:
         """Save when it is time."""
-        due = result.step % self._every == 0 and self._has_paused()
-        if due or result.step == self._last:
+        due = result.step % self.every == 0 and self._has_paused()
+        if due or result.step == self.last:
             self.now(result)
 
     def _has_paused(self) -> bool:
         """Return whether the last checkpoint is old enough, by the clock of rank 0: all ranks save together."""
-        if not self._pause:
+        if not self.pause:
             return True
-        paused = time.monotonic() - self._saved_at >= self._pause
-        return bool(self._world.agree({"paused": int(paused and self._world.is_first)})["paused"])
+        paused = time.monotonic() - self._saved_at >= self.pause
+        return bool(self.world.agree({"paused": int(paused and self.world.is_first)})["paused"])
 
     def now(self, result: StepResult) -> None:
         """Save, unless this step is saved already."""
         if self.step == result.step:
             return
         began = time.perf_counter()
-        self._save(result)
+        self.save(result)
         self.step, self._saved_at = result.step, time.monotonic()
-        self._logger.leave_out(time.perf_counter() - began)
+        self.logger.leave_out(time.perf_counter() - began)
 
 
 class StopOnSignal:
