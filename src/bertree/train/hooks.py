@@ -86,6 +86,14 @@ class RunLog:
     metrics: SilentLog
     totals: Totals
     progress: Progress
+    tell: Callable[[Mapping[str, Any]], None] = lambda figures: None  # the user's functions about an evaluation
+
+    def evaluation(self, step: int, figures: dict[str, float]) -> None:
+        """Log and show the figures of an evaluation."""
+        fields = figures | {"seconds": self.totals.seconds, "tokens": self.totals.tokens}
+        self.metrics.write("eval", step, fields)
+        self.tell(fields)
+        self.progress.evaluation({"step": step} | fields)
 
 
 def rank_figures(world: World, device: torch.device, tokens_per_s: float) -> list[Json]:
@@ -167,13 +175,11 @@ class Evaluator:
         """Evaluate when it is time."""
         if result.step % self.every and result.step != self.last:
             return
-        began, totals = time.perf_counter(), self.log.totals
-        fields = self.evaluate(result) | {"seconds": totals.seconds, "tokens": totals.tokens}
-        self.newest = result.step, fields["loss"]
-        self.log.metrics.write("eval", result.step, fields)
+        began, figures = time.perf_counter(), self.evaluate(result)
+        self.newest = result.step, figures["loss"]
+        self.log.evaluation(result.step, figures)
         for sample in self.samples():
             self.log.metrics.write("sample", result.step, sample)
-        self.log.progress.evaluation({"step": result.step} | fields)
         self.logger.leave_out(time.perf_counter() - began)
 
 

@@ -218,8 +218,7 @@ class KeepBestWeights(KeepPolicy):
     def _evaluate(self, result: StepResult, log: RunLog, logger: StepLogger) -> None:
         began, best = time.perf_counter(), self.best
         scores = self.evaluate()
-        log.metrics.write("eval", result.step, scores | {"seconds": log.totals.seconds, "tokens": log.totals.tokens})
-        log.progress.evaluation({"step": result.step} | scores)
+        log.evaluation(result.step, scores)
         best.waited += 1
         if scores[self.metric] > best.score:
             best.step, best.score, best.waited = result.step, scores[self.metric], 0

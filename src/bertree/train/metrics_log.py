@@ -210,23 +210,6 @@ def current_callbacks() -> Callbacks:
     return _CALLBACKS.get()
 
 
-class EvaluationTap(SilentLog):
-    """A log that also tells a hook about evaluations."""
-
-    def __init__(self, log: SilentLog, hook: "CallbackHook") -> None:
-        self._log, self._hook = log, hook
-
-    def write(self, kind: str, step: int, fields: Mapping[str, Any]) -> None:
-        """Write one line."""
-        self._log.write(kind, step, fields)
-        if kind == "eval":
-            self._hook.evaluated(fields)
-
-    def sync(self) -> None:
-        """Flush the lines to the disk."""
-        self._log.sync()
-
-
 class CallbackHook:
     """The last hook of a step: calls the user's functions with what has happened in it."""
 

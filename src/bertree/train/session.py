@@ -31,7 +31,7 @@ from bertree.train.hooks import CheckpointSaver, RunLog, SavedTotals, StepLogger
 from bertree.train.keep import KeepPolicy
 from bertree.train.lane_memory import check_state
 from bertree.train.loop import Loop, StepResult, StopTraining
-from bertree.train.metrics_log import CallbackHook, EvaluationTap, MetricsLog, SilentLog, current_callbacks, environment
+from bertree.train.metrics_log import CallbackHook, MetricsLog, SilentLog, current_callbacks, environment
 from bertree.train.progress import Progress
 from bertree.train.signals import Signals, catch_signals
 
@@ -105,7 +105,7 @@ class Session:
         called: list[CallbackHook] = []
         if current_callbacks().any():
             called = [CallbackHook(self.out, last, lambda result: saver.now(result))]
-            log = replace(log, metrics=EvaluationTap(log.metrics, called[0]))
+            log = replace(log, tell=called[0].evaluated)
         peak = (measure_peak_flops(self.loop.device) or 0.0) * world.size if self.flops else None
         logger = StepLogger(
             every=settings.log_every,
