@@ -128,14 +128,8 @@ class BiLstmEncoder(Encoder):
 
 def build_bilstm(a: BiLstm) -> BiLstmEncoder:
     """Build a BiLSTM encoder with random weights."""
-    embeddings = Embeddings(
-        tokens=TokenEmbeddings(a.vocab_size, a.embedding_width),
-        positions=None,
-        segments=None,
-        norm=nn.LayerNorm(a.embedding_width, eps=a.norm_eps) if a.embedding_norm else None,
-        dropout=a.dropout,
-        projection=None,
-    )
+    norm = nn.LayerNorm(a.embedding_width, eps=a.norm_eps) if a.embedding_norm else None
+    embeddings = Embeddings(tokens=TokenEmbeddings(a.vocab_size, a.embedding_width), dropout=a.dropout, norm=norm)
     widths = [a.embedding_width] + [a.width] * (a.layers - 1)
     stack = BiLstmStack([BidirectionalLstm(width, a.width // 2) for width in widths], a.dropout)
     encoder = BiLstmEncoder(embeddings, stack, a.width, a.sequence_head == "compare")
@@ -249,14 +243,7 @@ def build_lstm(a: Lstm) -> LstmEncoder:
         )
         embeddings = CharacterEmbeddings(cnn, a.dropout)
     else:
-        embeddings = Embeddings(
-            tokens=TokenEmbeddings(a.vocab_size, a.embedding_width),
-            positions=None,
-            segments=None,
-            norm=None,
-            dropout=a.dropout,
-            projection=None,
-        )
+        embeddings = Embeddings(tokens=TokenEmbeddings(a.vocab_size, a.embedding_width), dropout=a.dropout)
     layers = [
         LstmLayer(
             [LstmDirection(a.width, a.ffn_width, a.width) for _ in range(a.readers)], a.cell_clip, a.projection_clip

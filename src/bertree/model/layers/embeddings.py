@@ -192,11 +192,11 @@ class Embeddings(nn.Module):
         self,
         *,
         tokens: nn.Module,
-        positions: EmbeddedPositions | None,
-        segments: nn.Embedding | None,
-        norm: nn.Module | None,
         dropout: float,
-        projection: nn.Linear | None,
+        positions: EmbeddedPositions | None = None,
+        segments: nn.Embedding | None = None,
+        norm: nn.Module | None = None,
+        projection: nn.Linear | None = None,
     ) -> None:
         super().__init__()
         self.tokens = tokens
@@ -291,7 +291,7 @@ class CharacterEmbeddings(Embeddings):
     """Vectors of the tokens' characters and dropout, in place of a table of tokens."""
 
     def __init__(self, cnn: CharacterCnn, dropout: float) -> None:
-        super().__init__(tokens=cnn, positions=None, segments=None, norm=None, dropout=dropout, projection=None)
+        super().__init__(tokens=cnn, dropout=dropout)
 
     def forward(self, batch: Batch) -> Tensor:
         """Return the input of the first layer (t x e)."""
