@@ -87,7 +87,26 @@ def similar(matches: "Matches", options: SimpleNamespace) -> None:
     bertree similar my-model questions.txt answers.txt -k 3
     bertree similar my-model "How do I return it?" answers.txt --json[/dim]
     """
-    _print_matches(matches, options.as_json)
+    from bertree.files.formats import json_text
+
+    def scores(cosine: float) -> dict[str, float]:
+        return {"cosine": round(cosine, 6), "percentile": round(matches.percentile(cosine), 2)}
+
+    if not matches.a.is_file and not matches.b.is_file:
+        cosine, texts = matches.nearest[0][0][1], [matches.a.texts[0], matches.b.texts[0]]
+        reading = f"more similar than {_percent(matches.percentile(cosine))} of random pairs"
+        print(json_text(scores(cosine) | {"texts": texts}) if options.as_json else f"{cosine:.4f}  {reading}")
+        return
+    for row, nearest in enumerate(matches.nearest):
+        text = matches.a.texts[row]
+        if options.as_json:
+            listed = [{"row": j + 1, **scores(cosine), "text": matches.b.texts[j]} for j, cosine in nearest]
+            print(json_text({"row": row + 1, "text": text, "matches": listed}))
+            continue
+        print(f"{row + 1}  {_one_line(text)}" if matches.a.is_file else _one_line(text))
+        for j, cosine in nearest:
+            match = f"  {j + 1}  {_one_line(matches.b.texts[j])}" if matches.b.is_file else ""
+            print(f"   {cosine:7.4f}  {_percent(matches.percentile(cosine)):>7}{match}")
 
 
 def pairs(result: "SimilarPairs", options: SimpleNamespace) -> None:
@@ -141,29 +160,6 @@ def cluster(result: "TextClusters", options: SimpleNamespace) -> None:
     _print_clusters(result, options.show)
     if options.out is not None:
         print(f"{options.out}: {len(result.texts):,} rows, {len(result.clusters.clusters):,} clusters")
-
-
-def _print_matches(result: "Matches", as_json: bool) -> None:
-    from bertree.files.formats import json_text
-
-    def scores(cosine: float) -> dict[str, float]:
-        return {"cosine": round(cosine, 6), "percentile": round(result.percentile(cosine), 2)}
-
-    if not result.a.is_file and not result.b.is_file:
-        cosine, texts = result.nearest[0][0][1], [result.a.texts[0], result.b.texts[0]]
-        reading = f"more similar than {_percent(result.percentile(cosine))} of random pairs"
-        print(json_text(scores(cosine) | {"texts": texts}) if as_json else f"{cosine:.4f}  {reading}")
-        return
-    for row, matches in enumerate(result.nearest):
-        text = result.a.texts[row]
-        if as_json:
-            listed = [{"row": j + 1, **scores(cosine), "text": result.b.texts[j]} for j, cosine in matches]
-            print(json_text({"row": row + 1, "text": text, "matches": listed}))
-            continue
-        print(f"{row + 1}  {_one_line(text)}" if result.a.is_file else _one_line(text))
-        for j, cosine in matches:
-            match = f"  {j + 1}  {_one_line(result.b.texts[j])}" if result.b.is_file else ""
-            print(f"   {cosine:7.4f}  {_percent(result.percentile(cosine)):>7}{match}")
 
 
 def _percent(value: float) -> str:
