@@ -57,8 +57,7 @@ def classes(lines: Sequence[Json], labels: Sequence[str]) -> list[Section]:
     def show(number: int) -> Case:
         return text_and_pair(lines[number]), one_line(clip(gold[number], 60)), one_line(clip(predicted[number], 60))
 
-    scores = as_floats(line.get("score") for line in lines)
-    right = np.array([label == guess for label, guess in zip(gold, predicted, strict=True)], dtype=np.float64)
+    scores, right = _scores_and_hits(lines)
     return [
         *_confusions(Counter(zip(gold, predicted, strict=True)), labels),
         *confidence(scores, right),
