@@ -7,6 +7,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from bertree.errors import UserError, suggest
@@ -204,22 +205,6 @@ def with_model_labels(task: Task[Any], heads: Mapping[str, int], labels: Sequenc
     )
 
 
-def _classification(text: str | None = None, pair: str | None = None, label: str | None = None) -> Task[Any]:
-    return text_task("classification", text or "text", pair, label or "label")
-
-
-def _regression(text: str | None = None, pair: str | None = None, label: str | None = None) -> Task[Any]:
-    return text_task("regression", text or "text", pair, label or "label")
-
-
-def _ner(text: str | None = None, label: str | None = None) -> Task[Any]:
-    return TaggingTask("ner", about="named entities, CoNLL-2003", text=text, label=label)
-
-
-def _tagging(text: str | None = None, label: str | None = None) -> Task[Any]:
-    return TaggingTask("tagging", about="a tag for each word", text=text, label=label)
-
-
 for glue_task in glue.TASKS:
     register_task(glue_task)
 register_task(SquadTask("squad", about="an answer as a span of a passage"), aliases=["squad1.1"])
@@ -227,8 +212,8 @@ register_task(SquadTask("squad2", about="the same, or no answer"), aliases=["squ
 register_task(ChoiceTask("swag", about="how a scene goes on"))
 register_task(ChoiceTask("hellaswag", about="how a text goes on"))
 register_task(ChoiceTask("race", about="questions on a passage"))
-register_task(_ner, aliases=["conll2003"])
-register_task(_classification, own_data=True)
-register_task(_regression, own_data=True)
-register_task(_tagging, own_data=True)
+register_task(partial(TaggingTask, "ner", about="named entities, CoNLL-2003"), aliases=["conll2003"])
+register_task(partial(text_task, "classification"), own_data=True)
+register_task(partial(text_task, "regression"), own_data=True)
+register_task(partial(TaggingTask, "tagging", about="a tag for each word"), own_data=True)
 register_task(ChoiceTask("choice", about="one of several options"), own_data=True)

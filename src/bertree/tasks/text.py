@@ -284,25 +284,26 @@ def _sorted(labels: Sequence[str]) -> tuple[str, ...]:
 
 def text_task(
     kind: str = "classification",
-    text: str = "text",
+    text: str | None = None,
     pair: str | None = None,
     label: str | None = None,
 ) -> TextTask:
     """Return a task for the user's own files, whose header (or JSON, or parquet) has these columns.
 
-    A file without the default label column, `label`, has no gold answers. A column that was named must exist, since a
-    misspelt name would look the same."""
+    The text is in the column `text` unless another is named. A file without the default label column, `label`, has no
+    gold answers. A column that was named must exist, since a misspelt name would look the same."""
     labeled = label not in (None, LABEL)
-    columns = Columns((text,), (pair,) if pair else (), (label or LABEL,), quoting="auto", labeled=labeled, roles=False)
+    columns = Columns(
+        (text or "text",), (pair,) if pair else (), (label or LABEL,), quoting="auto", labeled=labeled, roles=False
+    )
     if kind == "regression":
-        figures = ("pearson", "spearman")
         return TextTask(
             kind,
             max_length=OWN_MAX_LENGTH,
             about="a number for a text or a pair",
             columns=columns,
             regression=True,
-            figures=figures,
+            figures=("pearson", "spearman"),
             metric="spearman",
         )
     if kind != "classification":
