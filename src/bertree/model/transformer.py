@@ -18,7 +18,7 @@ from bertree.model.layers.attention_kinds import build_attention
 from bertree.model.layers.basic import build_norm, initialize, scale_weights
 from bertree.model.layers.embeddings import AdaptiveEmbeddings, Embeddings, TokenEmbeddings, VocabularyClusters
 from bertree.model.layers.feed_forward import FeedForward, build_feed_forward
-from bertree.model.layers.positions import LearnedPositions, build_embedded_positions
+from bertree.model.layers.positions import POSITIONS, LearnedPositions
 from bertree.model.layers.residual import RESIDUALS, Block, PostNorm, PreNorm
 from bertree.model.layers.stack import Past, Stack
 from bertree.model.masks import SlidingWindow
@@ -175,7 +175,7 @@ def build_transformer(a: Transformer) -> TransformerEncoder:
     residual = RESIDUALS[a.residual]
     embeddings = Embeddings(
         tokens=build_token_embeddings(a),
-        positions=build_embedded_positions(a),
+        positions=POSITIONS[a.positions].embedded(a),
         segments=nn.Embedding(a.segments, a.embedding_width)
         if a.segments and a.segment_encoding == "absolute"
         else None,

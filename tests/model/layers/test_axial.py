@@ -7,7 +7,7 @@ from transformers.models.reformer.modeling_reformer import AxialPositionEmbeddin
 
 from bertree.batch import Batch
 from bertree.model.architecture import Transformer
-from bertree.model.layers.positions import AxialPositions, build_embedded_positions
+from bertree.model.layers.positions import POSITIONS, AxialPositions
 from bertree.model.network import build
 
 SHAPE, WIDTHS = (4, 6), (8, 24)
@@ -19,7 +19,7 @@ def axial() -> AxialPositions:
         {"width": 32, "heads": 4, "positions": "axial", "axial_shape": "4,6", "axial_widths": "8,24"}
     )
     assert isinstance(a, Transformer)
-    positions = build_embedded_positions(a)
+    positions = POSITIONS[a.positions].embedded(a)
     assert isinstance(positions, AxialPositions)
     return positions
 

@@ -27,7 +27,7 @@ from bertree.model.kernels.chunks.order import (
 from bertree.model.kernels.layout import Layout, RelativeScores
 from bertree.model.kernels.table import attend
 from bertree.model.layers.attention import Attention
-from bertree.model.layers.positions import Positions, build_attention_positions
+from bertree.model.layers.positions import POSITIONS, Positions
 from bertree.model.layers.stack import chosen
 from bertree.model.masks import Causal, CausalButSelf, Chunks, Full, FullButSelf, SlidingWindow
 
@@ -222,6 +222,6 @@ def build_attention(a: Transformer) -> list[Attention]:
             bias=a.attention_bias,
             head_width=a.head_width,
         )
-        for positions in build_attention_positions(a, kinds)
+        for positions in POSITIONS[a.positions].attention(a, kinds)
     ]
     return [KINDS[kind](a, shape, depth) for depth, (kind, shape) in enumerate(zip(kinds, shapes, strict=True))]

@@ -266,13 +266,3 @@ POSITIONS = {
     "relative": PositionKind(lambda a: None, _relative),
     "rotary": PositionKind(lambda a: None, _rotary),
 }
-
-
-def build_embedded_positions(a: Transformer) -> EmbeddedPositions | None:
-    """Build what is added to the embeddings."""
-    return POSITIONS[a.positions].embedded(a)
-
-
-def build_attention_positions(a: Transformer, kinds: list[str]) -> list[Positions | None]:
-    """Build what changes queries, keys and scores in attention of some kinds."""
-    return POSITIONS[a.positions].attention(a, kinds)
