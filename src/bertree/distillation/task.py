@@ -4,6 +4,7 @@ OUT receives what `bertree finetune` writes, teacher.safetensors, the teacher's 
 temperature does to its answers; metrics.json holds the share of the teacher's score that the student keeps.
 """
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -19,7 +20,6 @@ from bertree.distillation.teacher import (
     SCORES_FILE,
     Teacher,
     TeacherScores,
-    identity_of,
     read_scores,
     temperature_effect,
     write_scores,
@@ -208,7 +208,8 @@ class Teaching:
             tuner.config.train.max_length,
             self.config.train.held_out,
         )
-        identity = identity_of([*data, copies, self.shared, self.teacher.longest(task), bool(units)])
+        depends_on = (*data, copies, self.shared, self.teacher.longest(task), bool(units))
+        identity = hashlib.sha256("\n".join(map(str, depends_on)).encode()).hexdigest()
         sizes = [logit_rows(unit, task.head) for unit in units]
 
         def read_or_compute() -> TeacherScores:

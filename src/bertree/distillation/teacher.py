@@ -14,7 +14,7 @@ passage (start and end): whatever the head's scores compete in. A number has no 
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -184,11 +184,6 @@ class TeacherScores:
     def bytes(self) -> int:
         """Size on disk, without the header."""
         return sum(rows.nbytes for rows in self.rows)
-
-
-def identity_of(parts: Iterable[object]) -> str:
-    """Return one hash of everything the scores depend on."""
-    return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()
 
 
 def write_scores(out: Path, scores: TeacherScores, identity: str, classes: int) -> None:
