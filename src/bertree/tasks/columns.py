@@ -102,7 +102,7 @@ class Columns:
 
     def _column_numbers(self, table: Table) -> "_ColumnNumbers":
         names = {role: getattr(self, role) for role in ("text", "pair", "label") if getattr(self, role)}
-        numbers = {role: table.find((*names[role], *self._role(role))) for role in names}
+        numbers = {role: table.find((*names[role], *([role] if self.roles else ()))) for role in names}
         missing = {role: names[role] for role, number in numbers.items() if number is None}
         if missing.keys() - (() if self.labeled else ("label",)):
             if len(missing) == 1:
@@ -119,9 +119,6 @@ class Columns:
             lead=next((table.find([lead]) for name, lead in self.lead if name == table.names[text]), None),
             first=1 if label is not None and table.names[label] in self.from_one else 0,
         )
-
-    def _role(self, role: str) -> tuple[str, ...]:
-        return (role,) if self.roles else ()
 
     def fits(self, path: Path) -> bool:
         """True if a text file begins as the released files of the task do: with a header that names the text's column,
