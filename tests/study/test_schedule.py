@@ -31,6 +31,7 @@ def wait_for_signal(planned: Any, folder: Path, keep: bool) -> str:
 def compute_with_a_note(planned: Any, folder: Path, keep: bool) -> str:
     """Compute nothing, and note something about it."""
     note(f"about {planned.identity}")
+    note("about all")
     return "done"
 
 
@@ -56,9 +57,9 @@ def test_signal_to_the_study_alone_ends_the_steps_that_run_beside_it(tmp_path: P
     assert stopped.value.args == (signal.SIGTERM,)
 
 
-@pytest.mark.process
-def test_notes_of_steps_side_by_side_are_those_of_the_first_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.process)])
+def test_notes_of_steps_are_those_of_the_first_process_and_each_is_shown_once(tmp_path: Path, jobs: int) -> None:
     progress: Any = SimpleNamespace(finish=lambda step: "")
     with pytest.warns(BertreeWarning) as caught:
-        compute_all([step("a"), step("b")], tmp_path, 2, compute_with_a_note, progress, ())
-    assert sorted(str(warning.message) for warning in caught) == ["about a", "about b"]
+        compute_all([step("a"), step("b")], tmp_path, jobs, compute_with_a_note, progress, ())
+    assert sorted(str(warning.message) for warning in caught) == ["about a", "about all", "about b"]

@@ -2,7 +2,7 @@
 
 Batches and masks follow from the seed, so the teacher's output for step k is always the same. Stored are the
 log-probabilities (half precision) and ids of the k most likely tokens at each masked position: 4 bytes per stored token
-for vocabularies of up to 65,536. Of the rest of the distribution only the sum is known (see `coarse_divergence`).
+for vocabularies of up to 65,536. Of the rest of the distribution only the sum is known (see `top_k_divergence`).
 
 FOLDER/targets.json             identity: teacher, text, masks, seed, temperature
 FOLDER/steps-0000064.safetensors   steps 64 up to 127: `scores`, `ids` (rows x k), `rows` of each batch

@@ -50,13 +50,21 @@ def compute_all(
     progress: StudyProgress,
     kept: Collection[str],
 ) -> None:
-    """Compute the steps; the models of those in `kept` stay."""
+    """Compute the steps; the models of those in `kept` stay. A note that several steps have is shown once."""
     with bar("steps", len(waiting)) as shown:
+        noted: set[str] = set()
+
+        def show(step: PlannedStep, line: str, notes: Sequence[str]) -> None:
+            for message in dict.fromkeys(notes):
+                if message not in noted:
+                    note(message)
+            noted.update(notes)
+            say(f"[{progress.finish(step)}] {line}")
+            shown.advance(1)
+
         if jobs == 1:
             for step in waiting:
-                line = compute(step, folder, step.identity in kept)
-                say(f"[{progress.finish(step)}] {line}")
-                shown.advance(1)
+                show(step, *_compute(compute, step, folder, step.identity in kept))
             return
         context = multiprocessing.get_context("spawn")
         cards: multiprocessing.Queue[str] = context.Queue()
@@ -80,15 +88,11 @@ def compute_all(
                 for finished in wait(running, timeout=POLL, return_when=FIRST_COMPLETED).done:
                     step = running.pop(finished)
                     done.add(step.identity)
-                    line, notes = finished.result()
-                    for message in notes:
-                        note(message)
-                    say(f"[{progress.finish(step)}] {line}")
-                    shown.advance(1)
+                    show(step, *finished.result())
 
 
 def _compute(compute: Compute, step: PlannedStep, folder: Path, keep: bool) -> tuple[str, list[str]]:
-    """Compute a step in a process of its own; return its line and its notes, which the first process shows."""
+    """Compute a step, perhaps in a process of its own; return its line and its notes, which the first process shows."""
     with collect_notes() as notes:
         line = compute(step, folder, keep)
     return line, notes
