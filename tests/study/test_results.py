@@ -291,9 +291,9 @@ def test_what_cannot_be_run_is_refused_before_anything_is_written(tmp_path: Path
         (tasks / name / "train.tsv").write_text("sentence\tlabel\n" + "good\t1\nbad\t0\n" * 4)
     taught: dict[str, Any] = {"study": "bilstm-glue", "model": "default", "tasks": tasks, "skip": ["qqp", "mnli"]}
     for message, call in (
-        ("`device` 'gpu': cannot be used here", {"device": "gpu"}),
-        ("`seeds`: must be 0 to 1,000, not -1", {"seeds": -1}),
-        ("`steps`: must be at least 0, not -2", {"steps": -2}),
+        ("device 'gpu': cannot be used here", {"device": "gpu"}),
+        ("seeds: must be 0 to 1,000, not -1", {"seeds": -1}),
+        ("steps: must be at least 0, not -2", {"steps": -2}),
         ("data: holds other files; give another `out`", {"out": "data"}),
         ("own.txt: is a file; give another `out`", {"out": "data/own.txt"}),
         ("own.txt: is a file; `tasks` is the folder", {"tasks": "data/own.txt"}),

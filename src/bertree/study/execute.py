@@ -93,11 +93,11 @@ def run_study(
     if template is not None:
         return StudyResults(study=write_template(Path(template), str(study)), size=size, rows=())
     if jobs < 1:
-        raise UserError(f"`jobs`: must be at least 1, not {jobs}")
+        raise UserError(f"jobs: must be at least 1, not {jobs}")
     if not study:
         raise UserError("give the name of a study (`bertree study list`) or a .toml file of your own")
     loaded, folder = load_study(study), Path(out)
-    usable_device(device, "`device`")
+    usable_device(device, "device")
     with showing(progress):
         plan = plan_study(
             loaded,

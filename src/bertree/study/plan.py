@@ -108,9 +108,9 @@ def plan_study(
     `model`: a folder or preset in place of the model that all cells pretrain. `steps`: a short trial with so many steps
     of every run, on few examples."""
     if not 0 <= seeds <= MOST_SEEDS:
-        raise UserError(f"`seeds`: must be 0 to {MOST_SEEDS:,}, not {seeds:,}")
+        raise UserError(f"seeds: must be 0 to {MOST_SEEDS:,}, not {seeds:,}")
     if steps < 0:
-        raise UserError(f"`steps`: must be at least 0, not {steps}")
+        raise UserError(f"steps: must be at least 0, not {steps}")
     check_names(skip, [step.key for step in study.steps], f"{study.name}: steps")
     chosen = study.size(size)
     cells = [replace(cell, set=cell.at.get(size, cell.set)) for cell in study.running(only)]
