@@ -1,5 +1,6 @@
 """Steps of a study side by side: what may begin, and how a signal ends them."""
 
+import multiprocessing
 import os
 import signal
 import threading
@@ -25,6 +26,16 @@ def wait_for_signal(planned: Any, folder: Path, keep: bool) -> str:
     """Tell that a step is running, then take very long."""
     (folder / planned.identity).touch()
     time.sleep(600)
+    return "done"
+
+
+def end_beside_one_that_waits(planned: Any, folder: Path, keep: bool) -> str:
+    """Take very long in step b; end step a when b runs in the other process."""
+    if planned.identity == "b":
+        return wait_for_signal(planned, folder, keep)
+    while not (folder / "b").exists():
+        time.sleep(0.05)
+    (folder / "a").touch()
     return "done"
 
 
@@ -55,6 +66,25 @@ def test_signal_to_the_study_alone_ends_the_steps_that_run_beside_it(tmp_path: P
     with pytest.raises(Stopped) as stopped:
         compute_all([step("a")], tmp_path, 2, wait_for_signal, progress, ())
     assert stopped.value.args == (signal.SIGTERM,)
+
+
+@pytest.mark.process
+def test_interrupt_of_a_terminal_ends_the_study_without_a_traceback_of_idle_processes(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt_when_running() -> None:
+        while not (tmp_path / "a").exists():
+            time.sleep(0.05)
+        time.sleep(0.5)  # its process waits for another step
+        for process in multiprocessing.active_children():
+            os.kill(process.pid or 0, signal.SIGINT)  # a terminal interrupts all processes
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt_when_running, daemon=True).start()
+    progress: Any = SimpleNamespace(finish=lambda step: "")
+    with pytest.raises(Stopped):
+        compute_all([step("a"), step("b")], tmp_path, 2, end_beside_one_that_waits, progress, ())
+    assert "Traceback" not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.process)])

@@ -5,6 +5,7 @@ With several GPUs each process has one of them, so `jobs` steps are spread over 
 
 import multiprocessing
 import os
+import signal
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from multiprocessing.process import BaseProcess
@@ -76,14 +77,14 @@ def compute_all(
         others = set(multiprocessing.active_children())
         with (
             catch_signals() as signals,
-            ProcessPoolExecutor(jobs, mp_context=context, initializer=_take_card, initargs=(cards,)) as pool,
+            ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin_process, initargs=(cards,)) as pool,
         ):
             while left or running:
                 if signals.caught is not None:
                     _stop(set(multiprocessing.active_children()) - others, running, signals.caught)
                 free = 0 if any(step.step.do in ALONE for step in running.values()) else jobs - len(running)
                 for step in startable(left, free, names - done, jobs) if free else ():
-                    running[pool.submit(_compute, compute, step, folder, step.identity in kept)] = step
+                    running[pool.submit(_compute_beside, compute, step, folder, step.identity in kept)] = step
                     left.remove(step)
                 for finished in wait(running, timeout=POLL, return_when=FIRST_COMPLETED).done:
                     step = running.pop(finished)
@@ -92,10 +93,21 @@ def compute_all(
 
 
 def _compute(compute: Compute, step: PlannedStep, folder: Path, keep: bool) -> tuple[str, list[str]]:
-    """Compute a step, perhaps in a process of its own; return its line and its notes, which the first process shows."""
+    """Compute a step; return its line and its notes, which the first process shows."""
     with collect_notes() as notes:
         line = compute(step, folder, keep)
     return line, notes
+
+
+def _compute_beside(compute: Compute, step: PlannedStep, folder: Path, keep: bool) -> tuple[str, list[str]]:
+    """Compute a step in a process of its own, which SIGINT interrupts only meanwhile."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return _compute(compute, step, folder, keep)
+    except KeyboardInterrupt:
+        raise Stopped(signal.SIGINT) from None
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _stop(workers: Collection[BaseProcess], running: Collection[Future[Any]], number: int) -> None:
@@ -116,7 +128,8 @@ def startable(left: Sequence[PlannedStep], free: int, unfinished: Collection[str
     return ready[:1]
 
 
-def _take_card(cards: "multiprocessing.Queue[str]") -> None:
-    """Give a new process one of the GPUs; it sees no other."""
+def _begin_process(cards: "multiprocessing.Queue[str]") -> None:
+    """Give a new process one of the GPUs; it sees no other. Without a step it ignores the SIGINT of a terminal."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     if card := cards.get():
         os.environ["CUDA_VISIBLE_DEVICES"] = card
