@@ -32,6 +32,7 @@ columns = [
     {name = "size", figure = "info.parameters", digits = 0, lower_is_better = true},
     {name = "loss", figure = "pretrain.loss", digits = 2, lower_is_better = true},
     {name = "faster", figure = "time.seconds", relative = "large", inverse = true},
+    {name = "saved", figure = "time.seconds", minus = "large"},
 ]
 steps = [
     {do = "pretrain", recipe = "bert-base"},
@@ -67,7 +68,7 @@ def row(cell: str, seed: int, step: str, figures: dict[str, float], **more: Any)
     return {"cell": cell, "seed": seed, "step": step, "state": "done", "seconds": 1.0, "figures": figures, **more}
 
 
-def test_shared_figures_count_once_exact_ones_have_no_spread_and_others_are_relative(study_file: Path) -> None:
+def test_shared_figures_count_once_exact_ones_have_no_spread_and_others_are_compared(study_file: Path) -> None:
     rows = []
     for cell, size, loss, seconds in (("large", 9, 3.0, 6.0), ("small", 4, 2.0, 2.0)):
         for seed in (0, 1):
@@ -83,8 +84,10 @@ def test_shared_figures_count_once_exact_ones_have_no_spread_and_others_are_rela
         "one training says nothing of the spread"
     )
     faster = results.estimate("small", "faster")
+    saved = results.estimate("small", "saved")
     assert faster is not None
-    assert faster.value == 3.0
+    assert saved is not None
+    assert (faster.value, saved.value) == (3.0, -4.0)
     table = markdown_table(results)
     assert "| small | 4 | 2.00" in table, "the number of parameters has no spread"
     assert "- all cells: pretrain `phases.0.batch_tokens=256`" in table

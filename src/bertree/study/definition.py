@@ -51,6 +51,7 @@ class Column:
     mean: tuple[str, ...] = ()  # in place of a figure: columns that are averaged; one named twice counts twice
     ratio: tuple[str, ...] = ()  # in place of a figure: two columns, the first divided by the second
     relative: str = ""  # cell whose figure all others are divided by
+    minus: str = ""  # cell whose figure is subtracted from all others
     inverse: bool = False  # with relative: that cell's figure divided by the others', for a speed-up of seconds
     factor: float = 1.0  # 100 for shares that are shown in percent
     digits: Annotated[int, AtLeast(0)] = 1

@@ -114,12 +114,13 @@ def _check(study: Study, where: str) -> None:
 def _check_column(column: Column, study: Study, place: str) -> None:
     steps = [step.key for step in study.steps]
     check_names([figure.partition(".")[0] for figure in column.figure.split()], steps, f"{place}: figure")
-    plain = [other.name for other in study.columns if not (other.mean or other.ratio or other.relative)]
+    plain = [other.name for other in study.columns if not (other.mean or other.ratio or other.relative or other.minus)]
     check_names(column.mean, plain, f"{place}: mean")
     check_names(column.ratio, plain, f"{place}: ratio")
     if column.ratio and len(column.ratio) != 2:
         raise UserError(f"{place}: ratio: must be two columns")
-    check_names([column.relative] if column.relative else [], [cell.name for cell in study.cells], f"{place}: relative")
+    for field, cell in (("relative", column.relative), ("minus", column.minus)):
+        check_names([cell] if cell else [], [other.name for other in study.cells], f"{place}: {field}")
 
 
 def _check_plot(plot: Plot, study: Study, columns: Sequence[str], place: str) -> None:

@@ -79,10 +79,14 @@ class StudyResults(ShownAsTable):
         """Return the figure of a cell in a column, in the column's unit."""
         column = self._column(column) if isinstance(column, str) else column
         values = list(self._by_seed(cell, column).values())
-        if column.relative and (base := self.estimate(column.relative, replace(column, relative=""))):
-            values = [base.value / value if column.inverse else value / base.value for value in values]
-        elif column.relative:
-            return None
+        if cell_to_compare := column.relative or column.minus:
+            base = self.estimate(cell_to_compare, replace(column, relative="", minus=""))
+            if base is None:
+                return None
+            if column.minus:
+                values = [value - base.value for value in values]
+            else:
+                values = [base.value / value if column.inverse else value / base.value for value in values]
         if not values:
             return None
         centre = median(values) if self.study.median else mean(values)
