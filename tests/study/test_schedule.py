@@ -1,5 +1,6 @@
 """Steps of a study side by side: what may begin, and how a signal ends them."""
 
+import faulthandler
 import multiprocessing
 import os
 import signal
@@ -15,6 +16,8 @@ from bertree.console import note
 from bertree.errors import BertreeWarning
 from bertree.study.schedule import compute_all, startable
 from bertree.study.steps import Stopped
+from bertree.train.signals import catch_signals
+from tests.support.processes import PATIENCE
 
 
 def step(name: str, kind: str = "pretrain", needs: tuple[Any, ...] = ()) -> Any:
@@ -29,10 +32,16 @@ def wait_for_signal(planned: Any, folder: Path, keep: bool) -> str:
     return "done"
 
 
-def end_beside_one_that_waits(planned: Any, folder: Path, keep: bool) -> str:
-    """Take very long in step b; end step a when b runs in the other process."""
+def end_beside_one_that_saves(planned: Any, folder: Path, keep: bool) -> str:
+    """Take step b until a signal comes, then a moment more; end step a when b runs in the other process."""
     if planned.identity == "b":
-        return wait_for_signal(planned, folder, keep)
+        with catch_signals() as signals:
+            (folder / "b").touch()
+            while signals.caught is None:
+                time.sleep(0.05)
+            time.sleep(1)
+            (folder / "saved").touch()
+        raise Stopped(signals.caught)
     while not (folder / "b").exists():
         time.sleep(0.05)
     (folder / "a").touch()
@@ -69,21 +78,27 @@ def test_signal_to_the_study_alone_ends_the_steps_that_run_beside_it(tmp_path: P
 
 
 @pytest.mark.process
-def test_interrupt_of_a_terminal_ends_the_study_without_a_traceback_of_idle_processes(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("to_all", [True, False], ids=["to all processes", "to the study"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_lets_steps_save_while_another_process_waits(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], number: signal.Signals, to_all: bool
 ) -> None:
-    def interrupt_when_running() -> None:
+    def send_when_running() -> None:
         while not (tmp_path / "a").exists():
             time.sleep(0.05)
         time.sleep(0.5)  # its process waits for another step
-        for process in multiprocessing.active_children():
-            os.kill(process.pid or 0, signal.SIGINT)  # a terminal interrupts all processes
-        os.kill(os.getpid(), signal.SIGINT)
+        for process in multiprocessing.active_children() if to_all else ():
+            os.kill(process.pid or 0, number)
+        os.kill(os.getpid(), number)
 
-    threading.Thread(target=interrupt_when_running, daemon=True).start()
+    threading.Thread(target=send_when_running, daemon=True).start()
     progress: Any = SimpleNamespace(finish=lambda step: "")
-    with pytest.raises(Stopped):
-        compute_all([step("a"), step("b")], tmp_path, 2, end_beside_one_that_waits, progress, ())
+    faulthandler.dump_traceback_later(PATIENCE / 10, exit=True)  # a lock that nobody gives back hangs for ever
+    with pytest.raises(Stopped) as stopped:
+        compute_all([step("a"), step("b")], tmp_path, 2, end_beside_one_that_saves, progress, ())
+    faulthandler.cancel_dump_traceback_later()
+    assert stopped.value.args == (number,)
+    assert (tmp_path / "saved").exists()
     assert "Traceback" not in capfd.readouterr().err
 
 

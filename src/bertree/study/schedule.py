@@ -6,6 +6,7 @@ With several GPUs each process has one of them, so `jobs` steps are spread over 
 import multiprocessing
 import os
 import signal
+import sys
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from multiprocessing.process import BaseProcess
@@ -19,7 +20,7 @@ from bertree.study.definition import ALONE
 from bertree.study.plan import StudyPlan
 from bertree.study.planned import PlannedStep
 from bertree.study.steps import Stopped
-from bertree.train.signals import catch_signals
+from bertree.train.signals import SIGNALS, catch_signals
 
 POLL = 0.5  # seconds after which a signal is noticed
 Compute = Callable[[PlannedStep, Path, bool], str]
@@ -100,21 +101,24 @@ def _compute(compute: Compute, step: PlannedStep, folder: Path, keep: bool) -> t
 
 
 def _compute_beside(compute: Compute, step: PlannedStep, folder: Path, keep: bool) -> tuple[str, list[str]]:
-    """Compute a step in a process of its own, which SIGINT interrupts only meanwhile."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    """Compute a step in a process of its own, where a signal ends the step and not the process."""
+    before = {number: signal.signal(number, _end_step) for number in SIGNALS}
     try:
         return _compute(compute, step, folder, keep)
-    except KeyboardInterrupt:
-        raise Stopped(signal.SIGINT) from None
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _end_step(number: int, frame: object) -> None:
+    raise Stopped(number)
 
 
 def _stop(workers: Collection[BaseProcess], running: Collection[Future[Any]], number: int) -> None:
-    """Pass a signal on to the processes, wait until they have saved what is needed to continue, and end the study."""
+    """Interrupt the steps, wait until they have saved what is needed to continue, and end the study."""
     for worker in workers:
         if worker.pid is not None and worker.is_alive():
-            os.kill(worker.pid, number)
+            os.kill(worker.pid, signal.SIGINT)  # which processes without a step ignore
     wait(running)
     raise Stopped(number)
 
@@ -129,7 +133,11 @@ def startable(left: Sequence[PlannedStep], free: int, unfinished: Collection[str
 
 
 def _begin_process(cards: "multiprocessing.Queue[str]") -> None:
-    """Give a new process one of the GPUs; it sees no other. Without a step it ignores the SIGINT of a terminal."""
+    """Give a new process one of the GPUs; it sees no other.
+
+    Without a step it ignores the SIGINT of a terminal, and SIGTERM ends it by an exception: killed, it would keep the
+    lock of the queue, and the others would wait for ever."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     if card := cards.get():
         os.environ["CUDA_VISIBLE_DEVICES"] = card
