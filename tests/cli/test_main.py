@@ -3,10 +3,15 @@
 import shutil
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+import typer
+from typer.main import get_group
 
+import bertree.cli
+from bertree.cli.main import VERBS
 from tests.support.command import Command
 
 
@@ -177,3 +182,28 @@ def test_imports_are_not_searched_for_garbage() -> None:
         "assert 'torch' in sys.modules and gc.isenabled() and not searches, len(searches)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("module", VERBS)
+def test_every_module_registers_the_verbs_that_are_looked_for_in_it(module: str) -> None:
+    verbs = typer.Typer()
+    import_module(f"bertree.cli.{module}").register(verbs)
+    assert set(get_group(verbs).commands) == set(VERBS[module])
+
+
+def test_no_module_with_verbs_is_forgotten() -> None:
+    folder = Path(bertree.cli.__file__).parent
+    assert {path.stem for path in folder.glob("*.py") if "def register(app" in path.read_text()} == set(VERBS)
+
+
+def test_a_verb_imports_neither_other_verbs_nor_what_they_need() -> None:
+    code = (
+        "import sys; from bertree.cli.main import main; sys.argv[1:] = ['fill', 'default', 'a [MASK]']\n"
+        "try: main()\nexcept SystemExit as end: assert not end.code\n"
+        "print(*(name for name in sys.modules if name.startswith('bertree.') or name == 'torch._dynamo'))"
+    )
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    modules = set(output.splitlines()[-1].split())
+    assert {"bertree.cli.model", "bertree.inference.load"} <= modules
+    others = {f"bertree.cli.{name}" for name in VERBS if name != "model"}
+    assert not modules & {"torch._dynamo", "bertree.data", *others}

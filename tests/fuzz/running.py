@@ -65,10 +65,12 @@ def import_everything() -> None:
             importlib.import_module(module.name)
     for name in ("faiss", "pyarrow.parquet", "zstandard", "torch._dynamo", "torch._inductor", "torch.distributed"):
         importlib.import_module(name)
-    # The command is built once, not in every child.
-    bertree.cli.main.app = typer.main.get_command(bertree.cli.main.app)
+    # The command is built once, with every verb, not in every child.
+    command = typer.main.get_group(bertree.cli.main.app)
+    dict(command.commands)
     with contextlib.suppress(SystemExit), contextlib.redirect_stdout(None):
-        bertree.cli.main.app(["info", "--json"], standalone_mode=False)
+        command(["info", "--json"], standalone_mode=False)
+    bertree.cli.main.app = command
     gc.collect()
     gc.freeze()
 

@@ -4,6 +4,7 @@ import gc
 import importlib
 import pkgutil
 from contextlib import redirect_stdout
+from typing import Any
 
 gc.disable()  # until all is imported
 
@@ -22,8 +23,10 @@ OTHERS += ("torch.distributed.fsdp", "torch.distributed.tensor", "torch._dynamo"
 names = [module.name for module in pkgutil.walk_packages(bertree.__path__, "bertree.")]
 for name in (*(name for name in names if not name.endswith("__main__")), *OURS, *OTHERS):
     importlib.import_module(name)
+tree: Any = make_tree(app)
+dict(tree.commands)  # builds every verb
 with redirect_stdout(None):
-    make_tree(app)(["info", "--json"], standalone_mode=False)
+    tree(["info", "--json"], standalone_mode=False)
 for name in html._environment().list_templates():
     html._environment().get_template(name)
 quick.skip_syncs()

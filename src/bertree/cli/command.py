@@ -21,7 +21,7 @@ from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperCommand
 
 from bertree.cli.options import OPTIONS, TASKS_HERE, TRAINING_OPTIONS, JsonOption, Keyword, Option, QuietOption
 from bertree.console import showing, spell_settings, spelled_as
@@ -43,15 +43,6 @@ LOOK, DATA, TRAIN, USE, SEARCH, SERVE, CHECK = PANELS = (
 PACKAGE = Path(__file__).parents[1]
 # Keywords of Python: settings are arguments, --quiet turns progress off, and callbacks are functions.
 NOT_OPTIONS = ("overrides", "progress", "on_step", "on_evaluation", "on_save")
-
-
-class PanelGroup(TyperGroup):
-    """The application: its verbs are listed by panel."""
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        """Return the names of the verbs in the order of the panels."""
-        panels = {name: getattr(command, "rich_help_panel", None) for name, command in self.commands.items()}
-        return sorted(self.commands, key=lambda name: PANELS.index(panels[name]) if panels[name] in PANELS else 0)
 
 
 class VerbCommand(TyperCommand):

@@ -5,24 +5,16 @@ import signal
 import sys
 import time
 import warnings
+from collections.abc import Iterator, Mapping
+from importlib import import_module
 from io import TextIOWrapper
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
+from typer.main import get_group
 
-from bertree.cli import (
-    data,
-    distill,
-    embeddings,
-    finetune,
-    index,
-    left_to_right,
-    model,
-    pretrain,
-    serve,
-    study,
-)
-from bertree.cli.command import PanelGroup
+from bertree.cli.command import PANELS
 from bertree.console import showing, spell_settings
 from bertree.errors import BertreeWarning, UserError
 from bertree.scale.launch import launched
@@ -30,6 +22,56 @@ from bertree.train.signals import interrupt_once
 from bertree.version import __version__
 
 ERROR_WAIT = 60.0  # seconds that other ranks wait for rank 0 to print why the run has failed
+
+# The modules of this package, and the verbs that each registers. To build all verbs takes 0.1 s, so a module is
+# imported, and its verbs are built, when one of them is called or all are listed.
+VERBS = {
+    "model": ("info", "layers", "fill", "convert", "verify", "advise"),
+    "pretrain": ("adapt", "pretrain", "plan", "recipe"),
+    "data": ("prepare", "tokenizer", "store"),
+    "distill": ("distill", "compare"),
+    "finetune": ("finetune", "evaluate", "predict", "features", "glue"),
+    "left_to_right": ("generate", "perplexity", "attribute"),
+    "embeddings": ("embed", "similar", "pairs", "cluster", "embeddings"),
+    "serve": ("serve", "mcp", "deploy"),
+    "index": ("index",),
+    "study": ("study",),
+}
+
+
+class VerbTable(Mapping[str, Any]):
+    """The verbs by name; those of a module are built together, when one of them is looked up."""
+
+    def __init__(self) -> None:
+        self._modules = {name: module for module, names in VERBS.items() for name in names}
+        self._built: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._built:
+            verbs = typer.Typer(rich_markup_mode="rich")
+            import_module(f"bertree.cli.{self._modules[name]}").register(verbs)
+            self._built |= get_group(verbs).commands
+        return self._built[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._modules)
+
+    def __len__(self) -> int:
+        return len(self._modules)
+
+
+class PanelGroup(TyperGroup):
+    """The application: its verbs are built when they are needed, and listed by panel."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands = VerbTable()  # type: ignore[assignment]  # no verb is added later
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of the verbs in the order of the panels."""
+        panels = {name: getattr(command, "rich_help_panel", None) for name, command in self.commands.items()}
+        return sorted(self.commands, key=lambda name: PANELS.index(panels[name]) if panels[name] in PANELS else 0)
+
 
 app = typer.Typer(
     name="bertree",
@@ -49,21 +91,6 @@ def _root(
     if version:
         print(f"bertree {__version__}")
         raise typer.Exit
-
-
-for module in (
-    model,
-    pretrain,
-    data,
-    distill,
-    finetune,
-    left_to_right,
-    embeddings,
-    index,
-    serve,
-    study,
-):
-    module.register(app)
 
 
 def main() -> None:
