@@ -13,7 +13,7 @@ from torch import Tensor
 import bertree
 from bertree.errors import UserError
 from bertree.inference.load import random_model
-from bertree.interop import folder
+from bertree.interop import folder, weights
 from bertree.interop.contents import Contents
 from bertree.interop.weights import dequantize, quantize
 from bertree.model.network import build
@@ -63,6 +63,30 @@ def test_rounding_by_hand() -> None:
     assert whole.tolist() == [[127, -64, 1], [0, 0, 0], [-127, 1, 2]]
     assert scale[0] == 1
     assert scale[2].item() == pytest.approx(0.02, rel=1e-5)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8"])
+def test_loaded_weights_do_not_change_with_their_file(tmp_path: Path, precision: str) -> None:
+    tiny().save(tmp_path / "m", precision=precision)
+    model = bertree.load(tmp_path / "m")
+    before = {name: tensor.clone() for name, tensor in model.network.state_dict().items()}
+    path = tmp_path / "m" / WEIGHTS
+    with path.open("r+b") as file:  # in place: a new file would leave the mapped one as it is
+        file.write(bytes(path.stat().st_size))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.network.state_dict().items())
+
+
+def test_an_int8_matrix_is_loaded_without_a_second_copy(stored: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Tensor] = []
+
+    def kept(matrix: Tensor, scale: Tensor) -> Tensor:
+        made.append(dequantize(matrix, scale))
+        return made[-1]
+
+    monkeypatch.setattr(weights, "dequantize", kept)
+    places = {parameter.data_ptr() for parameter in bertree.load(stored).parameters()}
+    assert made
+    assert {matrix.data_ptr() for matrix in made} <= places
 
 
 def test_a_saved_model_is_a_quarter_and_nearly_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,9 +90,17 @@ class Weights:
         """Return the shape of a tensor, from the header alone."""
         return tuple(self._files[self._file_of[name]].get_slice(name).get_shape())
 
+    def dtype(self, name: str) -> torch.dtype:
+        """Return the type that a tensor has in its file."""
+        return self._stored(name).dtype
+
+    def _stored(self, name: str) -> Tensor:
+        stored: Tensor = self._files[self._file_of[name]].get_tensor(name)
+        return stored
+
     def tensor(self, name: str) -> Tensor:
         """Return a tensor as floating-point numbers."""
-        tensor: Tensor = self._files[self._file_of[name]].get_tensor(name)
+        tensor = self._stored(name)
         if tensor.dtype == torch.int8 and self._int8:
             return dequantize(tensor, self._scale(name))
         if tensor.dtype == torch.int8:
@@ -114,7 +122,7 @@ class Weights:
                 f"{where}: tensor '{wanted}' has shape {_shape_text(self.shape(wanted))}, but '{name}', "
                 f"{_shape_text(shape)}, needs one scale for each row of a matrix"
             )
-        scale: Tensor = self._files[self._file_of[wanted]].get_tensor(wanted)
+        scale = self._stored(wanted)
         if scale.dtype != torch.float32 or not (127 * scale).isfinite().all():
             raise UserError(f"{where}: tensor '{wanted}' must hold finite float32 scales")
         return scale
@@ -184,9 +192,10 @@ def load_into(network: torch.nn.Module, weights: Weights, table: Mapping[str, St
                     f"but the configuration needs {_shape_text(tuple(part.shape))}"
                 )
             parts.append(weights.tensor(name).to(dtype))
-        # A copy does not refer to the mapped file, which may be replaced later.
         joined = stored.join(parts, wanted.shape)
-        state[ours] = joined if len(parts) > 1 else joined.clone(memory_format=torch.contiguous_format)
+        # A copy does not refer to the mapped file, which may be replaced later. Another type is a copy already.
+        mapped = len(parts) == 1 and weights.dtype(stored.names[0]) == dtype
+        state[ours] = joined.clone(memory_format=torch.contiguous_format) if mapped else joined.contiguous()
     network.load_state_dict(state, assign=True)
 
 
@@ -236,4 +245,4 @@ def quantize(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 def dequantize(matrix: Tensor, scale: Tensor) -> Tensor:
     """Return the matrix in float32."""
-    return matrix.float() * scale.float()[:, None]
+    return matrix.float().mul_(scale.float()[:, None])
