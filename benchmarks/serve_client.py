@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.request import urlopen
 
+BEAT = 0.05  # seconds between looks at whether the client itself stands still
 OnAnswer = Callable[[int, int, bytes, bytes], None]  # number of the request, status, head, body
 
 
@@ -29,6 +30,7 @@ class Outcome:
     seconds: float = 0.0
     latencies: dict[int, list[float]] = field(default_factory=dict)  # status -> seconds of each request
     lost: int = 0  # requests without an answer
+    stall: float = 0.0  # seconds in which the client itself stood still, the longest
 
     def note(self, status: int, seconds: float) -> None:
         """Note an answer."""
@@ -131,6 +133,13 @@ async def open_loop(
         on_answer(number % len(requests), status, head, body)
         free.append(connection)
 
+    async def watch() -> None:
+        while True:
+            begun = time.perf_counter()
+            await asyncio.sleep(BEAT)
+            outcome.stall = max(outcome.stall, time.perf_counter() - begun - BEAT)
+
+    watching = asyncio.create_task(watch())
     started = due = time.perf_counter()
     number = 0
     while due - started < seconds:
@@ -143,6 +152,7 @@ async def open_loop(
         number += 1
     await asyncio.gather(*pending)
     outcome.seconds = time.perf_counter() - started  # to the last answer: what was queued at the end counts too
+    watching.cancel()
     for connection in free:
         connection.close()
     return outcome
