@@ -4,8 +4,10 @@ import json
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from http.client import HTTPConnection
+from threading import Event
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -65,6 +67,23 @@ def pass_time(bounds: ClientConnections, state: str) -> int:
     return len(late)
 
 
+@contextmanager
+def standing_still(bounds: ClientConnections) -> Iterator[None]:
+    """Let the server's event loop stand still; it must have a connection."""
+    (connection, *_), stands, goes_on = bounds.by_client["127.0.0.1"], Event(), Event()
+
+    def wait() -> None:
+        stands.set()
+        goes_on.wait(PATIENCE)
+
+    connection.loop.call_soon_threadsafe(wait)
+    stands.wait(PATIENCE)
+    try:
+        yield
+    finally:
+        goes_on.set()
+
+
 def test_idle_and_half_sent_requests_are_closed_after_their_time(port: int, bounds: ClientConnections) -> None:
     with ExitStack() as stack:
         half = [stack.enter_context(connect(port, sent)) for sent in (b"", b"POST /em", b"GET / HTTP/1.1\r\nA:")]
@@ -107,6 +126,20 @@ def test_a_client_with_too_many_connections_loses_idle_ones(port: int, bounds: C
         assert fifth.recv(65536).startswith(b"HTTP/1.1 200")
         assert [read(client) for client in idle] == [b""] * 4
     wait_for(bounds, 0)
+
+
+def test_connections_that_wait_are_accepted_without_a_rest(asker: Asker, monkeypatch: pytest.MonkeyPatch) -> None:
+    bounds, rests = ClientConnections(), list[float]()
+    monkeypatch.setattr(Scheduler, "is_full", property(lambda _: True))
+    monkeypatch.setattr(connections, "time", SimpleNamespace(sleep=rests.append, monotonic=time.monotonic))
+    with listening(asker, bounds) as address, ExitStack() as stack:
+        port = int(address.rpartition(":")[2])
+        stack.enter_context(connect(port))
+        wait_for(bounds, 1)
+        with standing_still(bounds):
+            clients = [stack.enter_context(connect(port, ASK + BODY)) for _ in range(100)]
+        assert [client.recv(65536)[9:12] for client in clients] == [b"429"] * 100
+        assert len(rests) < 20
 
 
 def test_a_client_is_refused_when_all_its_connections_have_requests(asker: Asker) -> None:

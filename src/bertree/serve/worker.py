@@ -16,7 +16,7 @@ import uvicorn
 from bertree.engines.local import available_cores
 from bertree.errors import UserError
 from bertree.serve.http.app import Application, build_app
-from bertree.serve.http.connections import ClientConnections
+from bertree.serve.http.connections import BACKLOG, ClientConnections
 from bertree.serve.http.handlers import Service
 from bertree.serve.http.telemetry import Log, LogHandler, Metrics
 from bertree.serve.loading import ServedSource, Swapper, load_sources
@@ -94,7 +94,7 @@ def server_config(app: Application, connections: ClientConnections, drain: float
         proxy_headers=False,  # an address that a client names is not believed
         timeout_keep_alive=KEEP_ALIVE,
         timeout_graceful_shutdown=max(1, int(drain)),
-        backlog=2048,
+        backlog=BACKLOG,
         ws="none",
         callback_notify=connections.look,
         timeout_notify=LOOK,

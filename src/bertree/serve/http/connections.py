@@ -22,6 +22,7 @@ PER_CLIENT = 4096  # connections of one address
 WRITE_BYTES = 256 << 20  # of answers that wait for their readers, all together
 REST = 0.005  # seconds without reading after requests were refused before they were read, so that more come together
 CLOSED_AT_ONCE = 64  # idle connections that a client with too many loses, so that not each new one looks for another
+BACKLOG = 65535  # connections that may wait to be accepted; the system allows less (net.core.somaxconn)
 REFUSAL = (
     b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\ncontent-type: application/json\r\n"
     b"content-length: %d\r\n\r\n%s"
@@ -41,6 +42,7 @@ class ClientConnections:
         self.by_client: dict[str, set[BoundedProtocol]] = defaultdict(set)
         self.refuse: Refuse = lambda scope, url: None
         self.resting = False
+        self.accepting = False  # a connection has come since the last rest
 
     def protocol(self) -> type["BoundedProtocol"]:
         """Return uvicorn's class of a connection, with these bounds."""
@@ -57,9 +59,12 @@ class ClientConnections:
         return bool(idle)
 
     def rest(self) -> None:
-        """Read nothing for a moment: each turn of the loop disturbs the threads that compute."""
-        time.sleep(REST)
-        self.resting = False
+        """Read nothing for a moment: each turn of the loop disturbs the threads that compute.
+
+        While connections come it does not rest: uvloop accepts one in each turn, so others would wait for seconds."""
+        if not self.accepting:
+            time.sleep(REST)
+        self.resting = self.accepting = False
 
     async def look(self) -> None:
         """Close the connections whose time is over."""
@@ -94,7 +99,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: Any) -> None:
         """Count a connection, or refuse it."""
         super().connection_made(transport)
-        self.since = time.monotonic()
+        self.since, self.all.accepting = time.monotonic(), True
         self.address = self.client[0] if self.client else ""
         if not self.all.make_room(self.address):
             transport.write(REFUSAL % (len(MESSAGE), MESSAGE))
