@@ -128,6 +128,23 @@ def test_a_client_with_too_many_connections_loses_idle_ones(port: int, bounds: C
     wait_for(bounds, 0)
 
 
+def test_requests_that_came_while_the_server_stood_still_are_not_lost(asker: Asker) -> None:
+    bounds = ClientConnections(per_client=3)
+    with listening(asker, bounds) as address, ExitStack() as stack:
+        port = int(address.rpartition(":")[2])
+        clients = [stack.enter_context(connect(port, sent)) for sent in (ASK + BODY, ASK + BODY, b"")]
+        assert [client.recv(65536)[9:12] for client in clients[:2]] == [b"200"] * 2
+        wait_for(bounds, 3)
+        with standing_still(bounds):
+            fourth = stack.enter_context(connect(port, ASK + BODY))
+            for client in clients:
+                client.sendall(ASK + BODY)
+            assert pass_time(bounds, "headers") == 1
+            assert not any(connection.is_late(time.monotonic()) for connection in bounds.by_client["127.0.0.1"])
+        assert [client.recv(65536)[9:12] for client in clients] == [b"200"] * 3
+        assert fourth.recv(65536)[9:12] in (b"503", b"200")
+
+
 def test_connections_that_wait_are_accepted_without_a_rest(asker: Asker, monkeypatch: pytest.MonkeyPatch) -> None:
     bounds, rests = ClientConnections(), list[float]()
     monkeypatch.setattr(Scheduler, "is_full", property(lambda _: True))

@@ -10,6 +10,8 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from fcntl import ioctl
+from termios import FIONREAD
 from types import SimpleNamespace
 from typing import Any
 
@@ -54,9 +56,10 @@ class ClientConnections:
         if len(own) < self.per_client:
             return True
         idle = [connection for connection in own if connection.phase() in ("headers", "idle")]
-        for connection in sorted(idle, key=lambda connection: connection.since)[:CLOSED_AT_ONCE]:
+        oldest = sorted(idle, key=lambda connection: connection.since)[:CLOSED_AT_ONCE]
+        for connection in (silent := [connection for connection in oldest if not connection.has_sent()]):
             connection.transport.abort()
-        return bool(idle)
+        return bool(silent)
 
     def rest(self) -> None:
         """Read nothing for a moment: each turn of the loop disturbs the threads that compute.
@@ -170,6 +173,13 @@ class BoundedProtocol(HttpToolsProtocol):
         """Return the bytes that its client has not read."""
         return self.transport.get_write_buffer_size()
 
+    def has_sent(self) -> bool:
+        """Return whether its client has sent something that was not read: this process may have stood still."""
+        none = bytes(4)
+        if self.transport.is_closing():
+            return False
+        return ioctl(self.transport.get_extra_info("socket").fileno(), FIONREAD, none) != none
+
     def phase(self) -> str:
         """Return the state that it is in now."""
         cycle: Any = self.cycle
@@ -187,4 +197,5 @@ class BoundedProtocol(HttpToolsProtocol):
         if phase != self.state:
             self.state, self.since = phase, now
             self.limit = HEADER_SECONDS if phase == "headers" else WRITE_SECONDS + self.unread() / BYTES_PER_SECOND
-        return phase in ("headers", "writing") and now - self.since > self.limit
+        late = phase in ("headers", "writing") and now - self.since > self.limit
+        return late and not (phase == "headers" and self.has_sent())
