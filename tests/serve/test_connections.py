@@ -2,6 +2,7 @@
 
 import json
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -157,6 +158,24 @@ def test_connections_that_wait_are_accepted_without_a_rest(asker: Asker, monkeyp
             clients = [stack.enter_context(connect(port, ASK + BODY)) for _ in range(100)]
         assert [client.recv(65536)[9:12] for client in clients] == [b"429"] * 100
         assert len(rests) < 20
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says when bytes came")
+def test_the_wait_of_a_request_begins_when_it_comes(asker: Asker, monkeypatch: pytest.MonkeyPatch) -> None:
+    bounds, waits, run = ClientConnections(), list[float](), Scheduler.run
+
+    async def noted(self: Scheduler, kind: Any, jobs: Any, deadline: float, waited: float = 0.0) -> list[Any]:
+        waits.append(waited)
+        return await run(self, kind, jobs, deadline, waited)
+
+    monkeypatch.setattr(Scheduler, "run", noted)
+    with listening(asker, bounds) as address, connect(int(address.rpartition(":")[2])) as client:
+        wait_for(bounds, 1)
+        with standing_still(bounds):
+            client.sendall(ASK + BODY)
+            time.sleep(0.5)
+        assert client.recv(65536)[9:12] == b"200"
+    assert waits[0] >= 0.4
 
 
 def test_a_client_is_refused_when_all_its_connections_have_requests(asker: Asker) -> None:

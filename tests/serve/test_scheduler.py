@@ -254,6 +254,20 @@ async def test_a_request_that_has_waited_too_long_is_refused_and_not_computed(en
 
 
 @in_event_loop
+async def test_seconds_in_which_a_request_was_not_read_are_a_part_of_its_wait(clock: Clock) -> None:
+    scheduler, kind, _ = await measured(clock, 0.5)
+    first = asyncio.create_task(scheduler.run(kind, jobs(1), 99, 9.6))
+    await asyncio.sleep(0)
+    with pytest.raises(Overloaded):
+        await scheduler.run(kind, jobs(2), 99, 9.6)
+    clock.now += 1.5
+    while scheduler.compute_next():
+        pass
+    with pytest.raises(Overloaded):
+        await first
+
+
+@in_event_loop
 async def test_what_cannot_be_done_before_its_deadline_is_refused_at_once(clock: Clock) -> None:
     scheduler, kind, _ = await measured(clock, 0.5)
     now = clock.now

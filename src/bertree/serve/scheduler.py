@@ -110,8 +110,9 @@ class Scheduler:
             thread.join()
         self._started.clear()
 
-    async def run(self, kind: JobKind, jobs: Sequence[Job], deadline: float) -> list[Any]:
-        """Return the results of jobs, in their order. `deadline`: on the scheduler's clock.
+    async def run(self, kind: JobKind, jobs: Sequence[Job], deadline: float, waited: float = 0.0) -> list[Any]:
+        """Return the results of jobs, in their order. `deadline`: on the scheduler's clock. `waited`: seconds that the
+        request waited before it was read.
 
         Overloaded if too much waits already: all of the jobs are taken, or none. TooLong if they cannot be done before
         the deadline even if nothing waits; DeadlineExceeded if they were not. The error of the first job that fails. If
@@ -122,10 +123,12 @@ class Scheduler:
         future: asyncio.Future[None] = loop.create_future()
         now = self._clock()
         # The thread that ends a request tells its caller later, together with others.
-        request = QueuedRequest(kind, jobs, deadline, now, lambda: self._finished.requests.append((loop, future)))
-        request.begin_by = now + LATE * self.queue_seconds
+        request = QueuedRequest(
+            kind, jobs, deadline, now - waited, lambda: self._finished.requests.append((loop, future))
+        )
+        request.begin_by = request.arrived + LATE * self.queue_seconds
         with self._lock:
-            self._check(request, deadline - now)
+            self._check(request, deadline - now, waited)
             self._queue.add(request)
         if self._gathering is not loop:
             self._gathering = loop
@@ -142,7 +145,7 @@ class Scheduler:
             raise request.error
         return request.results
 
-    def _check(self, request: QueuedRequest, seconds: float) -> None:
+    def _check(self, request: QueuedRequest, seconds: float, waited: float) -> None:
         """Refuse a request that has to wait too long, or cannot be done in so many seconds."""
         kind, threads = request.kind, max(1, self.threads)
         parallel = min(threads, len(request.jobs), kind.at_once or threads)
@@ -153,7 +156,7 @@ class Scheduler:
         if kind.at_once:
             wait = max(wait, self._queue.seconds_of(kind) / kind.at_once)
         ahead = (self._queue.seconds + self._running) / threads if request.tokens > kind.urgent else wait
-        if wait > self.queue_seconds or (ahead and ahead + request.tokens * kind.cost / parallel > seconds):
+        if waited + wait > self.queue_seconds or (ahead and ahead + request.tokens * kind.cost / parallel > seconds):
             raise Overloaded(max(self.retry_after, ahead - self.queue_seconds / 2))
 
     def _refuse_late(self) -> None:

@@ -248,7 +248,7 @@ class Endpoint:
         connection = context.connection
         if connection is None:
             return await call_route(spec, context, *arguments)
-        connection.task = asyncio.current_task()
+        connection.task, context.waited = asyncio.current_task(), connection.since_sent()
         try:
             if connection.transport.is_closing():
                 raise ClientGone

@@ -7,6 +7,8 @@ request is a further one refused.
 """
 
 import asyncio
+import socket
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -25,6 +27,7 @@ WRITE_BYTES = 256 << 20  # of answers that wait for their readers, all together
 REST = 0.005  # seconds without reading after requests were refused before they were read, so that more come together
 CLOSED_AT_ONCE = 64  # idle connections that a client with too many loses, so that not each new one looks for another
 BACKLOG = 65535  # connections that may wait to be accepted; the system allows less (net.core.somaxconn)
+LAST_RECEIVED = slice(52, 56)  # of Linux's tcp_info: milliseconds since the last bytes came
 REFUSAL = (
     b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\ncontent-type: application/json\r\n"
     b"content-length: %d\r\n\r\n%s"
@@ -179,6 +182,13 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return False
         return ioctl(self.transport.get_extra_info("socket").fileno(), FIONREAD, none) != none
+
+    def since_sent(self) -> float:
+        """Return the seconds since the last bytes came; they are not read while this process stands still."""
+        if sys.platform != "linux" or self.transport.is_closing():
+            return 0.0
+        info = self.transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 56)
+        return int.from_bytes(info[LAST_RECEIVED], sys.byteorder) / 1000
 
     def phase(self) -> str:
         """Return the state that it is in now."""

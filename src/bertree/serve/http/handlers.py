@@ -138,6 +138,7 @@ class Context:
     connection: BoundedProtocol | None  # None: another server than ours reads the requests
     _: KW_ONLY
     deadline: float = 0.0  # on the scheduler's clock
+    waited: float = 0.0  # seconds until it was read
     response_headers: dict[str, str] = field(default_factory=dict)
     route: str = "none"  # path in the table of routes
     parameter: str = ""  # of the path
@@ -157,7 +158,7 @@ class Context:
     async def run(self, kind: JobKind, jobs: Sequence[Job]) -> list[Any]:
         """Compute jobs before the deadline; return their results in order."""
         self.tokens += sum([job.tokens for job in jobs])
-        return await self.service.scheduler.run(kind, jobs, self.deadline)
+        return await self.service.scheduler.run(kind, jobs, self.deadline, self.waited)
 
     async def call(self, kind: JobKind, tokens: int, function: Callable[[], Result]) -> Result:
         """Call a function in a compute thread; `tokens`: an estimate of its work."""
