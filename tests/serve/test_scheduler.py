@@ -254,6 +254,16 @@ async def test_a_request_that_has_waited_too_long_is_refused_and_not_computed(en
 
 
 @in_event_loop
+async def test_what_would_end_too_late_is_not_begun(clock: Clock) -> None:
+    scheduler, kind, _ = await measured(clock, 0.5)  # a batch takes 2.5 seconds
+    waiting = [await begin(scheduler, kind, jobs(n)) for n in range(10)]
+    clock.now += 9  # the machine stood still
+    assert not scheduler.compute_next()
+    answers = await asyncio.gather(*waiting, return_exceptions=True)
+    assert all(isinstance(answer, Overloaded) for answer in answers)
+
+
+@in_event_loop
 async def test_seconds_in_which_a_request_was_not_read_are_a_part_of_its_wait(clock: Clock) -> None:
     scheduler, kind, _ = await measured(clock, 0.5)
     first = asyncio.create_task(scheduler.run(kind, jobs(1), 99, 9.6))

@@ -49,7 +49,7 @@ class Scheduler:
         self.threads, self.queue_seconds = threads, queue_seconds
         self._metrics = metrics or Metrics()
         self._clock = clock
-        self._queue = TokenQueue()
+        self._queue = TokenQueue(reserve=(LATE - FULL) * queue_seconds)
         self._running = 0.0  # seconds of work in the batches that are being computed
         self._lock = threading.Lock()
         self._ready = threading.Condition(self._lock)

@@ -176,7 +176,9 @@ class WaitingJobs:
 class TokenQueue:
     """Requests that wait, with the number of tokens they wait for. It has no clock and no lock of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, reserve: float = 0.0) -> None:
+        """`reserve`: seconds that are kept at most for computing when a request must begin."""
+        self.reserve = reserve
         self.tokens = 0  # of jobs that were not taken
         self.requests = 0  # with such jobs
         self.added = 0  # requests so far
@@ -274,11 +276,12 @@ class TokenQueue:
     def _first(self, kind: JobKind, now: float) -> tuple[float, int, QueuedRequest] | None:
         """Return the entry of the next request of a kind; None if it has none or computes as many as it may."""
         heap = self._kinds[kind].heap
+        begun = now + min(self.reserve, kind.cost * min(kind.most, self._kinds[kind].tokens))
         while heap:
             request = heap[0][2]
             if request.finished and request.waiting:  # one of its jobs has failed
                 self._forget(request)
-            elif request.waiting and min(request.deadline, request.begin_by) <= now:
+            elif request.waiting and (request.deadline <= now or request.begin_by <= begun):
                 self._forget(request)
                 request.fail(DeadlineExceeded() if request.deadline <= now else Overloaded(1))
             elif request.waiting:
