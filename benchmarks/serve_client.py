@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.request import urlopen
 
-BEAT = 0.05  # seconds between looks at whether the client itself stands still
 OnAnswer = Callable[[int, int, bytes, bytes], None]  # number of the request, status, head, body
 
 
@@ -30,7 +29,7 @@ class Outcome:
     seconds: float = 0.0
     latencies: dict[int, list[float]] = field(default_factory=dict)  # status -> seconds of each request
     lost: int = 0  # requests without an answer
-    stall: float = 0.0  # seconds in which the client itself stood still, the longest
+    late: float = 0.0  # seconds that a request was sent too late, the most: the client itself stood still
 
     def note(self, status: int, seconds: float) -> None:
         """Note an answer."""
@@ -133,26 +132,19 @@ async def open_loop(
         on_answer(number % len(requests), status, head, body)
         free.append(connection)
 
-    async def watch() -> None:
-        while True:
-            begun = time.perf_counter()
-            await asyncio.sleep(BEAT)
-            outcome.stall = max(outcome.stall, time.perf_counter() - begun - BEAT)
-
-    watching = asyncio.create_task(watch())
     started = due = time.perf_counter()
     number = 0
     while due - started < seconds:
         due += draw.expovariate(rate)
         if (wait := due - time.perf_counter()) > 0:
             await asyncio.sleep(wait)
+        outcome.late = max(outcome.late, time.perf_counter() - due)
         task = asyncio.create_task(ask(number))
         pending.add(task)
         task.add_done_callback(pending.discard)
         number += 1
     await asyncio.gather(*pending)
     outcome.seconds = time.perf_counter() - started  # to the last answer: what was queued at the end counts too
-    watching.cancel()
     for connection in free:
         connection.close()
     return outcome

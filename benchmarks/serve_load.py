@@ -316,7 +316,7 @@ def overload(results: Results, server: Server, texts: list[str], options: argpar
         refusals_without_retry_after=without,
         other_statuses=sum(count for status, count in counts.items() if status not in (200, 429)),
         lost=outcome.lost,
-        client_stall_s=round(outcome.stall, 2),
+        client_late_s=round(outcome.late, 2),
         wrong_vectors=wrong,
         load_average=round(load, 1),
     )

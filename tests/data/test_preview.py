@@ -9,7 +9,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from bertree.cli import data
-from bertree.cli.render.example import print_example
+from bertree.cli.render.texts import print_example
 from bertree.data.masking import Masking
 from bertree.data.preview import preview_example, preview_masking
 from bertree.data.stream import Stream

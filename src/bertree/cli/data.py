@@ -144,7 +144,7 @@ def show_batch(example: "ExamplePreview", options: SimpleNamespace) -> None:
     [dim]bertree store show my-store --at 100 --format segment-pair+nsp --masking word
     bertree store show my-store --at 100 --objective permutation --max-length 48[/dim]
     """
-    from bertree.cli.render.example import print_example
+    from bertree.cli.render.texts import print_example
 
     print_example(example)
 
